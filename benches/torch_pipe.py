@@ -1,10 +1,11 @@
 """What a training step of the torch worker costs more for being directed through a pipe, as `pipeline` directs it.
 
-    python3 benches/torch_pipe.py [--model FOLDER] [--tokens 4096] [--steps 40] [--rounds 5]
+    python3 benches/torch_pipe.py [--model FOLDER] [--tokens 4096] [--steps 4] [--rounds 60]
 
-Two processes train the same adapter on the same rows in turn: the worker as the stage starts it, with requests on its standard
-input, each step's rows sent before the report of the one before it is read; and its trainer alone, called in a loop with batches
-that are in memory. Printed are the medians of a step over all rounds, and their difference.
+Two processes train the same adapter on the same rows, some steps in turn: the worker as the stage starts it, with requests on its
+standard input, each step's rows sent before the report of the one before it is read; and its trainer alone, called in a loop with
+a batch that is in memory. Printed are the least and the median of a step's time, and of the CPU time that the threads of the process
+used in it: where others use the machine that says more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "workers" / "torch" / "src"
 WARM_UP = 5
 RATE = 1e-4
+# As the stage sets it: else memory that is given back and taken again at each step is most of the difference, either way.
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "1073741824"}
 
 
 def job_of(root: Path, model: Path, threads: int) -> dict[str, object]:
@@ -37,8 +41,9 @@ def job_of(root: Path, model: Path, threads: int) -> dict[str, object]:
     return {
         "protocol": 1, "task": "train", "device": "cpu", "dtype": "f32", "threads": threads, "model": str(model),
         "method": "lora", "adapter": str(root / "adapter"), "dropout": 0.0, "parallel": "ddp", "attention": "auto", "packed": True,
+        "label_smoothing": 0.0, "distillation": None,
         "optimizer": {"name": "adamw", "weight_decay": 0.0}, "clip_grad_norm": 1.0, "loss_scale": None,
-        "activation_checkpointing": False, "seed": 0, "output": str(root), "run_folder": str(root), "profile": False,
+        "activation_checkpointing": False, "seed": 0, "run_folder": str(root), "profile": False,
         "watchdog_seconds": 600.0,
     }  # fmt: skip
 
@@ -54,50 +59,83 @@ def numbers_of(tokens: int, vocab_size: int) -> tuple[list[list[dict[str, object
     return [[counts]], b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
 
 
-def piped(root: Path, counts: object, payload: bytes, steps: int) -> list[float]:
-    """Seconds of steps of a worker behind a pipe."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, "-m", "pipeline_torch_worker", str(root / "job.json")]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    weight = counts[0][0]["targets"]  # type: ignore[index]
+class Piped:
+    """A worker behind a pipe, which is sent the rows of a step before the report of the one before it is read."""
 
-    def send(request: dict[str, object], numbers: bytes = b"") -> None:
-        worker.stdin.write(json.dumps({**request, "bytes": len(numbers)}).encode() + b"\n" + numbers)
-        worker.stdin.flush()
+    def __init__(self, root: Path, counts: Any, payload: bytes) -> None:
+        command = [sys.executable, "-m", "pipeline_torch_worker", str(root / "job.json")]
+        self._worker = _start(command)
+        self._accumulate = {"request": "accumulate", "ranks": counts, "weight": counts[0][0]["targets"]}
+        self._payload = payload
+        self._answer()
 
-    def answer() -> None:
-        while "answer" not in json.loads(worker.stdout.readline()):
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def step(self, count: int) -> float:
+        """Seconds of a step, of so many; between two turns nothing is computed."""
+        began = time.perf_counter()
+        self._send(self._accumulate, self._payload)
+        for number in range(count):
+            self._send({"request": "step", "learning_rate": RATE})
+            if number + 1 < count:
+                self._send(self._accumulate, self._payload)
+            self._answer()
+        return (time.perf_counter() - began) / count
+
+    def close(self) -> None:
+        self._send({"request": "close"})
+        self._worker.communicate()
+
+    def _send(self, request: dict[str, Any], numbers: bytes = b"") -> None:
+        assert self._worker.stdin is not None
+        self._worker.stdin.write(json.dumps({**request, "bytes": len(numbers)}).encode() + b"\n" + numbers)
+        self._worker.stdin.flush()
+
+    def _answer(self) -> None:
+        assert self._worker.stdout is not None
+        while "answer" not in json.loads(self._worker.stdout.readline()):
             pass
 
-    accumulate = {"request": "accumulate", "ranks": counts, "weight": weight}
-    answer()
-    send(accumulate, payload)
-    seconds = []
-    for _ in range(WARM_UP + steps):
-        began = time.perf_counter()
-        send({"request": "step", "learning_rate": RATE})
-        send(accumulate, payload)
-        answer()
-        seconds.append(time.perf_counter() - began)
-    send({"request": "close"})
-    worker.communicate()
-    return seconds[WARM_UP:]
+
+class Alone:
+    """The trainer in a loop of a process of its own, with the same batch each time; it is told how many steps to do."""
+
+    def __init__(self, root: Path, counts: Any, payload: bytes) -> None:
+        (root / "numbers").write_bytes(payload)
+        program = "import sys, torch_pipe; torch_pipe.serve_alone(*sys.argv[1:])"
+        self._trainer = _start([sys.executable, "-c", program, str(root), json.dumps(counts)])
+
+    @property
+    def pid(self) -> int:
+        return self._trainer.pid
+
+    def step(self, count: int) -> float:
+        """Seconds of a step, of so many."""
+        assert self._trainer.stdin is not None
+        assert self._trainer.stdout is not None
+        self._trainer.stdin.write(f"{count}\n".encode())
+        self._trainer.stdin.flush()
+        return float(self._trainer.stdout.readline())
+
+    def close(self) -> None:
+        self._trainer.communicate()
 
 
-def alone(root: Path, counts: object, payload: bytes, steps: int) -> list[float]:
-    """Seconds of steps of the trainer in a process of its own."""
-    program = "import sys, torch_pipe; torch_pipe.print_alone(*sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}"}
-    (root / "numbers").write_bytes(payload)
-    arguments = [str(root), json.dumps(counts), str(steps)]
-    found = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(found.stdout.splitlines()[-1])
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **ALLOCATION, "PYTHONPATH": f"{SOURCE}:{Path(__file__).parent}"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
-def print_alone(root: str, counts: str, steps: str) -> None:
-    """What `alone` runs."""
+def cpu_seconds(pid: int) -> float:
+    """What the threads of a process have computed so far."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def serve_alone(root: str, counts: str) -> None:
+    """What `Alone` runs."""
     from pipeline_torch_worker.data import read_batches
     from pipeline_torch_worker.device import open_device
     from pipeline_torch_worker.job import read_job
@@ -108,21 +146,20 @@ def print_alone(root: str, counts: str, steps: str) -> None:
     device = open_device("cpu", 0, job.threads)
     trainer = Trainer(job, device, Ranks.alone(device))
     ranks = read_batches(json.loads(counts), memoryview((Path(root) / "numbers").read_bytes()))
-    seconds = []
-    for _ in range(WARM_UP + int(steps)):
+    for line in sys.stdin:
         began = time.perf_counter()
-        trainer.accumulate(ranks, ranks[0][0].target_tokens)
-        trainer.step(RATE)
-        seconds.append(time.perf_counter() - began)
-    print(json.dumps(seconds[WARM_UP:]))
+        for _ in range(int(line)):
+            trainer.accumulate(ranks, ranks[0][0].target_tokens)
+            trainer.step(RATE)
+        print((time.perf_counter() - began) / int(line), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "tests" / "golden" / "llama31")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -130,16 +167,28 @@ def main() -> None:
         (root / "job.json").write_text(json.dumps(job_of(root, arguments.model, arguments.threads)))
         vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
         counts, payload = numbers_of(arguments.tokens, vocab_size)
-        found: dict[str, list[float]] = {"alone": [], "piped": []}
-        for _ in range(arguments.rounds):
-            found["alone"] += alone(root, counts, payload, arguments.steps)
-            found["piped"] += piped(root, counts, payload, arguments.steps)
-    medians = {name: 1e3 * statistics.median(seconds) for name, seconds in found.items()}
-    cost = medians["piped"] - medians["alone"]
-    print(f"{arguments.tokens} tokens a step, {len(payload)} bytes; {arguments.rounds} rounds of {arguments.steps} steps")
-    for name, seconds in found.items():
-        print(f"{name}: {medians[name]:.2f} ms a step (least {1e3 * min(seconds):.2f})")
-    print(f"the pipe costs {cost:.2f} ms a step, {100 * cost / medians['alone']:.1f} %")
+        runs = {"alone": Alone(root, counts, payload), "piped": Piped(root, counts, payload)}
+        for run in runs.values():
+            run.step(WARM_UP)
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        computed: dict[str, list[float]] = {name: [] for name in runs}
+        for number in range(arguments.rounds):
+            # Each begins as often.
+            for name in sorted(runs, reverse=number % 2 == 1):
+                before = cpu_seconds(runs[name].pid)
+                found[name].append(runs[name].step(arguments.steps))
+                computed[name].append((cpu_seconds(runs[name].pid) - before) / arguments.steps)
+        for run in runs.values():
+            run.close()
+    print(f"{arguments.tokens} tokens a step, {len(payload)} bytes; {arguments.rounds} rounds of {arguments.steps} steps in turn")
+    for what, times, of in (
+        ("least time", found, min),
+        ("median time", found, statistics.median),
+        ("least CPU time", computed, min),
+        ("median CPU time", computed, statistics.median),
+    ):
+        alone, piped = (1e3 * of(times[name]) for name in ("alone", "piped"))
+        print(f"{what}: {alone:.2f} ms alone, {piped:.2f} ms piped: {piped - alone:+.2f} ms, {100 * (piped / alone - 1):+.1f} %")
 
 
 if __name__ == "__main__":

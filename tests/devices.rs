@@ -38,12 +38,21 @@ fn checks(answer: &Value) -> Vec<(&str, &str)> {
 #[test]
 fn a_machine_with_a_processor_alone() {
     let tools = FakeTools::new();
-    devices(&tools, &[], &[]).ends_with(0).says("cpu").says("no GPU or NPU");
+    let ran = devices(&tools, &[], &[]).ends_with(0).says("cpu").says("no GPU or NPU");
+    ran.says("CPU kernels: f32 with ");
+    let named = [("PIPELINE_CPU_KERNELS", "portable")];
+    let ran = devices(&tools, &[], &named).ends_with(0);
+    ran.says("CPU kernels: f32 with portable, bf16 with portable, named by PIPELINE_CPU_KERNELS");
+    let unknown = devices(&tools, &[], &[("PIPELINE_CPU_KERNELS", "sse")]).ends_with(0);
+    unknown.says("CPU kernels: PIPELINE_CPU_KERNELS names `sse`, which is no set of instructions");
     let answer = devices(&tools, &["--format", "json"], &[]).ends_with(0).json();
     follows_schema(&answer, "inventory.schema.json");
     assert_eq!(answer["devices"].as_array().unwrap().len(), 1);
     assert_eq!(answer["devices"][0]["kind"], "cpu");
     assert!(answer["devices"][0]["memory_total"].as_u64().unwrap() > 0);
+    assert_eq!(answer["cpu_kernels"]["named"], false);
+    let answer = devices(&tools, &["--format", "json"], &named).ends_with(0).json();
+    assert_eq!((&answer["cpu_kernels"]["bf16"], &answer["cpu_kernels"]["named"]), (&"portable".into(), &true.into()));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::cpu::Cpu;
+use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::generation::{Flow, Generator, Listener, Options, Request};
 use model::init::{Fill, NewModel, fresh_tensor};
@@ -169,7 +169,8 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
         WeightFormat::F16 => return Err("weights that are made here are not stored as f16".into()),
         WeightFormat::Blocks(format) => (Compute::F32, Some(format)),
     };
-    let mut ops = Cpu::new(arguments.threads, compute)?.recorded_by(arguments.profile.clone());
+    let mut ops = Cpu::with_instructions(arguments.threads, compute, InstructionSet::chosen(compute, None))?
+        .recorded_by(arguments.profile.clone());
     if let Some(format) = quantize {
         ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
     }

@@ -27,7 +27,7 @@ use model::blocks::Blocks;
 use model::candle::Candle;
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::cpu::Cpu;
+use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
@@ -91,7 +91,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let measured = match arguments.kernels {
         Kernels::Cpu => {
-            let kernels = Cpu::new(arguments.threads, arguments.compute)?.recorded_by(arguments.profile.clone());
+            let kernels = Cpu::with_instructions(
+                arguments.threads,
+                arguments.compute,
+                InstructionSet::chosen(arguments.compute, None),
+            )?
+            .recorded_by(arguments.profile.clone());
             run(kernels, &arguments)?
         }
         Kernels::Candle => {

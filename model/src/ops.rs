@@ -63,6 +63,16 @@ pub enum WeightRole {
     Table,
 }
 
+/// How exactly matrices of f32 are multiplied, in PyTorch's words (`torch.set_float32_matmul_precision`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatmulPrecision {
+    /// In f32.
+    #[default]
+    Highest,
+    /// With factors of about 16 bits, where the machine is faster with such; in f32 where it is not.
+    High,
+}
+
 /// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a
 /// row's bits do not depend on how many there are.
 pub const FEW_ROWS: usize = 16;
@@ -238,7 +248,7 @@ impl LogitGradient {
 }
 
 /// How well one target was predicted.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenScore {
     /// Negative log-likelihood of the target, in nats.
     pub nll: f32,

@@ -84,6 +84,14 @@ impl<B: Ops> Parameter<B> {
             *self = *base;
         }
     }
+
+    /// Exchanges an adapter's copy and the base model's own, which are then kept for each other.
+    pub(crate) fn exchange(&mut self) {
+        if let Some(mut other) = self.replaced.take() {
+            std::mem::swap(self, &mut other);
+            self.replaced = Some(other);
+        }
+    }
 }
 
 /// Rows and columns of a tensor of this shape: a vector is one row.
@@ -234,6 +242,14 @@ impl<B: Ops> Matrix<B> {
     pub(crate) fn give_back(&mut self) {
         if let Some(base) = self.replaced.take() {
             (self.weight, self.trained) = (base.weight, base.trained);
+        }
+    }
+
+    /// Exchanges an adapter's copy and the base model's own, which are then kept for each other.
+    pub(crate) fn exchange(&mut self) {
+        if let Some(other) = &mut self.replaced {
+            std::mem::swap(&mut self.weight, &mut other.weight);
+            std::mem::swap(&mut self.trained, &mut other.trained);
         }
     }
 }

@@ -251,6 +251,23 @@ fn dora_on_a_row_of_zeros_stays_finite() {
 }
 
 #[test]
+fn without_its_adapter_a_model_is_its_base_and_has_it_again_afterwards() {
+    let (ops, batch) = (cpu(1), support::documents(5, &[8, 5]));
+    for shape in ["llama", "llama, untied, biases"] {
+        let expected = support::decoder(&ops, shape, Keep::Frozen).score(&batch).unwrap();
+        for (kind, config) in kinds() {
+            let mut decoder = support::decoder(&ops, shape, Keep::Frozen);
+            let adapter = moved(&decoder, &config);
+            decoder.attach(&adapter).unwrap();
+            let before = decoder.score(&batch).unwrap();
+            assert_ne!(before, expected, "{shape} {kind}");
+            assert_eq!(decoder.without_adapter(|base| base.score(&batch)).unwrap(), expected, "{shape} {kind}");
+            assert_eq!(decoder.score(&batch).unwrap(), before, "{shape} {kind}");
+        }
+    }
+}
+
+#[test]
 fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
     let ops = cpu(1);
     let batch = support::documents(5, &[8]);

@@ -47,6 +47,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let subject = Subject { machine: &machine, inventory: &inventory, variables: &variables, limits, python: &python };
     let mut findings = examine(&subject);
     findings.extend(plan.iter().flat_map(|plan| never_met(plan, &inventory)));
+    findings.extend(stages::compute::kernels::tiles_refused().map(without_tiles));
     findings.sort_by_key(|finding| finding.severity);
     let printed = match args.list.format {
         Format::Json => crate::print_json(&as_json(&findings, &python)),
@@ -54,6 +55,17 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     };
     let wrong = findings.iter().any(|finding| finding.severity == Severity::Error);
     Failure::after(if wrong { Exit::StageFailed } else { Exit::Done }, printed)
+}
+
+/// A CPU whose tiles may not be used.
+fn without_tiles(refused: String) -> Finding {
+    Finding {
+        severity: Severity::Warning,
+        check: "amx-refused",
+        message: "bf16 is computed without the tiles of this CPU (AMX), many times slower".to_owned(),
+        seen: refused,
+        help: "Linux 5.16 or newer, and a container whose seccomp filter allows `arch_prctl`".to_owned(),
+    }
 }
 
 fn load(file: &Path) -> Result<Plan, Failure> {

@@ -8,6 +8,7 @@ use ::devices::{Device, DeviceKind, Inventory, LinkKind, Machine};
 use clap::{Args, Subcommand};
 use engine::parameter::Period;
 use serde_json::{Value, json};
+use stages::compute::kernels::{self, Instructions, Measurement, Rates};
 
 use crate::render::Failure;
 use crate::table::Table;
@@ -77,6 +78,7 @@ fn as_json(inventory: &Inventory, machine: &Machine) -> Value {
         "links": inventory.links,
         "numa_nodes": nodes,
         "asked": inventory.asked,
+        "cpu_kernels": kernels::of_this_machine().ok(),
         "not_yet_run_on_hardware": never_run(&DeviceKind::ALL),
     })
 }
@@ -97,10 +99,32 @@ fn print(inventory: &Inventory, machine: &Machine) -> io::Result<()> {
         let nodes: Vec<String> = nodes.iter().map(|(node, cpus)| format!("{node} ({cpus})")).collect();
         writeln!(out, "NUMA nodes: {}", nodes.join(", "))?;
     }
+    writeln!(out, "{}", cpu_kernels())?;
     for kind in DeviceKind::ALL {
         print_links(&mut out, inventory, kind)?;
     }
     print_footnotes(&mut out, inventory)
+}
+
+/// What our own kernels compute with on the CPU, and why.
+fn cpu_kernels() -> String {
+    let Instructions { f32, bf16, named, measured } = match kernels::of_this_machine() {
+        Ok(instructions) => instructions,
+        Err(error) => return format!("CPU kernels: {error}"),
+    };
+    let why = match measured {
+        _ if named => ", named by PIPELINE_CPU_KERNELS".to_owned(),
+        None => String::new(),
+        Some(Measurement { when, rates: Rates { pairs, tiles, widened }, .. }) => {
+            let ways = [("pairs of bf16", pairs), ("tiles", tiles), ("widened to f32", widened)];
+            let ways = ways.into_iter().filter(|(_, rate)| *rate > 0.0);
+            let ways: Vec<String> = ways.map(|(way, rate)| format!("{way} {rate:.0}")).collect();
+            let age = when.and_then(|when| when.elapsed().ok()).map(words::ago);
+            let when = age.map(|age| format!(" {age}")).unwrap_or_default();
+            format!(", the fastest way (GFLOP/s a thread, measured{when}: {})", ways.join(", "))
+        }
+    };
+    format!("CPU kernels: f32 with {f32}, bf16 with {bf16}{why}")
 }
 
 fn device_table(inventory: &Inventory) -> Table {

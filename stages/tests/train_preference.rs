@@ -295,7 +295,6 @@ fn what_is_no_preference_training_is_refused() {
         (json!({"loss": {"name": "robust", "label_smoothing": 0.5}}), "label_smoothing` must be"),
         (json!({"loss": {"name": "hinge", "gamma": 1}}), "`hinge` has no option `gamma`"),
         (json!({"loss": {"name": "dpo", "divergence": "alpha", "alpha": 1}}), "alpha` must be"),
-        (json!({"loss": "dpo", "backend": "torch"}), "`loss: dpo` is for `backend: native`"),
         (json!({"loss": "dpo", "method": "full", "reference": "disabled"}), "`method: full` has none"),
         (json!({"loss": "simpo", "reference": "disabled"}), "`loss: simpo` does not"),
         (json!({"reference": "disabled"}), "`loss: cross_entropy` does not"),

@@ -13,6 +13,7 @@ mod native;
 mod nodes;
 mod npu;
 mod options;
+mod preference;
 mod ranks;
 #[path = "../support/slurm.rs"]
 mod slurm;

@@ -6,8 +6,9 @@
 //! kept.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +69,28 @@ impl InstructionSet {
     }
 }
 
+/// A measurement that is kept.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measurement {
+    /// The file.
+    pub path: PathBuf,
+    /// When it was made.
+    #[serde(skip)]
+    pub when: Option<SystemTime>,
+    /// What it found.
+    pub rates: Rates,
+}
+
+impl Measurement {
+    /// That of this machine and build in a folder.
+    pub fn kept(folder: &Path) -> Option<Self> {
+        let (machine, path) = (machine(), file(folder, &machine()));
+        let kept = read(&path, &machine)?;
+        let when = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).ok();
+        Some(Self { path, when, rates: kept.rates })
+    }
+}
+
 /// What the processor says of itself, and the build.
 fn machine() -> String {
     format!("{} {}", super::limits::processor(), env!("CARGO_PKG_VERSION"))
@@ -75,10 +98,8 @@ fn machine() -> String {
 
 /// The choice that is kept in a folder for a machine, or else one by these rates, which is then kept.
 fn choose(machine: &str, folder: Option<&Path>, rates: impl FnOnce() -> Rates) -> InstructionSet {
-    let file =
-        |folder: &Path| folder.join(format!("cpu-kernels-{:016x}.json", fingerprint::of_bytes(machine.as_bytes())));
-    let path = folder.map(file);
-    let kept = || path.as_deref().and_then(|path| read(path, machine));
+    let path = folder.map(|folder| file(folder, machine));
+    let kept = || path.as_deref().and_then(|path| read(path, machine)?.available());
     if let Some(set) = kept() {
         return set;
     }
@@ -93,18 +114,29 @@ fn choose(machine: &str, folder: Option<&Path>, rates: impl FnOnce() -> Rates) -
     }
 }
 
-/// The choice in a file, if it is that of this machine and can be used.
-fn read(path: &Path, machine: &str) -> Option<InstructionSet> {
+/// Where the choice for a machine is kept in a folder.
+fn file(folder: &Path, machine: &str) -> PathBuf {
+    folder.join(format!("cpu-kernels-{:016x}.json", fingerprint::of_bytes(machine.as_bytes())))
+}
+
+/// What is kept in a file, if it is of this machine.
+fn read(path: &Path, machine: &str) -> Option<Kept> {
     let kept: Kept = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    let set = InstructionSet::named(&kept.set).filter(|_| kept.machine == machine)?;
-    set.is_available().then_some(set)
+    (kept.machine == machine).then_some(kept)
+}
+
+impl Kept {
+    /// Its set, if that can be used.
+    fn available(&self) -> Option<InstructionSet> {
+        InstructionSet::named(&self.set).filter(|set| set.is_available())
+    }
 }
 
 /// Puts a choice into a file all at once, unless there is one that can be read.
 fn keep(path: &Path, choice: &Kept) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    if path.exists() && read(path, &choice.machine).is_none() {
+    if path.exists() && read(path, &choice.machine).and_then(|kept| kept.available()).is_none() {
         std::fs::remove_file(path)?;
     }
     let own = folder.join(format!(".cpu-kernels-{}", std::process::id()));

@@ -7,6 +7,7 @@ use std::fmt;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Routine, Vector};
+use crate::ops::Compute;
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,6 +70,16 @@ impl InstructionSet {
     /// Whether it has products of bf16 pairs.
     pub fn multiplies_pairs(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated)
+    }
+
+    /// Whether it multiplies bf16 in tiles.
+    pub fn has_tiles(self) -> bool {
+        matches!(self, Self::Amx | Self::AmxEmulated)
+    }
+
+    /// What of it computes in a type: in f32 the widest sets do the same.
+    pub fn in_use(self, compute: Compute) -> Self {
+        if compute == Compute::F32 && self.multiplies_pairs() { Self::Avx512 } else { self }
     }
 
     /// The name for a log.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use profile::Limits;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, SIDE, Square, TILE, Tiles};
+use super::amx::{self, SIDE, Square, Streamed, Strips, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
@@ -138,10 +138,9 @@ unsafe fn tile_flops<T: Tiles>() -> f64 {
     let words: Vec<u32> = (0..4 * STEPS as u32 * TILE as u32).map(|word| 0x3f9a_bf63 ^ (word & 0x7f) << 9).collect();
     let mut sums = vec![0.0f32; 4 * TILE];
     let square = Square {
-        left: words.as_ptr(),
-        left_stride: STEPS * TILE,
-        right: words[2 * STEPS * TILE..].as_ptr(),
-        right_stride: STEPS * TILE,
+        left: Strips::packed(words.as_ptr(), STEPS * TILE),
+        right: Strips::packed(words[2 * STEPS * TILE..].as_ptr(), STEPS * TILE),
+        streamed: Streamed::Right,
         steps: STEPS,
         sums: sums.as_mut_ptr(),
         go_on: false,

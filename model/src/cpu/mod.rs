@@ -48,7 +48,7 @@ use profile::Profile;
 pub use amx::TilesRefused;
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
-pub use choice::Rates;
+pub use choice::{Measurement, Rates};
 pub use instructions::InstructionSet;
 pub(crate) use instructions::multiversion;
 pub(crate) use loss::cross_entropy as cross_entropy_row;
@@ -59,7 +59,7 @@ pub use tensor::Tensor;
 pub(crate) use vector::sum;
 pub use weight::Weight;
 
-use crate::ops::Compute;
+use crate::ops::{Compute, MatmulPrecision};
 use crate::weights::Quantization;
 use memory::WeightMemory;
 use product::Target;
@@ -74,11 +74,22 @@ pub struct Cpu {
     quantization: Option<Quantization>,
     /// The widest instructions that may be used, of which `set` are those that make a difference.
     available: InstructionSet,
+    /// Whether products of f32 are computed in tiles, their operands split.
+    splits: bool,
     buffers: Arc<BufferPool>,
     weights: WeightMemory,
     profile: Profile,
     /// Where frozen weights lie that several processes read.
     shared: Option<SharedWeights>,
+}
+
+/// Whether this process may use the tiles of the processor (AMX); asking is what gives it the permission.
+///
+/// # Errors
+/// Says why not.
+#[cfg(target_arch = "x86_64")]
+pub fn tiles() -> Result<(), TilesRefused> {
+    amx::permission()
 }
 
 /// Why the kernel set cannot be made.
@@ -128,23 +139,28 @@ impl Cpu {
         }
         let threads = threads.max(1);
         let workers = Workers::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
-        let available = set;
-        // In f32 the widest sets do the same.
-        let set = match (compute, set) {
-            (Compute::F32, set) if set.multiplies_pairs() => InstructionSet::Avx512,
-            _ => set,
-        };
         Ok(Self {
             workers,
-            set,
+            set: set.in_use(compute),
             compute,
             quantization: None,
-            available,
+            available: set,
+            splits: false,
             buffers: Arc::default(),
             weights: WeightMemory::default(),
             profile: Profile::OFF,
             shared: None,
         })
+    }
+
+    /// Has matrices of f32 multiplied so. With tiles, [`MatmulPrecision::High`] is three products of bf16 in them; without
+    /// tiles it is as exact as [`MatmulPrecision::Highest`], and so are products of up to [`crate::ops::FEW_ROWS`] rows,
+    /// which wait for memory.
+    #[must_use]
+    pub fn with_matmul_precision(self, precision: MatmulPrecision) -> Self {
+        let splits = precision == MatmulPrecision::High && self.compute == Compute::F32 && self.available.has_tiles();
+        let set = if splits { self.available } else { self.set };
+        Self { set, splits, ..self }
     }
 
     /// Has it recorded what takes how long, beside what the machine can do.

@@ -225,8 +225,7 @@ impl Cpu {
         self.target_in(self.form(), rows, columns, buffer)
     }
 
-    /// As [`Cpu::operand_target`], for heads: pairs only where none goes beyond its head, and not beside tiles, which
-    /// attention does not use: processors that have them multiply pairs at half the rate of f32.
+    /// As [`Cpu::operand_target`], for heads: pairs only where none goes beyond its head.
     pub(super) fn heads_target<'a>(
         &self,
         rows: usize,
@@ -235,7 +234,7 @@ impl Cpu {
         buffer: &'a mut OperandBuffer,
     ) -> OperandTarget<'a> {
         let form = match self.form() {
-            Form::Pairs if !head_dim.is_multiple_of(2) || self.set != InstructionSet::Avx512Bf16 => Form::Rounded,
+            Form::Pairs if !head_dim.is_multiple_of(2) => Form::Rounded,
             form => form,
         };
         self.target_in(form, rows, columns, buffer)

@@ -154,7 +154,8 @@ impl Ops for Cpu {
     fn describe(&self) -> String {
         let weights = self.quantization.map(|quantization| format!(", weights in {}", quantization.format.name()));
         let (set, compute) = (self.set.name(), self.compute.name());
-        format!("cpu ({set}), {compute}{}, threads: {}", weights.unwrap_or_default(), self.threads())
+        let split = if self.splits { " of high precision" } else { "" };
+        format!("cpu ({set}), {compute}{split}{}, threads: {}", weights.unwrap_or_default(), self.threads())
     }
 
     fn compute(&self) -> Compute {

@@ -1,11 +1,10 @@
 //! Weights in blocks that lie behind one another, row by row, as a file of the format has them.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use super::memory::Memory;
 use super::plain::Plain;
-use super::product::{BlockWeight, Order};
+use super::product::{BlockWeight, Order, WeightBlock};
 use super::simd::{Routine, Vector};
 use super::{Cpu, InstructionSet};
 use crate::checkpoint::{CheckpointError, Rows};
@@ -75,16 +74,8 @@ impl<C: BlockCodec> BlockWeight for StoredBlocks<C> {
         }
     }
 
-    fn widen(
-        &self,
-        set: InstructionSet,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        order: Order,
-        stride: usize,
-        target: &mut [f32],
-    ) {
-        run(set, Widen { weight: self, rows, columns, order, stride, target });
+    fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]) {
+        run(set, Widen { weight: self, part, target });
     }
 }
 
@@ -120,10 +111,7 @@ impl<C: BlockCodec> Routine for Encode<'_, C> {
 /// Dequantises a part of a weight; see [`BlockWeight::widen`].
 struct Widen<'a, C> {
     weight: &'a StoredBlocks<C>,
-    rows: Range<usize>,
-    columns: Range<usize>,
-    order: Order,
-    stride: usize,
+    part: WeightBlock,
     target: &'a mut [f32],
 }
 
@@ -133,7 +121,7 @@ impl<C: BlockCodec> Routine for Widen<'_, C> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Self { weight, rows, columns, order, stride, target } = self;
+        let Self { weight, part: WeightBlock { rows, columns, order, stride }, target } = self;
         for index in columns.start / BLOCK..columns.end.div_ceil(BLOCK) {
             let first = index * BLOCK;
             let within = columns.start.max(first) - first..columns.end.min(first + BLOCK) - first;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Decoder;
-use super::embeddings::copy_of_matrix;
+use super::embeddings::{Copies, copy_of_matrix};
 use crate::adapter::{Dora, Dropout, Lora, Projection, row_norms};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
@@ -98,6 +98,27 @@ impl<B: Blocks> Decoder<B> {
             projection.bias.iter_mut().for_each(Parameter::give_back);
         }
         self.norms_mut().into_iter().for_each(|norm| norm.weight.give_back());
+    }
+
+    /// Has something done by the base alone, as if there were no adapter; it is on the model again afterwards.
+    pub fn without_adapter<T>(&mut self, done: impl FnOnce(&mut Self) -> T) -> T {
+        let mut copies = Copies::NONE;
+        let lora: Vec<Option<Lora<B>>> = self.projections_mut().into_iter().map(|it| it.lora.take()).collect();
+        self.exchange(&mut copies);
+        let found = done(self);
+        self.exchange(&mut copies);
+        self.projections_mut().into_iter().zip(lora).for_each(|(projection, lora)| projection.lora = lora);
+        found
+    }
+
+    /// Exchanges an adapter's copies of tensors and the base's own; `copies` are those that have no place meanwhile.
+    fn exchange(&mut self, copies: &mut Copies<B>) {
+        for projection in self.projections_mut() {
+            projection.matrix.exchange();
+            projection.bias.iter_mut().for_each(Parameter::exchange);
+        }
+        self.norms_mut().into_iter().for_each(|norm| norm.weight.exchange());
+        self.embeddings.exchange(copies);
     }
 
     /// Puts an adapter's copy in the place of a tensor of the base.

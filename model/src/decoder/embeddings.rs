@@ -29,6 +29,16 @@ pub(super) enum Embeddings<B: Ops> {
     },
 }
 
+/// An adapter's copies of the matrix of a tied model.
+pub(super) struct Copies<B: Ops> {
+    table: Option<Matrix<B>>,
+    head: Option<Projection<B>>,
+}
+
+impl<B: Ops> Copies<B> {
+    pub(super) const NONE: Self = Self { table: None, head: None };
+}
+
 impl<B: Ops> Embeddings<B> {
     /// One matrix for both. The trained values keep the name that they have in a checkpoint.
     pub(super) fn tied(mut embed_tokens: Matrix<B>) -> Self {
@@ -125,6 +135,18 @@ impl<B: Ops> Embeddings<B> {
         match self {
             Self::Tied { head, .. } => *head = Some(Projection { matrix: copy, bias: None, lora: None }),
             Self::Untied { lm_head, .. } => lm_head.matrix.replace_by(copy),
+        }
+    }
+
+    /// Exchanges an adapter's copies, but for that of an untied output, and the base model's own, which are then in the
+    /// other's place: in `aside` where a tied model has no other for them.
+    pub(super) fn exchange(&mut self, aside: &mut Copies<B>) {
+        match self {
+            Self::Tied { table, head, .. } => {
+                std::mem::swap(table, &mut aside.table);
+                std::mem::swap(head, &mut aside.head);
+            }
+            Self::Untied { embed_tokens, .. } => embed_tokens.exchange(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Knowledge distillation: a student learns the distributions of a teacher with the same vocabulary.
 
+use serde::Serialize;
+
 use super::{LossRow, TokenLoss};
 use crate::cpu::multiversion;
 use crate::cpu::vector::{exp, max, sum};
@@ -11,7 +13,7 @@ use crate::ops::TokenScore;
 ///
 /// torchtune's `kd_ratio` is `alpha`, its temperature is 1. Its `ForwardKLLoss` leaves out the entropy of the
 /// teacher, which no parameter of the student changes: its value is larger by that entropy, its gradient is the same.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Distillation {
     /// Divides the logits of both models; more than 0.
     pub temperature: f32,
@@ -22,7 +24,8 @@ pub struct Distillation {
 }
 
 /// How two distributions `p` (the teacher's) and `q` (the student's) are compared, in nats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Divergence {
     /// `KL(p ‖ q) = Σ p (log p - log q)`: the student covers all that the teacher finds likely.
     ForwardKl,

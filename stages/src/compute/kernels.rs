@@ -8,7 +8,9 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::parameter::Parameters;
 use model::candle::Candle;
 use model::cpu::{Cpu, InstructionSet};
+pub use model::cpu::{Measurement, Rates};
 use model::ops::Compute;
+use serde::Serialize;
 
 /// A set of kernels.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +58,35 @@ impl Dtype {
     }
 }
 
+/// How exactly matrices of f32 are multiplied, as `torch.set_float32_matmul_precision`.
+#[derive(Parameters, Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MatmulPrecision {
+    /// In f32.
+    #[default]
+    Highest,
+    /// On a CPU with tiles (AMX) as three products of bf16, with factors of about 16 bits; elsewhere in f32.
+    High,
+}
+
+impl MatmulPrecision {
+    /// As kernels know it.
+    pub fn of_kernels(self) -> model::ops::MatmulPrecision {
+        match self {
+            Self::Highest => model::ops::MatmulPrecision::Highest,
+            Self::High => model::ops::MatmulPrecision::High,
+        }
+    }
+
+    /// The type whose instructions are taken to compute in another with this precision: those for bf16 multiply f32 of
+    /// high precision, too.
+    pub fn instructions_of(self, compute: Compute) -> Compute {
+        match self {
+            Self::Highest => compute,
+            Self::High => Compute::Bf16,
+        }
+    }
+}
+
 /// The variable that names the instructions of our own kernels, in place of those that are chosen.
 const VARIABLE: &str = "PIPELINE_CPU_KERNELS";
 
@@ -69,6 +100,40 @@ pub fn instructions(compute: Compute) -> Result<InstructionSet, StageError> {
         return Ok(InstructionSet::chosen(compute, cache_folder().as_deref()));
     };
     instructions_named(&name)
+}
+
+/// What our own kernels compute with on this machine, and why.
+#[derive(Debug, Serialize)]
+pub struct Instructions {
+    pub f32: &'static str,
+    pub bf16: &'static str,
+    /// Whether the environment names them.
+    pub named: bool,
+    /// The measurement that chose those of bf16, where there are several ways.
+    pub measured: Option<Measurement>,
+}
+
+/// What our own kernels compute with on this machine, as [`instructions`] has it.
+///
+/// # Errors
+/// As there.
+pub fn of_this_machine() -> Result<Instructions, StageError> {
+    let in_use = |compute| Ok::<_, StageError>(instructions(compute)?.in_use(compute).name());
+    let (f32, bf16) = (in_use(Compute::F32)?, in_use(Compute::Bf16)?);
+    let named = std::env::var_os(VARIABLE).is_some_and(|name| !name.is_empty());
+    let measured = cache_folder().filter(|_| !named).and_then(|folder| Measurement::kept(&folder));
+    Ok(Instructions { f32, bf16, named, measured })
+}
+
+/// Why the tiles of the CPU (AMX) cannot be used, where it has some.
+pub fn tiles_refused() -> Option<String> {
+    #[cfg(target_arch = "x86_64")]
+    match model::cpu::tiles() {
+        Ok(()) | Err(model::cpu::TilesRefused::Processor) => None,
+        Err(refused) => Some(refused.to_string()),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
 }
 
 fn instructions_named(name: &str) -> Result<InstructionSet, StageError> {
@@ -91,7 +156,20 @@ fn cache_folder() -> Option<PathBuf> {
 /// # Errors
 /// Fails if the machine gives no threads, or the kernels do not compute in this type.
 pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Result<Cpu, StageError> {
-    let kernels = Cpu::with_instructions(threads, compute, instructions(compute)?);
+    cpu_with(instructions(compute)?, threads, compute, context)
+}
+
+/// As [`cpu_on`], with the instructions of a set.
+///
+/// # Errors
+/// As there, and if this process cannot use the set.
+pub fn cpu_with(
+    set: InstructionSet,
+    threads: usize,
+    compute: Compute,
+    context: &StageContext,
+) -> Result<Cpu, StageError> {
+    let kernels = Cpu::with_instructions(threads, compute, set);
     let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;
     let _phase = context.profile().phase("measure the machine");
     Ok(kernels.recorded_by(context.profile().clone()))

@@ -69,14 +69,13 @@ impl TableWriter {
     }
 }
 
-/// Reads columns of text, a batch at a time.
-pub struct TextReader {
+/// Reads columns of a table, a batch at a time.
+pub struct TableReader {
     path: PathBuf,
-    columns: Vec<String>,
     batches: ParquetRecordBatchReader,
 }
 
-impl TextReader {
+impl TableReader {
     /// Opens a table.
     ///
     /// # Errors
@@ -90,8 +89,43 @@ impl TextReader {
         }
         let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().copied());
         let batches = builder.with_projection(mask).with_batch_size(ROWS_PER_READ).build();
-        let columns = columns.iter().map(|&name| name.to_owned()).collect();
-        Ok(Self { path: path.to_owned(), columns, batches: batches.or_fail(Cause::BadData, failed)? })
+        Ok(Self { path: path.to_owned(), batches: batches.or_fail(Cause::BadData, failed)? })
+    }
+
+    /// The next rows; `None` at the end.
+    ///
+    /// # Errors
+    /// Fails if the file is damaged.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, StageError> {
+        let batch = self.batches.next().transpose();
+        batch.or_fail(Cause::BadData, || format!("cannot read `{}`", self.path.display()))
+    }
+
+    /// A column of a batch, as the array that it is to be.
+    ///
+    /// # Errors
+    /// Fails if it is another.
+    pub fn column<'a, A: Array + 'static>(&self, batch: &'a RecordBatch, name: &str) -> Result<&'a A, StageError> {
+        let values = batch.column_by_name(name).and_then(|values| values.as_any().downcast_ref());
+        let of_another_type = || format!("column `{name}` of `{}` is of another type", self.path.display());
+        values.ok_or_else(|| StageError::bad_data(of_another_type()))
+    }
+}
+
+/// Reads columns of text, a batch at a time.
+pub struct TextReader {
+    table: TableReader,
+    columns: Vec<String>,
+}
+
+impl TextReader {
+    /// Opens a table.
+    ///
+    /// # Errors
+    /// Fails if there is no such file, or it lacks a column.
+    pub fn open(path: &Path, columns: &[&str]) -> Result<Self, StageError> {
+        let table = TableReader::open(path, columns)?;
+        Ok(Self { table, columns: columns.iter().map(|&name| name.to_owned()).collect() })
     }
 
     /// The next rows, column by column; an absent value is empty. `None` at the end.
@@ -99,13 +133,9 @@ impl TextReader {
     /// # Errors
     /// Fails if the file is damaged or a column is no text.
     pub fn next_rows(&mut self) -> Result<Option<Vec<Vec<String>>>, StageError> {
-        let Some(batch) = self.batches.next() else { return Ok(None) };
-        let batch = batch.or_fail(Cause::BadData, || format!("cannot read `{}`", self.path.display()))?;
+        let Some(batch) = self.table.next_batch()? else { return Ok(None) };
         let texts = self.columns.iter().map(|name| {
-            let values = batch.column_by_name(name).and_then(|values| values.as_any().downcast_ref::<StringArray>());
-            let values = values.ok_or_else(|| {
-                StageError::bad_data(format!("column `{name}` of `{}` is no text", self.path.display()))
-            })?;
+            let values: &StringArray = self.table.column(&batch, name)?;
             Ok(values.iter().map(|value| value.unwrap_or_default().to_owned()).collect())
         });
         texts.collect::<Result<_, StageError>>().map(Some)

@@ -11,6 +11,7 @@ pub mod log_probs;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
+pub mod rank;
 pub mod tokenize;
 pub mod train;
 
@@ -27,5 +28,6 @@ pub fn registry() -> Registry {
         .with::<merge::Merge>()
         .with::<evaluate::Evaluate>()
         .with::<generate::Generate>()
+        .with::<rank::Rank>()
         .with::<command::Command>()
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 from support import Ran, environment, write_job
 
-_PRELOADED = ["train", "score", "generate", "sharding", "parallel", "requests"]
+_PRELOADED = ["train", "inference", "sharding", "parallel", "requests"]
 
 
 def _context() -> Any:
@@ -51,7 +51,6 @@ class Running:
     """Ranks at work."""
 
     root: Path
-    job: dict[str, Any]
     ranks: list[BaseProcess]
     # To rank 0; a process that is gone ends it.
     requests: Any
@@ -86,7 +85,7 @@ class Running:
             rank.kill()
         code = self.ranks[0].exitcode
         assert code is not None, self._errors()
-        return Ran(code, (self.root / "events-0.jsonl").read_text(), self.job, self._errors())
+        return Ran(code, (self.root / "events-0.jsonl").read_text(), self.root, self._errors())
 
     def wait_for_end(self, seconds: float = 30.0) -> None:
         """Until every rank is gone."""
@@ -118,7 +117,7 @@ def start(root: Path, job: dict[str, Any], ranks: int, requests: bytes = b"", /,
         process = _context().Process(target=_rank, args=(path, {**place, **variables}, theirs))
         process.start()
         processes.append(process)
-    running = Running(root, job, processes, ours)
+    running = Running(root, processes, ours)
     # Of more than a pipe holds only as much is written as is read.
     threading.Thread(target=running.send, args=(requests,), daemon=True).start()
     return running

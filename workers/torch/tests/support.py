@@ -81,12 +81,13 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "parallel": "ddp",
         "attention": "auto",
         "packed": True,
+        "label_smoothing": 0.0,
+        "distillation": None,
         "optimizer": optimizer,
         "clip_grad_norm": steps["clip_grad_norm"],
         "loss_scale": None,
         "activation_checkpointing": False,
         "seed": 0,
-        "output": str(root / "output"),
         "run_folder": str(root / "run"),
         "profile": False,
         "watchdog_seconds": 60.0,
@@ -94,17 +95,10 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
     return {**job, **changes}
 
 
-def asking_job(root: Path, family: str, task: str, lines: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """A score or generate job over lines of rows or prompts."""
-    (root / "output").mkdir(parents=True, exist_ok=True)
-    path = root / "lines.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    common = {"protocol": 1, "task": task, "device": "cpu", "dtype": "f32", "threads": 1, "model": str(GOLDEN / family)}
-    common |= {"adapter": None, "batch_size": 2, "output": str(root / "output")}
-    sampling = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
-    if task == "score":
-        return {**common, "rows": str(path), **changes}
-    return {**common, "prompts": str(path), "max_new_tokens": 24, "stop_ids": [], **sampling, **changes}
+def infer_job(family: str, **changes: Any) -> dict[str, Any]:
+    """The job of a model that is scored and completes prompts."""
+    job = {"protocol": 1, "task": "infer", "device": "cpu", "dtype": "f32", "threads": 1}
+    return {**job, "model": str(GOLDEN / family), "adapter": None, **changes}
 
 
 @dataclass
@@ -155,6 +149,21 @@ class Script:
         for step in plan:
             self.step(rows, step, at_once)
         return self
+
+    def score(self, rows: list[TokenRow], at_once: int = 2) -> Script:
+        return self.rows("score_rows", dict(enumerate(rows)), at_once)
+
+    def generate(self, prompts: list[dict[str, Any]], **changes: Any) -> Script:
+        options: dict[str, Any] = {
+            "temperature": 0.0,
+            "top_k": None,
+            "top_p": None,
+            "min_p": None,
+            "repetition_penalty": None,
+        }
+        options |= {"max_new_tokens": 24, "min_new_tokens": 0, "stop_ids": [], **changes}
+        ours = [[{"row": 0, **prompt} for prompt in prompts[rank :: self.ranks]] for rank in range(self.ranks)]
+        return self.request("generate", prompts=ours, options=options)
 
     def save(self, folder: Path, state: bool = False) -> Script:
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,12 +221,12 @@ def golden_script(family: str, variant: str, root: Path, ranks: int = 1, at_once
 class Ran:
     """What a job said and left."""
 
-    def __init__(self, code: int, lines: str, job: dict[str, Any], errors: str = "") -> None:
+    def __init__(self, code: int, lines: str, root: Path, errors: str = "") -> None:
         self.code = code
         self.errors = errors
         self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
         self.events = [line for line in self.lines if "event" in line]
-        self.output = Path(job["output"])
+        self.output = root / "output"
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [said for said in self.events if said["event"] == event]
@@ -243,7 +252,17 @@ class Ran:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The reports of steps."""
-        return [answer for answer in self.answers if isinstance(answer, dict) and "grad_norm" in answer]
+        return [answer["done"] for answer in self.answers if isinstance(answer, dict) and "done" in answer]
+
+    @property
+    def results(self) -> list[list[Any]]:
+        """What each request to score rows or to complete prompts gave, those of all ranks in their order."""
+        of_ranks = [answer["ranks"] for answer in self.answers if isinstance(answer, dict) and "ranks" in answer]
+        longest = [max(map(len, ranks)) for ranks in of_ranks]
+        return [
+            [of_rank[index] for index in range(most) for of_rank in ranks if index < len(of_rank)]
+            for most, ranks in zip(longest, of_ranks, strict=True)
+        ]
 
     @property
     def losses(self) -> list[float]:
@@ -264,6 +283,7 @@ class Ran:
 
 
 def write_job(root: Path, job: dict[str, Any]) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
     path = root / "job.json"
     path.write_text(json.dumps(job))
     return path
@@ -284,7 +304,7 @@ def run_here(root: Path, job: dict[str, Any], requests: bytes = b"") -> Ran:
     """Runs a job in this process."""
     said = io.StringIO()
     code = run(write_job(root, job), Voice(said), _Held(requests))
-    return Ran(code, said.getvalue(), job)
+    return Ran(code, said.getvalue(), root)
 
 
 def environment(**more: str) -> dict[str, str]:

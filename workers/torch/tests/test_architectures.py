@@ -5,7 +5,6 @@ Their checkpoints are made here, with transformers itself. What they are compare
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +25,7 @@ from pipeline_torch_worker.data import Batch, Row
 from pipeline_torch_worker.draws import Draws
 from pipeline_torch_worker.failure import JobFailure
 from pipeline_torch_worker.model import DocumentLoss, load_base, read_config
-from support import Ran, Script, Step, TokenRow, asking_job, run_here, train_job, worst
+from support import Ran, Script, Step, TokenRow, infer_job, run_here, train_job, worst
 
 VOCABULARY = 96
 RATE = 3e-3
@@ -259,23 +258,21 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     changes = {"cohere": {"logit_scale": 0.25}, "granite": {"logits_scaling": 4.0}}.get(family, {})
     folder = checkpoint(tmp_path / "model", family, **changes)
     data = rows(3)
-    lines = [{"input_ids": ids, "labels": labels} for ids, labels, _ in data]
-    score = asking_job(tmp_path, "llama31", "score", lines, model=str(folder))
-    ran = run_here(tmp_path, score).done()
-    scores = [json.loads(line) for line in (ran.output / "scores.jsonl").read_text().splitlines()]
+    script = Script().score(data).close()
+    (scores,) = run_here(tmp_path, infer_job("llama31", model=str(folder)), script).done().results
     with torch.no_grad():
         expected = [float(nll(plain(folder), row).sum()) for row in data]
-    assert [line["loss"] for line in scores] == pytest.approx(expected, rel=1e-5)
+    assert [nll for _, nll, _, _ in scores] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", [*BOTH, "mamba", "gpt_oss"])
 def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = checkpoint(tmp_path / "model", family)
     prompts = [[5, 9, 31], [7, 8, 9, 10, 11], [40]]
-    lines = [{"input_ids": prompt, "seed": 0, "row": row} for row, prompt in enumerate(prompts)]
-    generate = asking_job(tmp_path, "llama31", "generate", lines, model=str(folder), max_new_tokens=6)
-    ran = run_here(tmp_path, generate).done()
-    answers = [json.loads(line)["output_ids"] for line in (ran.output / "answers.jsonl").read_text().splitlines()]
+    asked = [{"input_ids": prompt, "seed": 0, "row": row} for row, prompt in enumerate(prompts)]
+    script = Script().generate(asked, max_new_tokens=6).close()
+    (completions,) = run_here(tmp_path, infer_job("llama31", model=str(folder)), script).done().results
+    answers = [completion["output_ids"] for completion in completions]
     model = plain(folder)
     for prompt, answer in zip(prompts, answers, strict=True):
         with torch.no_grad():

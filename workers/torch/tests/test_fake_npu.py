@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import processes
-from support import GOLDEN, Ran, asking_job, golden_script, run_here, train_job, worst
+from support import GOLDEN, Ran, Script, golden_script, infer_job, run_here, train_job, worst
 
 NPU = {"PIPELINE_TORCH_WORKER_NPU_MODULE": "fake_npu"}
 
@@ -37,19 +36,16 @@ def test_training_on_an_npu_is_that_on_the_processor(tmp_path: Path, ranks: int)
     assert peaks == [[(123 + rank) << 20 for rank in range(ranks)]] * 6
 
 
-def test_rows_are_scored_and_prompts_answered_on_an_npu(tmp_path: Path) -> None:
+def test_rows_are_scored_and_prompts_completed_on_an_npu(tmp_path: Path) -> None:
     expected = load_file(GOLDEN / "gemma2" / "expected.safetensors")
     prompt, ids = expected["greedy_prompt"][0].tolist(), expected["input_ids"][0].tolist()
-    asked = {"generate": [{"input_ids": prompt, "seed": 0}, {"input_ids": prompt[:5], "seed": 0}]}
-    asked["score"] = [{"input_ids": ids, "labels": ids}]
-    for task, lines in asked.items():
-        root = tmp_path / task
-        processes.run_ranks(root, asking_job(root, "gemma2", task, lines, device="npu"), 2, b"", **NPU).done()
-    answers = (tmp_path / "generate" / "output" / "answers.jsonl").read_text().splitlines()
-    assert json.loads(answers[0])["output_ids"] == expected["greedy_ids"][0].tolist()[len(prompt) :]
-    (score,) = (tmp_path / "score" / "output" / "scores.jsonl").read_text().splitlines()
+    script = Script(2).generate([{"input_ids": prompt, "seed": 0}, {"input_ids": prompt[:5], "seed": 0}])
+    script.score([(ids, ids, [len(ids)])])
+    job = infer_job("gemma2", device="npu")
+    completions, ((_, loss, _, _),) = processes.run_ranks(tmp_path, job, 2, script.close(), **NPU).done().results
+    assert completions[0]["output_ids"] == expected["greedy_ids"][0].tolist()[len(prompt) :]
     nll = torch.nn.functional.cross_entropy(expected["logits"][0, :-1], expected["input_ids"][0, 1:], reduction="sum")
-    assert json.loads(score)["loss"] == pytest.approx(float(nll), rel=1e-5)
+    assert loss == pytest.approx(float(nll), rel=1e-5)
 
 
 def test_bf16_goes_through_the_fused_attention(tmp_path: Path) -> None:

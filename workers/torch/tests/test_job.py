@@ -108,8 +108,8 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, changes
 
 
 def test_a_file_that_is_no_job_is_said_to_be_none(tmp_path: Path) -> None:
-    failed = run_here(tmp_path, {"task": "dance", "output": str(tmp_path)}).failed
-    assert "`task` has to be one of `train`, `score`, `generate`" in failed["messages"][0]
+    failed = run_here(tmp_path, {"task": "dance"}).failed
+    assert "`task` has to be one of `train`, `infer`" in failed["messages"][0]
 
 
 def test_a_missing_device_is_said_with_what_to_do(tmp_path: Path) -> None:

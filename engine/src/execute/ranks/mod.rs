@@ -91,6 +91,8 @@ pub struct RunningRanks {
     last_word: Instant,
     /// To the standard input of rank 0, where it reads requests.
     requests: Option<Sender<Vec<u8>>>,
+    /// Whether they end where the user wants to stop, though the stage has requests.
+    end_when_cancelled: bool,
     /// How long they may take to end that were asked to stop.
     grace: Duration,
     /// When they were asked to stop.
@@ -116,6 +118,7 @@ impl StageContext {
             silence: ranks.silence,
             last_word: Instant::now(),
             requests: None,
+            end_when_cancelled: false,
             grace: if ranks.take_requests { GRACE_WITH_REQUESTS } else { GRACE },
             asked: None,
             killed: false,
@@ -252,6 +255,11 @@ impl RunningRanks {
         }
     }
 
+    /// Has them end where the user wants to stop, since the stage has nothing to save.
+    pub fn end_when_cancelled(&mut self) {
+        self.end_when_cancelled = true;
+    }
+
     /// Sends no more requests.
     pub fn end_requests(&mut self) {
         self.requests = None;
@@ -325,8 +333,9 @@ impl RunningRanks {
             self.failures.silent(self.ranks.len(), self.last_word.elapsed());
             self.stop();
         }
-        // With requests it is the stage that looks whether the user wants to stop.
-        if over(self.trouble, SETTLING) || (context.cancelled() && self.requests.is_none()) {
+        // With requests it is the stage that looks whether the user wants to stop, unless it leaves that to the ranks.
+        let ends_by_itself = self.requests.is_none() || self.end_when_cancelled;
+        if over(self.trouble, SETTLING) || (context.cancelled() && ends_by_itself) {
             self.stop();
         }
         // Where the user wants to stop, the engine decides how long that may take, and ends this process with the

@@ -7,14 +7,13 @@
 mod record;
 mod scratch;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use cache::{Digest, OutputRecord, Store, Tree};
 use serde::Serialize;
 
 use self::record::Records;
-use self::scratch::Scratch;
+use self::scratch::{Made, Scratch};
 use super::index::{History, HistoryError};
 use super::recorded::Recorded;
 use super::results::LookUpError;
@@ -187,7 +186,7 @@ impl Verification<'_> {
             // What is not what the key says would only show that another thing comes out otherwise.
             _ if !verified.tampered.is_empty() => Verdict::NotRun { because: "its record was changed".to_owned() },
             None => Verdict::NotRun { because: "its job file is gone".to_owned() },
-            Some(job) => self.again(job, &records.outputs, scratch, &mut verified.tampered)?,
+            Some(job) => self.again(job, &records, scratch, &mut verified)?,
         };
         Ok(verified)
     }
@@ -204,10 +203,11 @@ impl Verification<'_> {
     fn again(
         &self,
         job: &Job,
-        recorded: &BTreeMap<String, OutputRecord>,
+        records: &Records,
         scratch: &mut Scratch,
-        tampered: &mut Vec<String>,
+        verified: &mut Verified,
     ) -> Result<Verdict, VerifyError> {
+        let Verified { tampered, notes, .. } = verified;
         if let Some(because) = sources_changed(job) {
             return Ok(Verdict::NotRun { because });
         }
@@ -225,11 +225,13 @@ impl Verification<'_> {
             return Ok(Verdict::NotRun { because: "an input is damaged".to_owned() });
         }
         let ended = scratch.execute(job, self.threads).map_err(VerifyError::Machine)?;
-        let (outputs, seconds) = match ended {
-            Ok(ended) => ended,
+        let Made { outputs, how, seconds } = match ended {
+            Ok(made) => made,
             Err(messages) => return Ok(Verdict::Failed { messages }),
         };
-        let different: Vec<DifferentOutput> = recorded
+        notes.extend(records.otherwise_computed(&how));
+        let different: Vec<DifferentOutput> = records
+            .outputs
             .iter()
             .filter_map(|(name, output)| self.compare(name, output, outputs.get(name), scratch.store()))
             .collect();

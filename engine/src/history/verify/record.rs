@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use cache::{Digest, Examined, KeyDocument, OutputRecord, ResultRecord, Store};
+use serde_json::{Map, Value};
 
 use crate::context::pick;
 use crate::file::tree::Node;
@@ -101,6 +102,20 @@ impl Records {
             notes.push(format!("it was made by version {recorded} of its kind, which is {now} now"));
         }
         notes
+    }
+
+    /// What a result that is made now was computed by, where that is not what the recorded one was: it explains a
+    /// difference in the last digits.
+    pub(super) fn otherwise_computed(&self, how: &Map<String, Value>) -> Vec<String> {
+        /// Facts of how a result came about that its bits may depend on.
+        const DECISIVE: [&str; 2] = ["backend", "kernel_set"];
+        let recorded = self.copies.iter().find_map(|(_, copy)| copy.as_ref().ok()).map(|record| &record.how);
+        let text = |how: &Map<String, Value>, name: &str| how.get(name).and_then(Value::as_str).map(str::to_owned);
+        let differs = |name: &&str| {
+            let (before, now) = (text(recorded?, name)?, text(how, name)?);
+            (before != now).then(|| format!("it was computed by {before}, and now by {now}: last digits may differ"))
+        };
+        DECISIVE.iter().filter_map(differs).collect()
     }
 
     /// Stored files of the outputs that are not what they were.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use cache::{Digest, OutputRecord, Staging, Store, StoreError};
 use devices::CpuList;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::context::stored;
@@ -33,8 +34,16 @@ pub(super) enum NotTaken {
     Refused(StageError),
 }
 
-/// What a stage made and how long it took, or why it failed.
-type Ended = Result<(BTreeMap<String, OutputRecord>, f64), Vec<String>>;
+/// What a stage made.
+pub(super) struct Made {
+    pub outputs: BTreeMap<String, OutputRecord>,
+    /// How it came about.
+    pub how: Map<String, Value>,
+    pub seconds: f64,
+}
+
+/// What a stage made, or why it failed.
+type Ended = Result<Made, Vec<String>>;
 
 impl Scratch {
     /// An empty store within the private part of another.
@@ -113,13 +122,15 @@ impl Scratch {
         let (mut finished, mut failed) = (None, None);
         while let Some(message) = heard.blocking_recv() {
             match message {
-                Message::Said { event: WorkerEvent::Finished { outputs, .. }, .. } => finished = Some(outputs),
+                Message::Said { event: WorkerEvent::Finished { outputs, how }, .. } => finished = Some((outputs, how)),
                 Message::Said { event: WorkerEvent::Failed(failure), .. } => failed = Some(failure.messages),
                 Message::Said { .. } | Message::Queued { .. } | Message::Gone { .. } => {}
                 Message::Exited { exit, .. } => {
                     drop(process);
                     return Ok(match (finished, &exit.ending) {
-                        (Some(outputs), Ending::Code(0)) => Ok((outputs, exit.ran.as_secs_f64())),
+                        (Some((outputs, how)), Ending::Code(0)) => {
+                            Ok(Made { outputs, how, seconds: exit.ran.as_secs_f64() })
+                        }
                         (_, ending) => {
                             Err(failed.unwrap_or_else(|| vec![format!("its process ended with {ending:?}")]))
                         }

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use super::{SIDE, Square, TILE, Tiles};
+use super::{SIDE, Square, Strips, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 
 /// Tiles in plain code, on a machine with AVX-512, which products in tiles are packed and finished with.
@@ -75,7 +75,7 @@ impl Routine for OfSquare<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Square { left, left_stride, right, right_stride, steps, sums: to, go_on } = *self.0;
+        let Square { left, right, streamed: _, steps, sums: to, go_on } = *self.0;
         for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let line = |line: usize| to.wrapping_add((row * SIDE + line) * 2 * SIDE + column * SIDE);
             let mut sums = [[0.0; SIDE]; SIDE];
@@ -87,9 +87,11 @@ impl Routine for OfSquare<'_> {
                     }
                 }
                 for step in 0..steps {
-                    let left = left.add(row * left_stride + step * TILE);
-                    let right = right.add(column * right_stride + step * TILE);
-                    let [left, right] = [left, right].map(|tile| tile.cast::<Words>().read_unaligned());
+                    let [left, right] = [(left, row), (right, column)].map(|(strips, number): (Strips, usize)| {
+                        let first = strips.from(step).first.wrapping_byte_add(number * strips.next);
+                        let line = |line: usize| first.wrapping_byte_add(line * strips.row).cast::<[u32; SIDE]>();
+                        std::array::from_fn(|number| line(number).read_unaligned())
+                    });
                     multiply(&mut sums, &left, &right);
                 }
                 for (number, sums) in sums.iter().enumerate() {

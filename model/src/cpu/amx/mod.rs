@@ -11,6 +11,8 @@ mod emulation;
 mod permission;
 mod registers;
 
+use std::marker::PhantomData;
+
 pub(super) use emulation::Emulated;
 pub use permission::TilesRefused;
 pub(super) use permission::permission;
@@ -21,17 +23,50 @@ pub(super) const SIDE: usize = 16;
 /// Words of a tile.
 pub(super) const TILE: usize = SIDE * SIDE;
 
+/// The tiles of an operand: those of 16 rows (or, of a right operand, columns), and those of the next 16. Distances are
+/// in bytes. A tile is packed, or a part of a matrix where it lies.
+#[derive(Clone, Copy)]
+pub(super) struct Strips {
+    /// The first tile of the first 16.
+    pub first: *const u32,
+    /// How far behind it is that of the next 16.
+    pub next: usize,
+    /// From a row of a tile to the next.
+    pub row: usize,
+    /// From a tile to the next along the inner dimension.
+    pub step: usize,
+}
+
+impl Strips {
+    /// Packed tiles behind one another, those of the next 16 so many words behind the first.
+    pub(super) fn packed(first: *const u32, next: usize) -> Self {
+        Self { first, next: next * size_of::<u32>(), row: SIDE * size_of::<u32>(), step: TILE * size_of::<u32>() }
+    }
+
+    /// Those from some tile along the inner dimension on.
+    pub(super) fn from(self, tile: usize) -> Self {
+        Self { first: self.first.wrapping_byte_add(tile * self.step), ..self }
+    }
+}
+
+/// The operand that is read once, and is not to displace the other in the first-level cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Streamed {
+    /// Its left tiles.
+    Left,
+    /// Its right tiles.
+    Right,
+}
+
 /// Two by two tiles of sums, and what is summed: the shape that loads the fewest tiles for each product, one.
 #[derive(Clone, Copy)]
 pub(super) struct Square {
-    /// The first of the left tiles of the upper 16 rows; the others of these rows follow it.
-    pub left: *const u32,
-    /// How far behind it, in words, is the one of the lower 16 rows.
-    pub left_stride: usize,
-    /// The first of the right tiles of the first 16 columns; the others of these columns follow it.
-    pub right: *const u32,
-    /// How far behind it, in words, is the one of the next 16 columns.
-    pub right_stride: usize,
+    /// The left operand.
+    pub left: Strips,
+    /// The right one.
+    pub right: Strips,
+    /// Which of them is read once.
+    pub streamed: Streamed,
     /// Tiles along the inner dimension.
     pub steps: usize,
     /// The sums: 32 rows of 32.
@@ -59,6 +94,26 @@ pub(super) trait Tiles {
     /// # Safety
     /// The thread is ready; all tiles may be read and the sums written.
     unsafe fn square(square: &Square);
+}
+
+/// The calling thread is ready for tiles, and has none in use afterwards: while it waits, nothing is saved for it.
+pub(super) struct Ready<T: Tiles>(PhantomData<T>);
+
+impl<T: Tiles> Ready<T> {
+    /// # Safety
+    /// As for [`Tiles::begin`].
+    pub(super) unsafe fn new() -> Self {
+        // SAFETY: the caller vouches for it.
+        unsafe { T::begin() };
+        Self(PhantomData)
+    }
+}
+
+impl<T: Tiles> Drop for Ready<T> {
+    fn drop(&mut self) {
+        // SAFETY: whoever made this had the permission.
+        unsafe { T::end() }
+    }
 }
 
 #[cfg(test)]

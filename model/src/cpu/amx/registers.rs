@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-use super::{SIDE, Square, Tiles};
+use super::{SIDE, Square, Streamed, Tiles};
 
 /// The tile registers.
 pub(in crate::cpu) struct Registers;
@@ -28,6 +28,65 @@ static WHOLE: Configuration = {
     }
     Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
+
+/// One block of assembly from the first sum to the last: nothing keeps the contents of tile registers from one block to
+/// the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7. `tileloaddt1` keeps what
+/// it loads out of the first-level cache.
+macro_rules! square_of {
+    ($square:ident, $load_left:literal, $load_right:literal) => {{
+        /// Bytes from one row of the sums to the next, and to the lower ones.
+        const SUMS: usize = 2 * SIDE * size_of::<f32>();
+        const LOWER: usize = SIDE * SUMS;
+        let Square { left, right, streamed: _, steps, sums, go_on } = *$square;
+        asm!(
+            "test {go_on:e}, {go_on:e}",
+            "jnz 2f",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{sums} + {sums_row}]", "tileloadd tmm1, [{sums} + {sums_row} + 64]",
+            "tileloadd tmm2, [{sums} + {sums_row} + {LOWER}]", "tileloadd tmm3, [{sums} + {sums_row} + {LOWER} + 64]",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 5f",
+            ".p2align 4",
+            "4:",
+            // The second register of an address is the distance of rows.
+            concat!($load_left, " tmm4, [{left} + {left_row}]"),
+            concat!($load_right, " tmm6, [{right} + {right_row}]"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            concat!($load_right, " tmm7, [{next_right} + {right_row}]"),
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            concat!($load_left, " tmm5, [{next_left} + {left_row}]"),
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {left}, {left_step}", "add {next_left}, {left_step}",
+            "add {right}, {right_step}", "add {next_right}, {right_step}",
+            "dec {steps}",
+            "jnz 4b",
+            "5:",
+            "tilestored [{sums} + {sums_row}], tmm0", "tilestored [{sums} + {sums_row} + 64], tmm1",
+            "tilestored [{sums} + {sums_row} + {LOWER}], tmm2", "tilestored [{sums} + {sums_row} + {LOWER} + 64], tmm3",
+            left = inout(reg) left.first => _,
+            next_left = inout(reg) left.first.wrapping_byte_add(left.next) => _,
+            left_row = in(reg) left.row,
+            left_step = in(reg) left.step,
+            right = inout(reg) right.first => _,
+            next_right = inout(reg) right.first.wrapping_byte_add(right.next) => _,
+            right_row = in(reg) right.row,
+            right_step = in(reg) right.step,
+            steps = inout(reg) steps => _,
+            sums = in(reg) sums,
+            sums_row = in(reg) SUMS,
+            go_on = in(reg) u32::from(go_on),
+            LOWER = const LOWER,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            // Memory is read and written and the flags change, which is what is assumed without an option.
+            options(nostack),
+        );
+    }};
+}
 
 impl Tiles for Registers {
     unsafe fn begin() {
@@ -55,60 +114,14 @@ impl Tiles for Registers {
         }
     }
 
-    /// One block of assembly from the first sum to the last: nothing keeps the contents of tile registers from one
-    /// block to the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7.
     #[inline]
     unsafe fn square(square: &Square) {
-        /// Bytes from one row of the sums to the next.
-        const SUMS: usize = 2 * SIDE * size_of::<f32>();
-        let Square { left, left_stride, right, right_stride, steps, sums, go_on } = *square;
         // SAFETY: the caller vouches for tiles and sums, and that the thread is ready.
         unsafe {
-            asm!(
-                "test {go_on:e}, {go_on:e}",
-                "jnz 2f",
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                "jmp 3f",
-                "2:",
-                "tileloadd tmm0, [{upper} + {sums_stride}]", "tileloadd tmm1, [{upper} + {sums_stride} + 64]",
-                "tileloadd tmm2, [{lower} + {sums_stride}]", "tileloadd tmm3, [{lower} + {sums_stride} + 64]",
-                "3:",
-                "test {steps}, {steps}",
-                "jz 5f",
-                ".p2align 4",
-                "4:",
-                // The second register of the address is the distance of rows: 64, a tile being stored row behind row.
-                // The left tiles are read again for the next square, the right ones are not for a while: the hint keeps
-                // them out of the first-level cache, where they would displace the left ones.
-                "tileloadd tmm4, [{left} + {row}]",
-                "tileloaddt1 tmm6, [{right} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloaddt1 tmm7, [{next_right} + {row}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{next_left} + {row}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {left}, 1024", "add {next_left}, 1024", "add {right}, 1024", "add {next_right}, 1024",
-                "dec {steps}",
-                "jnz 4b",
-                "5:",
-                "tilestored [{upper} + {sums_stride}], tmm0", "tilestored [{upper} + {sums_stride} + 64], tmm1",
-                "tilestored [{lower} + {sums_stride}], tmm2", "tilestored [{lower} + {sums_stride} + 64], tmm3",
-                left = inout(reg) left => _,
-                next_left = inout(reg) left.wrapping_add(left_stride) => _,
-                right = inout(reg) right => _,
-                next_right = inout(reg) right.wrapping_add(right_stride) => _,
-                steps = inout(reg) steps => _,
-                upper = in(reg) sums,
-                lower = in(reg) sums.wrapping_add(SIDE * 2 * SIDE),
-                sums_stride = in(reg) SUMS,
-                row = in(reg) 64usize,
-                go_on = in(reg) u32::from(go_on),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                // Memory is read and written and the flags change, which is what is assumed without an option.
-                options(nostack),
-            );
+            match square.streamed {
+                Streamed::Left => square_of!(square, "tileloaddt1", "tileloadd"),
+                Streamed::Right => square_of!(square, "tileloadd", "tileloaddt1"),
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use super::emulation::{Words, multiply};
-use super::{Emulated, Registers, SIDE, Square, TILE, Tiles, permission};
+use super::{Emulated, Registers, SIDE, Square, Streamed, Strips, TILE, Tiles, permission};
 use crate::cpu::InstructionSet;
 use crate::cpu::rounding::nearest;
 
@@ -65,10 +65,9 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], go_on: bool) -> Vec<u
     unsafe {
         T::begin();
         T::square(&Square {
-            left: left.as_ptr(),
-            left_stride,
-            right: right.as_ptr(),
-            right_stride,
+            left: Strips::packed(left.as_ptr(), left_stride),
+            right: Strips::packed(right.as_ptr(), right_stride),
+            streamed: if go_on { Streamed::Left } else { Streamed::Right },
             steps: STEPS,
             sums: sums.as_mut_ptr(),
             go_on,

@@ -14,7 +14,6 @@ use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Left, Output, Product, Right};
 use super::softmax::{Block, Known, weights_and_slopes};
-use super::tile::product;
 use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
@@ -105,12 +104,13 @@ pub(in crate::cpu) unsafe fn backward(set: InstructionSet, head: &Backward<'_>, 
             stride,
         };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { in_each_form(set, *qkv, Rows { head, rows, buffers }) };
+        unsafe { in_each_form(set, *qkv, Rows { set, head, rows, buffers }) };
     });
 }
 
 /// A block of rows.
 struct Rows<'a> {
+    set: InstructionSet,
     head: &'a Backward<'a>,
     rows: Range<usize>,
     buffers: Buffers,
@@ -120,7 +120,7 @@ impl OfRows for Rows<'_> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>) {
         // SAFETY: the caller vouches for buffers, operands and results.
-        unsafe { backward_block::<K>(operands, self.head, self.rows, self.buffers) }
+        unsafe { backward_block::<K>(self.set, operands, self.head, self.rows, self.buffers) }
     }
 }
 
@@ -153,6 +153,7 @@ struct Buffers {
 
 #[inline(always)]
 unsafe fn backward_block<K: Kernel>(
+    set: InstructionSet,
     operands: Operands<'_, K::Word>,
     head: &Backward<'_>,
     rows: Range<usize>,
@@ -167,7 +168,7 @@ unsafe fn backward_block<K: Kernel>(
         for number in first..seen.end.div_ceil(KEYS) {
             let keys = number * KEYS..sight.queries.min((number + 1) * KEYS);
             let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
-            add_block::<K>(operands, head, &block, right, buffers, number > first);
+            add_block::<K>(set, operands, head, &block, right, buffers, number > first);
         }
         for (index, row) in rows.enumerate() {
             let from = std::slice::from_raw_parts(buffers.dq.add(index * buffers.stride), shape.head_dim);
@@ -252,6 +253,7 @@ unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
 /// Adds what one block of keys contributes.
 #[inline(always)]
 unsafe fn add_block<K: Kernel>(
+    set: InstructionSet,
     operands: Operands<'_, K::Word>,
     head: &Backward<'_>,
     block: &Block<'_>,
@@ -276,8 +278,8 @@ unsafe fn add_block<K: Kernel>(
     };
     // SAFETY: the caller passes the buffers of a block and matrices that were checked.
     unsafe {
-        product::<K>(&scores_of(k.left(block.keys.start), buffers.q_columns, scores));
-        product::<K>(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
+        K::product(set, &scores_of(k.left(block.keys.start), buffers.q_columns, scores));
+        K::product(set, &scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
         let known = Known { logarithm: buffers.logarithm, along: buffers.along, scale: shape.scale };
         weights_and_slopes::<K::Sums>(block, scores, slopes, known);
         // The weight of a row's only key is 1 whatever its score: no gradient, not even one of rounding.
@@ -286,23 +288,29 @@ unsafe fn add_block<K: Kernel>(
                 *slopes.add((key - block.keys.start) * ROWS + lane) = 0.0;
             }
         }
-        product::<K>(&Product {
-            left: K::over_keys(slopes, keys, words.cast()),
-            right: K::right(k, block.keys.clone(), head_dim, buffers.keys.cast(), stride),
-            output: Output { values: buffers.dq, stride, add },
-            rows: block.rows.len(),
-            extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
-        });
+        K::product(
+            set,
+            &Product {
+                left: K::over_keys(slopes, keys, words.cast()),
+                right: K::right(k, block.keys.clone(), head_dim, buffers.keys.cast(), stride),
+                output: Output { values: buffers.dq, stride, add },
+                rows: block.rows.len(),
+                extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
+            },
+        );
         turns.wait(number, turn);
         for (left, right, gradient) in [(scores, right.dy, dv), (slopes, right.q, dk)] {
             let values = gradient.block(block.keys.start, 0, keys, head_dim);
-            product::<K>(&Product {
-                left: K::over_rows(left, keys, words.cast()),
-                right,
-                output: Output { values, stride: gradient.row_stride(), add: turn > 0 },
-                rows: keys,
-                extent: &|keys| Extent { inner: block.seeing(keys), columns: 0..head_dim },
-            });
+            K::product(
+                set,
+                &Product {
+                    left: K::over_rows(left, keys, words.cast()),
+                    right,
+                    output: Output { values, stride: gradient.row_stride(), add: turn > 0 },
+                    rows: keys,
+                    extent: &|keys| Extent { inner: block.seeing(keys), columns: 0..head_dim },
+                },
+            );
         }
         turns.pass(number, turn);
     }

@@ -4,6 +4,8 @@
 
 use super::kernel::Kernel;
 use super::{Operands, Qkv};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::amx::{self, Ready, Tiles};
 use crate::cpu::instructions::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx512Bf16, Multiplier};
@@ -29,7 +31,14 @@ pub(super) unsafe fn in_each_form(set: InstructionSet, qkv: Qkv<'_>, block: impl
             Qkv::F32(operands) => set.run(OfFloats::<_, false> { operands, block }),
             Qkv::Rounded(operands) => set.run(OfFloats::<_, true> { operands, block }),
             #[cfg(target_arch = "x86_64")]
-            Qkv::Pairs(operands) => Avx512Bf16::compiled(OfPairs { operands, block }),
+            Qkv::Pairs(operands) => {
+                let pairs = OfPairs { operands, block };
+                match set {
+                    InstructionSet::Amx => pairs.in_tiles::<amx::Registers>(),
+                    InstructionSet::AmxEmulated => pairs.in_tiles::<amx::Emulated>(),
+                    _ => Avx512Bf16::compiled(pairs),
+                }
+            }
         }
     }
 }
@@ -55,6 +64,21 @@ impl<B: Block, const ROUNDED: bool> Routine for OfFloats<'_, B, ROUNDED> {
 struct OfPairs<'a, B> {
     operands: Operands<'a, u32>,
     block: B,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<B: Block> OfPairs<'_, B> {
+    /// Computes it by a thread that is ready for tiles.
+    ///
+    /// # Safety
+    /// As for [`in_each_form`], and the process has the permission to use tiles.
+    unsafe fn in_tiles<T: Tiles>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            let _ready = Ready::<T>::new();
+            Avx512Bf16::compiled(self);
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

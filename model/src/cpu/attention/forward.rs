@@ -8,7 +8,6 @@ use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Output, Product, Right};
 use super::softmax::{Block, LOWEST, Running, exponentials};
-use super::tile::product;
 use super::{KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
@@ -47,12 +46,13 @@ pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, ro
         let running = Running { largest, total, correction };
         let buffers = Buffers { columns, scores, sums, running, weights, values, stride };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { in_each_form(set, *qkv, Rows { head, rows, buffers }) };
+        unsafe { in_each_form(set, *qkv, Rows { set, head, rows, buffers }) };
     });
 }
 
 /// A block of rows.
 struct Rows<'a> {
+    set: InstructionSet,
     head: &'a Forward<'a>,
     rows: Range<usize>,
     buffers: Buffers,
@@ -62,7 +62,7 @@ impl OfRows for Rows<'_> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>) {
         // SAFETY: the caller vouches for buffers, operands and results.
-        unsafe { forward_block::<K>(operands, self.head, self.rows, self.buffers) }
+        unsafe { forward_block::<K>(self.set, operands, self.head, self.rows, self.buffers) }
     }
 }
 
@@ -85,6 +85,7 @@ struct Buffers {
 
 #[inline(always)]
 unsafe fn forward_block<K: Kernel>(
+    set: InstructionSet,
     operands: Operands<'_, K::Word>,
     head: &Forward<'_>,
     rows: Range<usize>,
@@ -105,7 +106,7 @@ unsafe fn forward_block<K: Kernel>(
         for key in (first..seen.end).step_by(KEYS) {
             let keys = key..(sight.start + sight.queries).min(key + KEYS);
             let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
-            add_block::<K>(operands, shape.head_dim, &block, buffers, key > first);
+            add_block::<K>(set, operands, shape.head_dim, &block, buffers, key > first);
         }
         finish::<K>(head, rows, buffers);
     }
@@ -114,6 +115,7 @@ unsafe fn forward_block<K: Kernel>(
 /// Adds what one block of keys contributes.
 #[inline(always)]
 unsafe fn add_block<K: Kernel>(
+    set: InstructionSet,
     operands: Operands<'_, K::Word>,
     head_dim: usize,
     block: &Block<'_>,
@@ -123,24 +125,30 @@ unsafe fn add_block<K: Kernel>(
     let Buffers { columns, scores, sums, running, weights, values, stride } = buffers;
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
-        product::<K>(&Product {
-            left: operands.k.left(block.keys.start),
-            right: Right { words: columns.cast(), stride: ROWS },
-            output: Output { values: scores, stride: ROWS, add: false },
-            rows: block.keys.len(),
-            extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Sums>(keys) },
-        });
+        K::product(
+            set,
+            &Product {
+                left: operands.k.left(block.keys.start),
+                right: Right { words: columns.cast(), stride: ROWS },
+                output: Output { values: scores, stride: ROWS, add: false },
+                rows: block.keys.len(),
+                extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Sums>(keys) },
+            },
+        );
         let changed = exponentials::<K::Sums>(block, scores, running);
         if changed && add {
             correct::<K>(sums, stride, running.correction, block.rows.len());
         }
-        product::<K>(&Product {
-            left: K::over_keys(scores, block.keys.len(), weights.cast()),
-            right: K::right(operands.v, block.keys.clone(), head_dim, values.cast(), stride),
-            output: Output { values: sums, stride, add },
-            rows: block.rows.len(),
-            extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
-        });
+        K::product(
+            set,
+            &Product {
+                left: K::over_keys(scores, block.keys.len(), weights.cast()),
+                right: K::right(operands.v, block.keys.clone(), head_dim, values.cast(), stride),
+                output: Output { values: sums, stride, add },
+                rows: block.rows.len(),
+                extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
+            },
+        );
     }
 }
 

@@ -5,13 +5,20 @@
 
 use std::ops::Range;
 
-use super::operands::{Left, Right};
-use super::{Columns, ROWS};
+use super::operands::{Left, Product, Right};
+use super::{Columns, ROWS, tile};
+use crate::cpu::instructions::InstructionSet;
 use crate::cpu::simd::{Multiplier, Vector};
 
 /// A way to multiply and sum, and to lay operands out for it. All of its functions want the machine to have its
 /// instructions, and what they are given to be of the size that they say.
 pub(super) trait Kernel: Multiplier {
+    /// Computes a product with the instructions of a set, which are these or more.
+    #[inline(always)]
+    unsafe fn product(_set: InstructionSet, product: &Product<'_, Self::Word>) {
+        // SAFETY: the caller vouches for it.
+        unsafe { tile::product::<Self>(product) }
+    }
     /// The words of a row of values.
     unsafe fn round_row(values: &[f32], to: *mut Self::Word);
     /// Up to as many lines as a vector has lanes, as columns [`ROWS`] apart; lanes without a line are zero.

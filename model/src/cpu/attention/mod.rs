@@ -25,6 +25,8 @@ mod softmax;
 #[cfg(test)]
 mod tests;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::ops::Range;
 

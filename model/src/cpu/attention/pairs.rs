@@ -10,8 +10,10 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::kernel::Kernel;
-use super::operands::{Left, Right};
-use super::{Columns, ROWS};
+use super::operands::{Left, Product, Right};
+use super::{Columns, ROWS, tile, tiles};
+use crate::cpu::amx;
+use crate::cpu::instructions::InstructionSet;
 use crate::cpu::simd::{Avx512Bf16, as_words, first};
 
 /// Values of a vector.
@@ -57,6 +59,18 @@ unsafe fn places(places: &[u16; VALUES]) -> __m512i {
 
 // SAFETY (of each block that has no other): the caller vouches for what is read and written, and for the instructions.
 impl Kernel for Avx512Bf16 {
+    #[inline(always)]
+    unsafe fn product(set: InstructionSet, product: &Product<'_, u32>) {
+        // SAFETY: see above; a set with tiles has the thread ready for them.
+        unsafe {
+            match set {
+                InstructionSet::Amx => tiles::product::<amx::Registers>(product),
+                InstructionSet::AmxEmulated => tiles::product::<amx::Emulated>(product),
+                _ => tile::product::<Self>(product),
+            }
+        }
+    }
+
     #[inline(always)]
     unsafe fn round_row(values: &[f32], to: *mut u32) {
         for place in (0..values.len()).step_by(VALUES) {

@@ -42,7 +42,7 @@ struct Line {
 }
 
 /// Runs a function with a buffer of so many words, which are whatever they are.
-pub(super) fn with_words(words: usize, run: impl FnOnce(*mut u32)) {
+pub(in crate::cpu) fn with_words(words: usize, run: impl FnOnce(*mut u32)) {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() * LINE < words {
             buffer.resize(words.div_ceil(LINE), Line::default());

@@ -13,6 +13,8 @@ mod finish;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
+mod operands;
+#[cfg(target_arch = "x86_64")]
 mod pack;
 mod portable;
 mod right;
@@ -34,12 +36,16 @@ use super::instructions::InstructionSet;
 use super::simd::{Avx2, Avx512, Avx512Bf16, Floats};
 use super::simd::{Vector, first_values};
 use crate::ops::FEW_ROWS;
+#[cfg(target_arch = "x86_64")]
+pub(super) use blocks::with_words;
 pub(super) use finish::Finish;
+#[cfg(target_arch = "x86_64")]
+use operands::{Pairs, Split};
 #[cfg(target_arch = "x86_64")]
 pub(super) use right::PairsRight;
 pub(super) use right::{Right, Side};
 pub(super) use view::{Target, View, ViewMut};
-pub(super) use widened::{BlockWeight, Order, Widened};
+pub(super) use widened::{BlockWeight, Order, WeightBlock, Widened};
 
 /// A number type of elements of a right operand.
 pub(crate) trait Element: Copy + Send + Sync {
@@ -180,6 +186,8 @@ pub(super) enum Path {
     FewRows,
     /// In blocks, the right operand packed.
     Blocks,
+    /// In blocks, f32 being multiplied in tiles in three products of bf16 ([`MatmulPrecision::High`]).
+    Split,
 }
 
 impl Path {
@@ -205,6 +213,15 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
     unsafe {
         match (path, set) {
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
+            #[cfg(target_arch = "x86_64")]
+            (Path::Split, InstructionSet::Amx) => {
+                tiles::product::<amx::Registers, _, R>(&Split::new(a, set), sides);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Path::Split, InstructionSet::AmxEmulated) => {
+                tiles::product::<amx::Emulated, _, R>(&Split::new(a, set), sides);
+            }
+            (Path::Split, _) => unreachable!("tiles of {set}"),
             #[cfg(target_arch = "x86_64")]
             (
                 Path::Blocks,
@@ -234,11 +251,12 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
     unsafe {
         match (path, set) {
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| {
-                b.few_rows_of_pairs(a.of_halves(b.rows()), finish, c);
+                b.few_rows_of_pairs(set, a.of_halves(b.rows()), finish, c);
             }),
-            (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, R>(a, sides),
-            (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, R>(a, sides),
+            (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, _, R>(&Pairs(a), sides),
+            (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, _, R>(&Pairs(a), sides),
             (Path::Blocks, _) => blocks::product::<Avx512Bf16, R>(a, sides),
+            (Path::Split, _) => unreachable!("pairs are not split"),
         }
     }
 }

@@ -68,7 +68,7 @@ pub(in crate::cpu) trait PairsRight: Right {
     ///
     /// # Safety
     /// As for [`super::product_of_pairs`].
-    unsafe fn few_rows_of_pairs(self, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>);
+    unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>);
 }
 
 /// A right operand and what becomes of the product with it.
@@ -148,9 +148,9 @@ impl PairsRight for View<'_, bf16> {
         unsafe { pack_pairs(self, inner, columns, panel) }
     }
 
-    unsafe fn few_rows_of_pairs(self, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+    unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         // SAFETY: the caller vouches for it.
-        unsafe { few_rows::of_pairs(a, self, finish, c) }
+        unsafe { few_rows::of_pairs(set, few_rows::Source::Memory, a, self, finish, c) }
     }
 }
 

@@ -9,7 +9,7 @@ use memmap2::{MmapMut, MmapOptions};
 
 use super::super::Cpu;
 use super::*;
-use crate::ops::{Compute, Write};
+use crate::ops::{Compute, MatmulPrecision, Ops, Write};
 
 /// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks.
 const SHAPES: [(usize, usize, usize); 14] = [
@@ -298,6 +298,57 @@ fn every_element_is_in_one_part() {
                 }
                 assert!(covered.iter().all(|count| *count == 1), "{rows}x{columns} over {threads} threads, {most}");
             }
+        }
+    }
+}
+
+/// Sixteen bits of each factor: a product of f32 in tiles is some hundred times nearer to the exact one than that of
+/// rounded operands, in every orientation and whatever the number of threads.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn of_high_precision_a_product_has_sixteen_bits() {
+    let sets = [InstructionSet::Amx, InstructionSet::AmxEmulated].into_iter().filter(|set| set.is_available());
+    for (set, (m, n, k)) in sets.flat_map(|set| [(17, 5, 33), (40, 70, 100), (33, 48, 1601)].map(|shape| (set, shape)))
+    {
+        let machines = [1, 3].map(|threads| {
+            let cpu = Cpu::with_instructions(threads, Compute::F32, set).expect("threads");
+            cpu.with_matmul_precision(MatmulPrecision::High)
+        });
+        assert!(machines[0].describe().contains("of high precision"), "{}", machines[0].describe());
+        // Of one sign, so that errors are relative to the sum; and more bits than a bf16 has.
+        let value = |row: usize, column: usize, seed: usize| 1.0 + (value(row, column, seed) + 0.5) * 0.987_654;
+        let a = Poisoned::new(m, k, f32::NAN, |row, column| value(row, column, 1));
+        let a_transposed = Poisoned::new(k, m, f32::NAN, |row, column| value(column, row, 1));
+        let b = Poisoned::new(k, n, f32::NAN, |row, column| value(row, column, 2));
+        let b_transposed = Poisoned::new(n, k, f32::NAN, |row, column| value(column, row, 2));
+        for a in [a.view(), a_transposed.view().transposed()] {
+            for b in [b.view(), b_transposed.view().transposed()] {
+                let finish = Finish { scale: 1.0, bias: None, write: Write::Replace };
+                let results = machines.each_ref().map(|cpu| {
+                    let mut c = vec![f32::NAN; m * n];
+                    cpu.finished_product(a, b, finish, ViewMut::new(&mut c, m, n, n));
+                    c
+                });
+                assert_eq!(results[0], results[1], "the number of threads changes a bit");
+                for (index, found) in results[0].iter().enumerate() {
+                    let (row, column) = (index / n, index % n);
+                    let sum: f64 = (0..k).map(|p| f64::from(value(row, p, 1)) * f64::from(value(p, column, 2))).sum();
+                    let error = (f64::from(*found) - sum).abs() / sum;
+                    assert!(error < 3e-5, "{set} {m}x{n}x{k} at {row}, {column}: {error:e}");
+                }
+            }
+        }
+    }
+}
+
+/// Without tiles, and in bf16, there is no other precision.
+#[test]
+fn high_precision_is_the_highest_without_tiles() {
+    for (compute, set) in [(Compute::F32, InstructionSet::detect()), (Compute::Bf16, InstructionSet::AmxEmulated)] {
+        if set.is_available() {
+            let cpu = Cpu::with_instructions(1, compute, set).expect("threads");
+            let before = cpu.describe();
+            assert_eq!(cpu.with_matmul_precision(MatmulPrecision::High).describe(), before);
         }
     }
 }

@@ -138,7 +138,7 @@ impl Cpu {
 
     /// `c (+)= scale · a · b (+ bias)`, over the threads.
     pub(in crate::cpu) fn finished_product<R: Right>(&self, a: View<'_>, b: R, finish: Finish<'_>, c: ViewMut<'_>) {
-        let path = Path::of(a, b.strides());
+        let path = self.of_floats(Path::of(a, b.strides()));
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: parts do not overlap.
@@ -212,7 +212,12 @@ impl Cpu {
     /// Nobody else may read or write the elements of each result meanwhile.
     pub(in crate::cpu) unsafe fn product_along<R: Right>(&self, path: Path, a: View<'_>, sides: &[Side<'_, R>]) {
         // SAFETY: the caller vouches for the results.
-        unsafe { product_along(path, self.set, a, sides) }
+        unsafe { product_along(self.of_floats(path), self.set, a, sides) }
+    }
+
+    /// How a product of f32 is computed whose operands have this path.
+    fn of_floats(&self, path: Path) -> Path {
+        if self.splits && path == Path::Blocks { Path::Split } else { path }
     }
 
     /// As [`Cpu::product_along`], `a` being pairs of bf16.

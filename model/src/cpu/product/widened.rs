@@ -32,17 +32,21 @@ pub(in crate::cpu) trait BlockWeight: Send + Sync {
     /// Row `row`, times a factor.
     fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]);
 
-    /// Dequantises some rows and columns: the first of them goes to the first element of the target, and the next row
-    /// or column, by the order, `stride` elements further.
-    fn widen(
-        &self,
-        set: InstructionSet,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        order: Order,
-        stride: usize,
-        target: &mut [f32],
-    );
+    /// Dequantises a part, whose first element goes to the first of the target.
+    fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]);
+}
+
+/// Some rows and columns of a weight, and how they come to lie.
+#[derive(Clone)]
+pub(in crate::cpu) struct WeightBlock {
+    /// Rows.
+    pub rows: Range<usize>,
+    /// Columns.
+    pub columns: Range<usize>,
+    /// What lies contiguously.
+    pub order: Order,
+    /// From a row, or column, to the next.
+    pub stride: usize,
 }
 
 /// What lies contiguously.
@@ -90,7 +94,7 @@ impl<'a> Widened<'a> {
             Order::Rows => (inner, columns),
             Order::Columns => (columns, inner),
         };
-        self.weight.widen(self.set, rows, columns, self.order, stride, target);
+        self.weight.widen(self.set, WeightBlock { rows, columns, order: self.order, stride }, target);
     }
 
     /// Runs a function for blocks of a few columns each, given the columns as the rows of a matrix in f32.
@@ -103,11 +107,11 @@ impl<'a> Widened<'a> {
             let next = (self.first_column + first + COLUMNS) / COLUMNS * COLUMNS - self.first_column;
             let columns = first..next.min(self.columns);
             let own = self.first_column + columns.start..self.first_column + columns.end;
-            let (rows, columns_of_weight, order) = match self.order {
+            let (rows, of_rows, order) = match self.order {
                 Order::Columns => (own, 0..inner, Order::Rows),
                 Order::Rows => (0..inner, own, Order::Columns),
             };
-            self.weight.widen(self.set, rows, columns_of_weight, order, inner, &mut block);
+            self.weight.widen(self.set, WeightBlock { rows, columns: of_rows, order, stride: inner }, &mut block);
             run(columns.clone(), &block[..columns.len() * inner]);
             first = columns.end;
         }
@@ -207,15 +211,16 @@ impl PairsRight for Widened<'_> {
         }
     }
 
-    unsafe fn few_rows_of_pairs(self, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+    unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         let inner = self.rows();
         let mut rounded = Vec::new();
         self.each_few_columns(|columns, values| {
             rounded.resize(values.len(), bf16::ZERO);
-            round(self.set, values, &mut rounded);
+            round(set, values, &mut rounded);
             let b = View::new(&rounded, columns.len(), inner, inner).transposed();
+            let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
             // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
-            unsafe { few_rows::of_pairs(a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
+            unsafe { few_rows::of_pairs(set, few_rows::Source::Cache, a, b, finish, c) };
         });
     }
 }

@@ -10,20 +10,13 @@ use std::arch::x86_64::{
 
 use super::kernel::Bytes;
 use super::{BLOCK, GROUP, GroupBlock};
-use crate::cpu::simd::{Avx2, Routine, Vector};
+use crate::cpu::simd::{Avx2, Floats};
 
 /// Registers of four rows that a group takes.
 const QUARTERS: usize = GROUP / 4;
 
-impl Bytes for Avx2 {
-    type Sums = Self;
+impl Bytes for Floats<Avx2> {
     type Numbers<'a> = GroupBlock<'a>;
-
-    #[inline(always)]
-    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { <Self as Vector>::compiled(routine) }
-    }
 
     #[inline(always)]
     unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> GroupBlock<'_> {
@@ -35,7 +28,7 @@ impl Bytes for Avx2 {
         block: &GroupBlock<'_>,
         x: &[i8; BLOCK],
         start: i32,
-    ) -> [Self; VECTORS] {
+    ) -> [Avx2; VECTORS] {
         // SAFETY: the caller vouches for the instructions; a line is four times 16 bytes, and a block eight words, of
         // which no alignment is asked.
         unsafe {
@@ -62,7 +55,7 @@ impl Bytes for Avx2 {
                 // Adding neighbours leaves the rows 0 1 4 5 2 3 6 7.
                 let rows = _mm256_hadd_epi32(pairs[2 * half], pairs[2 * half + 1]);
                 let rows = _mm256_permute4x64_epi64::<0b11_01_10_00>(rows);
-                Self::of(_mm256_cvtepi32_ps(_mm256_add_epi32(rows, _mm256_set1_epi32(start))))
+                Avx2::of(_mm256_cvtepi32_ps(_mm256_add_epi32(rows, _mm256_set1_epi32(start))))
             })
         }
     }

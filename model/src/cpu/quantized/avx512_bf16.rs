@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 
 use super::kernel::Bytes;
 use super::{BLOCK, GroupBlock};
-use crate::cpu::simd::{Avx512, Avx512Bf16, Multiplier, Routine, prefetch};
+use crate::cpu::simd::{Avx512, Avx512Bf16, prefetch};
 
 /// How far ahead of its use memory is asked for, in bytes.
 const AHEAD: usize = 4096;
@@ -17,14 +17,7 @@ const AHEAD: usize = 4096;
 const REGISTERS: usize = 8;
 
 impl Bytes for Avx512Bf16 {
-    type Sums = Avx512;
     type Numbers<'a> = [__m512i; REGISTERS];
-
-    #[inline(always)]
-    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { <Self as Multiplier>::compiled(routine) }
-    }
 
     #[inline(always)]
     unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> [__m512i; REGISTERS] {

@@ -7,17 +7,13 @@ use std::ops::Range;
 
 use super::rows::{QuantizedRows, RowBlocks};
 use super::{BLOCK, Bits, GROUP, GroupBlock, Quantized, Sums, TILE};
-use crate::cpu::simd::{Routine, Vector};
+use crate::cpu::simd::{Multiplier, Routine, Vector};
 
 /// Instructions that multiply bytes and sum in 32 bits. All of its functions want the machine to have them.
-pub(super) trait Bytes {
-    /// What the products of blocks are summed in.
-    type Sums: Vector;
+pub(super) trait Bytes: Multiplier {
     /// The numbers of a block of a group, as products read them.
     type Numbers<'a>;
 
-    /// Runs a routine, compiled with the instructions.
-    unsafe fn compiled<R: Routine>(routine: R) -> R::Output;
     /// The numbers of a block, of 8 bits or of 4.
     unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> Self::Numbers<'_>;
     /// `start + Σ number · x` for each row of the group, in f32: `VECTORS` times as many lanes are a group.

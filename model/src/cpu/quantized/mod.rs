@@ -29,10 +29,10 @@ use std::ops::Range;
 
 use super::instructions::multiversion;
 use super::operand::Operand;
-use super::product::{BlockWeight, Element, Finish, Order, Target, ViewMut};
-use super::simd::Portable;
+use super::product::{BlockWeight, Element, Finish, Order, Target, ViewMut, WeightBlock};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512Bf16};
+use super::simd::{Floats, Portable};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
 use crate::weights::{BLOCK, BlockFormat};
@@ -172,15 +172,8 @@ impl BlockWeight for Quantized {
         fingerprint::of_parts(&parts)
     }
 
-    fn widen(
-        &self,
-        set: InstructionSet,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        order: Order,
-        stride: usize,
-        target: &mut [f32],
-    ) {
+    fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]) {
+        let WeightBlock { rows, columns, order, stride } = part;
         for group in rows.start / GROUP..rows.end.div_ceil(GROUP) {
             let first_row = group * GROUP;
             let lanes = rows.start.max(first_row) - first_row..rows.end.min(first_row + GROUP) - first_row;
@@ -316,9 +309,9 @@ fn tile(set: InstructionSet, x: &QuantizedRows, rows: Range<usize>, weight: &Qua
     // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
     unsafe {
         match set {
-            InstructionSet::Portable => kernel::tile::<Portable>(x, rows, weight, group),
+            InstructionSet::Portable => kernel::tile::<Floats<Portable>>(x, rows, weight, group),
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Avx2>(x, rows, weight, group),
+            InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Floats<Avx2>>(x, rows, weight, group),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
                 kernel::tile::<Avx512Bf16>(x, rows, weight, group)

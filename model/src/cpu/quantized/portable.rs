@@ -4,17 +4,10 @@
 
 use super::kernel::Bytes;
 use super::{BLOCK, GROUP, GroupBlock};
-use crate::cpu::simd::{Portable, Routine, Vector};
+use crate::cpu::simd::{Floats, Portable, Vector};
 
-impl Bytes for Portable {
-    type Sums = Self;
+impl Bytes for Floats<Portable> {
     type Numbers<'a> = GroupBlock<'a>;
-
-    #[inline(always)]
-    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
-        // SAFETY: every machine has the instructions.
-        unsafe { <Self as Vector>::compiled(routine) }
-    }
 
     #[inline(always)]
     unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> GroupBlock<'_> {
@@ -26,7 +19,7 @@ impl Bytes for Portable {
         block: &GroupBlock<'_>,
         x: &[i8; BLOCK],
         start: i32,
-    ) -> [Self; VECTORS] {
+    ) -> [Portable; VECTORS] {
         let mut sums = [start; GROUP];
         for (line, x) in block.lines.iter().zip(x.chunks_exact(if EIGHT { 4 } else { 8 })) {
             for (sum, bytes) in sums.iter_mut().zip(line.0.chunks_exact(4)) {
@@ -41,6 +34,6 @@ impl Bytes for Portable {
         }
         let sums = sums.map(|sum| sum as f32);
         // SAFETY: as many vectors as are a group.
-        std::array::from_fn(|vector| unsafe { Self::load(sums.as_ptr().add(vector * Self::LANES)) })
+        std::array::from_fn(|vector| unsafe { Portable::load(sums.as_ptr().add(vector * Portable::LANES)) })
     }
 }

@@ -293,7 +293,7 @@ impl Respondent {
         }
     }
 
-    /// Whether it is best asked everything at once, since each time it is asked its model is loaded anew.
+    /// Whether it is best asked everything at once: ranks share it out, and complete prompts of one length together.
     pub fn prefers_all_at_once(&self) -> bool {
         matches!(self.model, Asked::Worker(_))
     }
@@ -308,9 +308,17 @@ impl Respondent {
         told: &mut dyn FnMut(usize, &mut StageContext),
         context: &mut StageContext,
     ) -> Result<Vec<RowScore>, StageError> {
-        match &mut self.model {
-            Asked::Here(model) => score::rows(&mut **model, rows, told, context),
-            Asked::Worker(worker) => worker.score(rows, context),
+        let scores = match &mut self.model {
+            Asked::Here(model) => score::rows(&mut **model, rows, told, context)?,
+            Asked::Worker(worker) => worker.score(rows, told, context)?,
+        };
+        match scores.iter().position(|score| !score.nll.is_finite()) {
+            None => Ok(scores),
+            Some(row) => {
+                let message = format!("the loss of row {row} is not finite");
+                let help = "the model or the adapter is at fault (did its training diverge?), or `dtype` is too narrow";
+                Err(StageError::new(Cause::Numeric, message).with_help(help))
+            }
         }
     }
 

@@ -1,28 +1,25 @@
-//! A model that is asked through the torch worker: all rows or prompts of a stage in one go, since each go loads it
-//! anew.
+//! Inference by the torch worker: its ranks stay, with the model loaded, from the first request to the last.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
-use engine::protocol::WorkerEvent;
+use model::batch::{Batch, TargetScope};
 use model::config::Architecture;
 use model::generation::{Completion, Listener, Options, Request, Stop};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
 use super::{Flow, InferenceParams};
 use crate::compute::adapter;
-use crate::compute::torch::Work;
-use crate::compute::torch::job::{Generate, Job, Score};
+use crate::compute::torch::batches::{MicroBatch, encode};
+use crate::compute::torch::job::Job;
+use crate::compute::torch::{Connection, PEAK_MEMORY_OF_RANKS, Work};
 use crate::data::prompt::Encoded;
 
-/// A model, an adapter perhaps, and how they are asked.
+/// A model, an adapter perhaps, and the ranks that have loaded them.
 pub(super) struct Worker {
     architecture: Architecture,
     model: PathBuf,
@@ -30,26 +27,66 @@ pub(super) struct Worker {
     dtype: &'static str,
     batch_size: usize,
     env: BTreeMap<String, String>,
+    /// From the first request on.
+    connection: Option<Connection>,
     done: Done,
 }
 
 /// What was done so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Done {
-    goes: usize,
     new_tokens: usize,
     took: Duration,
-    peak_memory_bytes: Option<u64>,
+    /// The most memory of each rank.
+    peaks: Vec<u64>,
 }
 
+/// What a rank is to do.
+#[derive(Serialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+enum Asked<'a> {
+    /// Scores the rows of a micro-batch of each rank.
+    ScoreRows { ranks: &'a [Vec<MicroBatch>] },
+    /// Completes prompts of each rank, which grow together.
+    Generate { prompts: Vec<Vec<Prompt<'a>>>, options: GenerateOptions<'a> },
+}
+
+/// A prompt. Its draws are addressed as ours are: by seed, row and position.
+#[derive(Serialize)]
+struct Prompt<'a> {
+    input_ids: &'a [u32],
+    seed: u64,
+    row: u64,
+}
+
+#[derive(Serialize)]
+struct GenerateOptions<'a> {
+    max_new_tokens: usize,
+    min_new_tokens: usize,
+    stop_ids: &'a [u32],
+    temperature: f64,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+}
+
+/// The results of each rank, and the most memory of each.
+#[derive(Deserialize)]
+struct Answer<T> {
+    ranks: Vec<Vec<T>>,
+    peak_memory_bytes: Vec<u64>,
+}
+
+/// The number of a row, the negative log-likelihood of its targets, their number, and that of those that are the likeliest.
+type Scored = (u64, Option<f64>, f64, f64);
+
 /// What a model makes of a row.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct RowScore {
     /// Summed negative log-likelihood of its targets, in nats.
-    #[serde(rename = "loss")]
     pub nll: f64,
     /// Its targets.
-    #[serde(rename = "targets")]
     pub tokens: u64,
     /// Those that the model finds the most likely.
     pub correct: u64,
@@ -88,6 +125,7 @@ impl Worker {
             dtype,
             batch_size: params.batch_size,
             env: params.env.clone(),
+            connection: None,
             done: Done::default(),
         })
     }
@@ -96,93 +134,153 @@ impl Worker {
         &self.architecture
     }
 
-    pub(super) fn score(&mut self, rows: &[Encoded], context: &mut StageContext) -> Result<Vec<RowScore>, StageError> {
-        let work = self.work(context)?;
-        let file = work.folder.join("rows.jsonl");
-        let lines = rows.iter().map(|row| json!({ "input_ids": row.input_ids, "labels": row.labels }));
-        write_lines(&file, lines)?;
-        let common = work.common(self.dtype, self.model.clone(), self.adapter.clone(), context);
-        let job = Job::Score(Score { common, rows: file, batch_size: self.batch_size });
-        self.run(&work, &job, context)?;
-        read_lines(&work.output.join("scores.jsonl"), rows.len())
+    /// Scores rows, some on each rank at a time; `told` hears how many are done.
+    pub(super) fn score(
+        &mut self,
+        rows: &[Encoded],
+        told: &mut dyn FnMut(usize, &mut StageContext),
+        context: &mut StageContext,
+    ) -> Result<Vec<RowScore>, StageError> {
+        let (batch_size, size) = (self.batch_size, context.devices().workers());
+        let mut scores = vec![RowScore::default(); rows.len()];
+        let numbered: Vec<(usize, &Encoded)> = rows.iter().enumerate().collect();
+        let rounds: Vec<_> = numbered.chunks(batch_size * size).collect();
+        let request = |connection: &mut Connection, round: &[(usize, &Encoded)]| {
+            let batches: Vec<Batch> = round.chunks(batch_size).map(batch_of).collect();
+            let (ranks, payload) = encode(of_ranks(&batches, size), TargetScope::Response);
+            connection.request(&Asked::ScoreRows { ranks: &ranks }, &payload);
+        };
+        let mut done = 0;
+        self.converse(&rounds, request, context, |round, answers: Vec<Vec<Scored>>, context| {
+            for (row, nll, tokens, correct) in answers.into_iter().flatten() {
+                let nll = nll.unwrap_or(f64::NAN);
+                scores[row as usize] = RowScore { nll, tokens: tokens as u64, correct: correct as u64 };
+            }
+            done += round.len();
+            told(done, context);
+        })?;
+        Ok(scores)
     }
 
-    /// Completes prompts.
+    /// Completes prompts, those of about one length together, so that little is padded.
     pub(super) fn complete(
         &mut self,
         requests: &[Request<'_>],
         options: &Options,
         context: &mut StageContext,
     ) -> Result<Vec<Completion>, StageError> {
-        if requests.is_empty() {
-            return Ok(Vec::new());
-        }
-        let work = self.work(context)?;
-        let file = work.folder.join("prompts.jsonl");
+        let (batch_size, size) = (self.batch_size, context.devices().workers());
+        let mut by_length: Vec<usize> = (0..requests.len()).collect();
+        by_length.sort_by_key(|index| requests[*index].prompt.len());
+        let rounds: Vec<_> = by_length.chunks(batch_size * size).collect();
         let sampling = &options.sampling;
-        // Draws are addressed as ours are: by seed, row and position.
-        let line =
-            |request: &Request<'_>| json!({ "input_ids": request.prompt, "seed": sampling.seed, "row": request.row });
-        let lines = requests.iter().map(line);
-        write_lines(&file, lines)?;
-        let job = Job::Generate(Generate {
-            common: work.common(self.dtype, self.model.clone(), self.adapter.clone(), context),
-            prompts: file,
-            max_new_tokens: options.max_new_tokens,
-            min_new_tokens: options.min_new_tokens,
-            stop_ids: options.stop_token_ids.clone(),
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            batch_size: self.batch_size,
-        });
-        self.run(&work, &job, context)?;
-        let answers: Vec<Answered> = read_lines(&work.output.join("answers.jsonl"), requests.len())?;
-        self.done.new_tokens += answers.iter().map(|answer| answer.output_ids.len()).sum::<usize>();
-        Ok(answers.into_iter().map(Completion::from).collect())
+        let prompt = |index: &usize| {
+            let Request { prompt, row, .. } = &requests[*index];
+            Prompt { input_ids: prompt, seed: sampling.seed, row: *row }
+        };
+        let request = |connection: &mut Connection, round: &[usize]| {
+            let mut prompts: Vec<Vec<Prompt<'_>>> =
+                round.chunks(batch_size).map(|batch| batch.iter().map(prompt).collect()).collect();
+            prompts.resize_with(size, Vec::new);
+            let options = GenerateOptions {
+                max_new_tokens: options.max_new_tokens,
+                min_new_tokens: options.min_new_tokens,
+                stop_ids: &options.stop_token_ids,
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                repetition_penalty: sampling.repetition_penalty,
+            };
+            connection.request(&Asked::Generate { prompts, options }, &[]);
+        };
+        let mut completions: Vec<Option<Completion>> = requests.iter().map(|_| None).collect();
+        let mut done = 0;
+        self.converse(&rounds, request, context, |round, answers: Vec<Vec<Answered>>, context| {
+            for (index, answered) in round.iter().zip(answers.into_iter().flatten()) {
+                completions[*index] = Some(answered.into());
+            }
+            done += round.len() as u64;
+            context.progress("prompts", done, Some(requests.len() as u64), None);
+        })?;
+        let all: Option<Vec<Completion>> = completions.into_iter().collect();
+        let all = all.ok_or_else(|| StageError::internal("the torch worker left prompts without a completion"))?;
+        self.done.new_tokens += all.iter().map(|completion| completion.ids.len()).sum::<usize>();
+        Ok(all)
+    }
+
+    /// Sends a request for each round, the next before the answer to the one before it is read, and hands on the answers.
+    fn converse<R: ?Sized, T: DeserializeOwned>(
+        &mut self,
+        rounds: &[&R],
+        request: impl Fn(&mut Connection, &R),
+        context: &mut StageContext,
+        mut answered: impl FnMut(&R, Vec<Vec<T>>, &mut StageContext),
+    ) -> Result<(), StageError> {
+        let Some(first) = rounds.first() else { return Ok(()) };
+        let began = Instant::now();
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect(context)?,
+        };
+        request(&mut connection, first);
+        for (index, round) in rounds.iter().enumerate() {
+            context.stop_if_cancelled()?;
+            if let Some(next) = rounds.get(index + 1) {
+                request(&mut connection, next);
+            }
+            let Answer { ranks, peak_memory_bytes } = connection.answer(context)?;
+            self.done.peaks = peak_memory_bytes;
+            answered(round, ranks, context);
+        }
+        context.record(PEAK_MEMORY_OF_RANKS, self.done.peaks.clone());
+        self.connection = Some(connection);
+        self.done.took += began.elapsed();
+        Ok(())
+    }
+
+    /// Starts the ranks, which load the model.
+    fn connect(&self, context: &mut StageContext) -> Result<Connection, StageError> {
+        let mut work = Work::begin("torch", context)?;
+        work.env.clone_from(&self.env);
+        let job = Job::Infer(work.common(self.dtype, self.model.clone(), self.adapter.clone(), context));
+        let (mut connection, _) = Connection::open(&work, &job, context)?;
+        connection.end_when_cancelled();
+        Ok(connection)
     }
 
     /// Time and memory, in the words of `speed`. The rates are of these processes on this machine and belong into no
     /// artefact.
     pub(super) fn speed(&self) -> String {
-        let Done { new_tokens, took, peak_memory_bytes, .. } = self.done;
+        let Done { new_tokens, took, peaks } = &self.done;
         let seconds = took.as_secs_f64();
-        let rate = if seconds > 0.0 { new_tokens as f64 / seconds } else { 0.0 };
+        let rate = if seconds > 0.0 { *new_tokens as f64 / seconds } else { 0.0 };
         let mut text = format!(
             "Time for inference: {seconds:.2} sec total, {rate:.2} tokens/sec ({new_tokens} new tokens), loading PyTorch and the \
              model included"
         );
-        if let Some(bytes) = peak_memory_bytes {
-            let memory = bytes as f64 / 1e9;
+        if let Some(bytes) = peaks.iter().max() {
+            let memory = *bytes as f64 / 1e9;
             text.push_str(&format!(
                 "\nMemory used: {memory:.2} GB (peak of the rank that took most, by its device's counter)"
             ));
         }
         text
     }
+}
 
-    /// A folder for the next go.
-    fn work(&mut self, context: &StageContext) -> Result<Work, StageError> {
-        self.done.goes += 1;
-        let mut work = Work::begin(&format!("torch-{}", self.done.goes), context)?;
-        work.env.clone_from(&self.env);
-        Ok(work)
+/// Rows as a batch in which each is a document of its own.
+fn batch_of(rows: &[(usize, &Encoded)]) -> Batch {
+    let mut batch = Batch::default();
+    for (number, row) in rows.iter().filter(|(_, row)| !row.input_ids.is_empty()) {
+        batch.push_row(*number as u64, &row.input_ids, &row.labels, &[row.input_ids.len()]);
     }
+    batch
+}
 
-    fn run(&mut self, work: &Work, job: &Job, context: &mut StageContext) -> Result<(), StageError> {
-        let began = Instant::now();
-        let summary = work.run(job, context, &mut |event, context| {
-            if let WorkerEvent::Progress { .. } = event {
-                context.emit(event);
-            }
-            Ok(())
-        })?;
-        self.done.took += began.elapsed();
-        self.done.peak_memory_bytes = self.done.peak_memory_bytes.max(summary.peak_memory_bytes());
-        Ok(())
-    }
+/// A batch for each rank, as far as there are any.
+fn of_ranks(batches: &[Batch], size: usize) -> impl Iterator<Item = &[Batch]> {
+    (0..size).map(|rank| batches.get(rank).map_or(&[][..], std::slice::from_ref))
 }
 
 impl From<Answered> for Completion {
@@ -210,32 +308,6 @@ pub(super) fn follow(completions: &mut [Completion], listener: &mut dyn Listener
         listener.answered(request);
     }
     Ok(())
-}
-
-fn write_lines(path: &Path, lines: impl Iterator<Item = Value>) -> Result<(), StageError> {
-    let write = || -> io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
-        for line in lines {
-            writeln!(file, "{line}")?;
-        }
-        file.flush()
-    };
-    write().or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
-}
-
-/// The lines of a file, of which there must be so many.
-fn read_lines<T: DeserializeOwned>(path: &Path, expected: usize) -> Result<Vec<T>, StageError> {
-    let failed = || format!("cannot read what the torch worker left in `{}`", path.display());
-    let file = File::open(path).or_fail(Cause::Internal, failed)?;
-    let mut found = Vec::with_capacity(expected);
-    for line in BufReader::new(file).lines() {
-        let line = line.or_fail(Cause::Internal, failed)?;
-        found.push(serde_json::from_str(&line).or_fail(Cause::Internal, failed)?);
-    }
-    match found.len() == expected {
-        true => Ok(found),
-        false => Err(StageError::internal(format!("the torch worker answered {} of {expected} rows", found.len()))),
-    }
 }
 
 #[cfg(test)]

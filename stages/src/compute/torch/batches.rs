@@ -32,7 +32,9 @@ fn push(batch: &Batch, scope: TargetScope, payload: &mut Vec<u8>) -> MicroBatch 
     let mut words = |words: &mut dyn Iterator<Item = u32>| words.for_each(|word| payload.extend(word.to_le_bytes()));
     words(&mut batch.input_ids.iter().copied());
     words(&mut batch.document_lengths.iter().map(|length| *length as u32));
-    payload.extend(batch.rows.iter().flat_map(|row| row.to_le_bytes()));
+    // A document of no row is one of its own, as in `Batch::push`.
+    let row = |document: usize| batch.rows.get(document).copied().unwrap_or(document as u64);
+    payload.extend((0..batch.document_lengths.len()).flat_map(|document| row(document).to_le_bytes()));
     let mut words = |words: &mut dyn Iterator<Item = u32>| words.for_each(|word| payload.extend(word.to_le_bytes()));
     words(&mut targets.rows.iter().copied());
     words(&mut targets.ids.iter().copied());

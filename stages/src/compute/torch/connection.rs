@@ -14,7 +14,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::job::Job;
-use super::work::{TakeRequests, Work};
+use super::work::Work;
+
+/// Whether trained values have the names that the base's files give them: of no interest in a result. transformers may
+/// hold several of a file's tensors as one.
+pub(crate) const NAMED_AS_IN_FILES: &str = "named_as_in_files";
 
 /// Ranks that wait for requests.
 pub(crate) struct Connection {
@@ -30,7 +34,8 @@ struct Header<'a, R> {
 }
 
 impl Connection {
-    /// Starts the ranks, which open what the job names, and returns what they say of themselves.
+    /// Starts the ranks, which open what the job names, and returns what they say of themselves, which is recorded with
+    /// the result.
     ///
     /// # Errors
     /// The worker's failure.
@@ -39,9 +44,18 @@ impl Connection {
         job: &Job,
         context: &mut StageContext,
     ) -> Result<(Self, Map<String, Value>), StageError> {
-        let mut connection = Self { running: work.start(job, TakeRequests::Yes, context)? };
-        let described = connection.answer(context)?;
+        let mut connection = Self { running: work.start(job, context)? };
+        let described: Map<String, Value> = connection.answer(context)?;
+        context.record("threads", context.threads());
+        for (name, value) in described.iter().filter(|(name, _)| *name != NAMED_AS_IN_FILES) {
+            context.record(name, value.clone());
+        }
         Ok((connection, described))
+    }
+
+    /// Has the ranks end where the user wants to stop, also while an answer is waited for.
+    pub(crate) fn end_when_cancelled(&mut self) {
+        self.running.end_when_cancelled();
     }
 
     /// Sends a request with the numbers that belong to it; returns before it was read.

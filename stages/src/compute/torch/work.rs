@@ -1,4 +1,4 @@
-//! A piece of work for the torch worker: its job file, its ranks, what they say, and the summary that they leave.
+//! A piece of work for the torch worker: its job file, and its ranks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +8,6 @@ use std::time::Duration;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::{Ranks, RunningRanks};
-use engine::protocol::WorkerEvent;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 
 use super::environment;
 use super::job::{Common, Job};
@@ -23,18 +19,9 @@ const SILENT_COLLECTIVES: u32 = 4;
 /// What loading libraries and a model may take, beside that.
 const LOADING: Duration = Duration::from_secs(20 * 60);
 
-/// What the worker leaves about its work.
-const SUMMARY: &str = "summary.json";
-
-/// The most memory that each rank has had, by its device's counter, in the summary.
-const PEAK_MEMORY: &str = "peak_memory_bytes";
-
-/// Whether ranks are told what to do after their job file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TakeRequests {
-    Yes,
-    No,
-}
+/// The most memory of each rank, by its device's counter, where it is recorded with a result. The engine's own figure is one
+/// of processes on this machine.
+pub(crate) const PEAK_MEMORY_OF_RANKS: &str = "peak_memory_bytes_of_ranks";
 
 /// A piece of work in a folder of its own.
 #[derive(Debug)]
@@ -42,48 +29,14 @@ pub(crate) struct Work {
     python: Python,
     /// Private to this work, for what its job names.
     pub folder: PathBuf,
-    /// Where the worker leaves what it makes.
-    pub output: PathBuf,
     /// Variables of the ranks that the stage gives.
     pub env: BTreeMap<String, String>,
     /// How long a collective may take.
     pub watchdog: Duration,
 }
 
-/// What the worker says of its work as a whole.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct Summary(pub Map<String, Value>);
-
-impl Summary {
-    /// One of its values.
-    ///
-    /// # Errors
-    /// Fails where it is not there, or not of this form.
-    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, StageError> {
-        let value = self.0.get(name).cloned().unwrap_or_default();
-        serde_json::from_value(value)
-            .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` has no `{name}`"))
-    }
-
-    /// Records what computed and the memory that it took: of no key, but of interest to who compares results.
-    fn record(&self, context: &mut StageContext) {
-        context.record("threads", context.threads());
-        for (name, value) in self.0.iter().filter(|(name, _)| !["progress", "backend"].contains(&name.as_str())) {
-            // The engine's own figure of that name is one of processes on this machine.
-            let name = if name == PEAK_MEMORY { "peak_memory_bytes_of_ranks" } else { name };
-            context.record(name, value.clone());
-        }
-    }
-
-    /// The most memory of any rank, where they say.
-    pub(crate) fn peak_memory_bytes(&self) -> Option<u64> {
-        let ranks: Vec<Option<u64>> = self.get(PEAK_MEMORY).ok()?;
-        ranks.into_iter().flatten().max()
-    }
-}
-
 impl Work {
-    /// Begins a piece of work: finds the worker, and makes its folders.
+    /// Begins a piece of work: finds the worker, and makes its folder.
     ///
     /// # Errors
     /// Fails where the worker is not installed.
@@ -91,9 +44,8 @@ impl Work {
         let python = Python::find();
         python.packages()?;
         let folder = context.scratch().join(name);
-        let output = folder.join("output");
-        fs::create_dir_all(&output).or_fail(Cause::Machine, || format!("cannot create `{}`", output.display()))?;
-        Ok(Self { python, folder, output, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
+        fs::create_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot create `{}`", folder.display()))?;
+        Ok(Self { python, folder, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
     }
 
     /// What every job says.
@@ -111,17 +63,11 @@ impl Work {
             threads: context.threads(),
             model,
             adapter,
-            output: self.output.clone(),
         }
     }
 
     /// Starts the ranks.
-    pub(super) fn start(
-        &self,
-        job: &Job,
-        take_requests: TakeRequests,
-        context: &StageContext,
-    ) -> Result<RunningRanks, StageError> {
+    pub(super) fn start(&self, job: &Job, context: &StageContext) -> Result<RunningRanks, StageError> {
         let path = self.folder.join("job.json");
         let text = serde_json::to_vec_pretty(job).expect("a job is plain data");
         fs::write(&path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))?;
@@ -134,45 +80,7 @@ impl Work {
             env: environment::variables(&devices, context.threads(), &self.env, &is_set),
             inherit: Vec::new(),
             silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
-            take_requests: take_requests == TakeRequests::Yes,
+            take_requests: true,
         })
-    }
-
-    /// Does the work. `heard` gets what rank 0 says of it; warnings and reports go on to the user by themselves.
-    ///
-    /// # Errors
-    /// The worker's failure, or that of `heard`.
-    pub(crate) fn run(
-        &self,
-        job: &Job,
-        context: &mut StageContext,
-        heard: &mut dyn FnMut(WorkerEvent, &mut StageContext) -> Result<(), StageError>,
-    ) -> Result<Summary, StageError> {
-        let running = self.start(job, TakeRequests::No, context)?;
-        let profile = context.profile().clone();
-        let _phase = profile.phase("torch worker");
-        running.attend(context, &mut |rank, event, context| match event {
-            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
-            WorkerEvent::Warning { .. } | WorkerEvent::Note { .. } | WorkerEvent::Report { .. } => {
-                context.emit(event);
-                Ok(())
-            }
-            event if rank == 0 => heard(event, context),
-            _ => Ok(()),
-        })?;
-        let text = self.left(SUMMARY)?;
-        let summary: Summary = serde_json::from_str(&text)
-            .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` is no object"))?;
-        summary.record(context);
-        Ok(summary)
-    }
-
-    /// The text of a file that the worker left.
-    ///
-    /// # Errors
-    /// Fails where it left none.
-    pub(crate) fn left(&self, name: &str) -> Result<String, StageError> {
-        let path = self.output.join(name);
-        fs::read_to_string(&path).or_fail(Cause::Internal, || format!("the torch worker left no `{name}`"))
     }
 }

@@ -111,6 +111,12 @@ pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
     }
 }
 
+/// Whether the columns of the data decide what a row is.
+pub(super) fn columns_decide(params: &DatasetParams) -> bool {
+    let makes_turns = [MESSAGES, CONVERSATIONS].iter().any(|name| params.map.contains_key(*name));
+    params.source.is_some() && shape_asked_for(params).is_none() && !makes_turns
+}
+
 /// What rows will be, where the parameters alone decide it.
 pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
     Some(match shape_asked_for(params)? {

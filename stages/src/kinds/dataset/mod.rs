@@ -45,6 +45,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::metadata::FetchedFile;
+use engine::parameter::KeyWriter;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::Network;
@@ -127,6 +128,18 @@ impl Stage for Dataset {
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         hub_files::pin(request)
+    }
+
+    fn write_derived_key(params: &DatasetParams, key: &mut KeyWriter<'_>) {
+        // Columns that say so make rows of preferences, which were conversations or prompts before. Where the parameters
+        // say what a row is nothing has changed, and `VERSION` would make every result anew.
+        if mapping::columns_decide(params) {
+            key.field("preferences", cache::Class::Semantic, |key| key.value("of_columns".to_owned()));
+        }
+    }
+
+    fn derived_from(entry: &str) -> &'static [&'static str] {
+        if entry == "preferences" { &["template", "column_map", "map"] } else { &[] }
     }
 
     fn smoke(parameters: &serde_json::Value) -> Smoke {

@@ -14,7 +14,7 @@ pub enum Normalization {
 
 impl Normalization {
     /// Whether two texts are equal under it.
-    pub(super) fn equal(self, answer: &str, reference: &str) -> bool {
+    pub(crate) fn equal(self, answer: &str, reference: &str) -> bool {
         match self {
             Self::Strip => strip(answer) == strip(reference),
             Self::Squad => squad(answer) == squad(reference),

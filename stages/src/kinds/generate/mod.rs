@@ -72,6 +72,9 @@ pub struct GenerateParams {
     /// Decides the draws.
     #[semantic(default = 0)]
     pub seed: u64,
+    /// Answers to each prompt, each with draws of its own; several need a `temperature` above 0.
+    #[semantic(default = 1, omit_default, range = 1..=1024)]
+    pub samples_per_prompt: u64,
     /// The samples of another stage, to be shown beside these.
     #[semantic]
     pub compare_with: Option<Input<Samples>>,
@@ -146,7 +149,8 @@ impl Stage for Generate {
             OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
         };
         let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
-        let most = |prompts: u64| prompts as f64 * params.inference.max_new_tokens as f64;
+        let answers = |prompts: u64| prompts as f64 * params.samples_per_prompt as f64;
+        let most = |prompts: u64| answers(prompts) * params.inference.max_new_tokens as f64;
         let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
         Preflight { work, ..params.inference.preflight(inputs) }
     }
@@ -178,7 +182,7 @@ impl Stage for Generate {
         let mut prompts = Prompts::open(params, &respondent.tokenizer, context)?;
 
         let draft = context.create("samples")?;
-        let mut writer = SamplesWriter::create(&draft.folder)?;
+        let mut writer = SamplesWriter::create(&draft.folder, params.samples_per_prompt)?;
         let mut shown = Shown::default();
         while let Some(asked) = prompts.next_group(&respondent)? {
             let samples = answer(params, asked, prompts.len(), &mut respondent, context)?;
@@ -189,13 +193,13 @@ impl Stage for Generate {
         if tally.skipped > 0 {
             context.warn(format!(
                 "{} of {} prompts could not be asked: {}",
-                tally.skipped,
-                tally.rows,
+                tally.skipped / params.samples_per_prompt,
+                tally.rows / params.samples_per_prompt,
                 shown.first_problem().unwrap_or_default()
             ));
         }
         if tally.skipped == tally.rows {
-            let message = format!("none of {} prompts could be asked", tally.rows);
+            let message = format!("none of {} prompts could be asked", prompts.len());
             return Err(match shown.first_problem() {
                 Some(problem) => StageError::bad_data(format!("{message}: {problem}")),
                 None => StageError::bad_data("there are no prompts to answer"),
@@ -212,6 +216,9 @@ impl Stage for Generate {
         facts.insert("rows".to_owned(), tally.rows.into());
         facts.insert("tokens".to_owned(), tally.tokens.into());
         facts.insert("skipped".to_owned(), tally.skipped.into());
+        if let Some(identity) = prompts.identity() {
+            facts.insert(samples::PROMPTS.to_owned(), identity.into());
+        }
         context.seal(draft, facts, None)
     }
 }
@@ -235,21 +242,32 @@ fn answer(
         }
     }
     let fitting = asked.iter().filter_map(|asked| Some((asked.row, asked.ids.as_ref().ok()?)));
-    let requests: Vec<Request<'_>> = fitting.map(|(row, prompt)| Request { prompt, row }).collect();
+    let each = 0..params.samples_per_prompt;
+    let requests: Vec<Request<'_>> = fitting
+        .flat_map(|(row, prompt)| each.clone().map(move |sample| Request { prompt, row: draws_of(row, sample) }))
+        .collect();
     // What grows on the screen is what the report will say, so answers to be compared do not.
     let aloud = match asked.as_slice() {
-        [only] if total == 1 && params.compare_with.is_none() => Aloud::Text { prompt: &only.text },
+        [only] if total == 1 && requests.len() == 1 && params.compare_with.is_none() => {
+            Aloud::Text { prompt: &only.text }
+        }
         _ => Aloud::Count,
     };
     let standing =
         Standing { unit: "prompts", done: asked.first().map_or(0, |asked| asked.row), total: Some(total), aloud };
     let mut answers = respondent.answer(&requests, standing, context)?.into_iter();
     context.progress("prompts", asked.last().map_or(0, |asked| asked.row + 1), Some(total), None);
-    Ok(asked
-        .into_iter()
-        .map(|asked| {
+    let mut samples = Vec::new();
+    for asked in asked {
+        for sample in each.clone() {
             let answer = asked.ids.is_ok().then(|| answers.next()).flatten();
-            Sample::new(asked, answer)
-        })
-        .collect())
+            samples.push(Sample::new(&asked, sample, answer));
+        }
+    }
+    Ok(samples)
+}
+
+/// Where the draws of a sample are: those of the first are the prompt's own.
+fn draws_of(row: u64, sample: u64) -> u64 {
+    row | sample << 48
 }

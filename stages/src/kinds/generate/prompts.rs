@@ -82,6 +82,11 @@ pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
         }
         _ => {}
     }
+    if params.samples_per_prompt > 1 && params.temperature == 0.0 {
+        let message = "`samples_per_prompt` draws, and `temperature: 0` always takes the most likely token".to_owned();
+        let label = "all answers to a prompt would be the same";
+        problems.push(problem(message, label).at("samples_per_prompt").with_help("set `temperature: 0.8`, say"));
+    }
     if let Err(message) = Form::of(params.template.as_deref()) {
         let names: Vec<&str> = NAMED.iter().map(|(name, _)| *name).chain([CHAT]).collect();
         let help = format!("write a text with one placeholder, or one of {}", names.join(", "));
@@ -101,8 +106,8 @@ pub(super) fn are_conversations(params: &GenerateParams, inputs: &InputFacts) ->
     }
 }
 
-/// Prompts that are encoded and answered before the next ones are read.
-const PROMPTS_PER_GROUP: usize = 256;
+/// Samples that are drawn before the next prompts are read, unless a single prompt has more.
+const SAMPLES_PER_GROUP: usize = 256;
 
 /// What they may have together, in tokens, unless a single one has more.
 const TOKENS_PER_GROUP: usize = 1 << 18;
@@ -115,6 +120,10 @@ pub(super) struct Prompts {
     source: Source,
     next: u64,
     len: u64,
+    /// Answers to each.
+    samples: usize,
+    /// The rows that they come from, where they come from a stage.
+    identity: Option<String>,
 }
 
 enum Source {
@@ -132,6 +141,7 @@ impl Prompts {
         tokenizer: &Tokenizer,
         context: &mut StageContext,
     ) -> Result<Self, StageError> {
+        let mut identity = None;
         let (source, len) = match &params.prompts {
             OneOf::Literal(texts) => {
                 let form = Form::of(params.template.as_deref())
@@ -140,7 +150,9 @@ impl Prompts {
                 (Source::Texts { texts: texts.clone(), form, prompter }, texts.len() as u64)
             }
             OneOf::Stage(input) => {
-                let rows = RowsReader::open(&context.open(input)?)?;
+                let artifact = context.open(input)?;
+                identity = Some(artifact.description.identity.to_string());
+                let rows = RowsReader::open(&artifact)?;
                 let renderer = PromptRenderer::new(&params.prompt, rows.facts(), tokenizer)?;
                 let len = params.limit.unwrap_or(u64::MAX).min(rows.len());
                 (Source::Rows { rows: Box::new(rows), renderer }, len)
@@ -149,7 +161,12 @@ impl Prompts {
         if len == 0 {
             return Err(StageError::bad_data("there are no prompts to answer"));
         }
-        Ok(Self { source, next: 0, len })
+        Ok(Self { source, next: 0, len, samples: params.samples_per_prompt as usize, identity })
+    }
+
+    /// The identity of the rows, where they come from a stage.
+    pub(super) fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
     }
 
     /// How many there are.
@@ -163,9 +180,9 @@ impl Prompts {
     /// Fails if rows cannot be read.
     pub(super) fn next_group(&mut self, respondent: &Respondent) -> Result<Option<Vec<Asked>>, StageError> {
         let (mut group, mut tokens, mut bytes) = (Vec::new(), 0, 0);
-        let all = respondent.prefers_all_at_once();
+        let (all, samples) = (respondent.prefers_all_at_once(), self.samples);
         let has_room = |group: &Vec<Asked>, tokens, bytes| {
-            all || group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
+            all || group.len() * samples < SAMPLES_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
         };
         while self.next < self.len && has_room(&group, tokens, bytes) {
             let asked = self.asked(self.next, respondent)?;

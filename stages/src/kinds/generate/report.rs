@@ -125,6 +125,7 @@ mod tests {
 
     fn shown(samples: &[(&str, &str)]) -> (Shown, Tally) {
         let sample = |(row, (prompt, text)): (usize, &(&str, &str))| Sample {
+            sample: 0,
             row: row as u64,
             prompt: (*prompt).to_owned(),
             prompt_tokens: Some(2),

@@ -17,11 +17,16 @@ use crate::data::results::{TableWriter, TextReader};
 pub const TABLE: &str = "samples.parquet";
 const TEXT: &str = "samples.txt";
 
+/// The fact that has the identity of the rows that were asked.
+pub(crate) const PROMPTS: &str = "prompts";
+
 /// A prompt and its answer.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
-    /// Its number, from 0.
+    /// The prompt's number, from 0.
     pub row: u64,
+    /// Which of the answers to it, from 0.
+    pub sample: u64,
     /// What was asked.
     pub prompt: String,
     /// The prompt's tokens, where it could be encoded.
@@ -34,25 +39,25 @@ pub(super) struct Sample {
 
 impl Sample {
     /// A prompt with its answer; there is none where the prompt could not be asked.
-    pub(super) fn new(asked: Asked, answer: Option<Answer>) -> Self {
+    pub(super) fn new(asked: &Asked, sample: u64, answer: Option<Answer>) -> Self {
         let Asked { row, text, ids, reference } = asked;
         let prompt_tokens = ids.as_ref().ok().map(|ids| ids.len() as u64);
         let answer = match (answer, ids) {
             (Some(answer), _) => Ok(answer),
-            (None, Err(problem)) => Err(problem),
+            (None, Err(problem)) => Err(problem.clone()),
             (None, Ok(_)) => unreachable!("a prompt that can be asked is answered"),
         };
-        Self { row, prompt: text, prompt_tokens, reference, answer }
+        Self { row: *row, sample, prompt: text.clone(), prompt_tokens, reference: reference.clone(), answer }
     }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Prompts.
+    /// Samples.
     pub rows: u64,
     /// Tokens of the answers.
     pub tokens: u64,
-    /// Prompts that could not be asked.
+    /// Samples without an answer: their prompts could not be asked.
     pub skipped: u64,
 }
 
@@ -61,6 +66,7 @@ pub(super) struct SamplesWriter {
     table: TableWriter,
     text: BufWriter<File>,
     text_path: PathBuf,
+    per_prompt: u64,
     tally: Tally,
 }
 
@@ -69,12 +75,12 @@ impl SamplesWriter {
     ///
     /// # Errors
     /// Fails if the disk refuses.
-    pub(super) fn create(folder: &Path) -> Result<Self, StageError> {
+    pub(super) fn create(folder: &Path, per_prompt: u64) -> Result<Self, StageError> {
         let text_path = folder.join(TEXT);
         let text = File::create(&text_path);
         let text = text.or_fail(Cause::Machine, || format!("cannot write `{}`", text_path.display()))?;
         let table = TableWriter::new(folder.join(TABLE));
-        Ok(Self { table, text: BufWriter::new(text), text_path, tally: Tally::default() })
+        Ok(Self { table, text: BufWriter::new(text), text_path, per_prompt, tally: Tally::default() })
     }
 
     /// Adds samples.
@@ -86,7 +92,8 @@ impl SamplesWriter {
             |of: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(samples.iter().map(of).collect::<StringArray>()) };
         let counts =
             |of: fn(&Sample) -> Option<u64>| -> ArrayRef { Arc::new(samples.iter().map(of).collect::<UInt64Array>()) };
-        self.table.write([
+        let number = (self.per_prompt > 1).then(|| ("sample", counts(|sample| Some(sample.sample))));
+        let columns = [
             ("row", counts(|sample| Some(sample.row))),
             ("prompt", texts(|sample| Some(&sample.prompt))),
             ("completion", texts(|sample| sample.answer.as_ref().ok().map(|answer| answer.text.as_str()))),
@@ -95,14 +102,16 @@ impl SamplesWriter {
             ("tokens", counts(|sample| sample.answer.as_ref().ok().map(|answer| answer.tokens as u64))),
             ("stop", texts(|sample| sample.answer.as_ref().ok().map(|answer| answer.ended.name()))),
             ("problem", texts(|sample| sample.answer.as_ref().err().map(String::as_str))),
-        ])?;
+        ];
+        self.table.write(columns.into_iter().chain(number))?;
         for sample in samples {
             self.tally.rows += 1;
             match &sample.answer {
                 Ok(answer) => self.tally.tokens += answer.tokens as u64,
                 Err(_) => self.tally.skipped += 1,
             }
-            write_text(&mut self.text, sample).or_fail(Cause::Machine, || unwritable(&self.text_path))?;
+            write_text(&mut self.text, sample, self.per_prompt)
+                .or_fail(Cause::Machine, || unwritable(&self.text_path))?;
         }
         Ok(())
     }
@@ -122,15 +131,18 @@ fn unwritable(path: &Path) -> String {
     format!("cannot write `{}`", path.display())
 }
 
-fn write_text(text: &mut impl Write, sample: &Sample) -> std::io::Result<()> {
-    writeln!(text, "## {}\n\n{}\n", sample.row + 1, sample.prompt)?;
+/// A sample; the first of a prompt below that, and the last before the reference.
+fn write_text(text: &mut impl Write, sample: &Sample, per_prompt: u64) -> std::io::Result<()> {
+    if sample.sample == 0 {
+        writeln!(text, "## {}\n\n{}\n", sample.row + 1, sample.prompt)?;
+    }
     match &sample.answer {
         Ok(answer) => writeln!(text, "-> {}\n", answer.text.trim())?,
         Err(problem) => writeln!(text, "not asked: {problem}\n")?,
     }
     match &sample.reference {
-        Some(reference) => writeln!(text, "reference: {reference}\n"),
-        None => Ok(()),
+        Some(reference) if sample.sample + 1 == per_prompt => writeln!(text, "reference: {reference}\n"),
+        _ => Ok(()),
     }
 }
 

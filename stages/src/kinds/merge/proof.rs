@@ -1,19 +1,18 @@
 //! The proof of a merge into a model that is not native: transformers computes the three models that are compared.
 
-use std::fs;
 use std::path::PathBuf;
 
 use engine::context::{Artifact, Draft, StageContext};
-use engine::error::{Cause, OrFail, StageError};
-use engine::protocol::WorkerEvent;
-use model::batch::Batch;
+use engine::error::{Cause, StageError};
+use model::batch::{Batch, TargetScope};
 use model::config::Outline;
 use model::merge::{Measured, Proof};
 use serde_json::json;
 
 use super::{MergeParams, unproved};
-use crate::compute::torch::Work;
-use crate::compute::torch::job::{Compare, Job};
+use crate::compute::torch::batches::encode;
+use crate::compute::torch::job::Job;
+use crate::compute::torch::{Connection, Work};
 
 /// The torch worker, found before anything is written.
 pub(super) struct Worker {
@@ -55,32 +54,13 @@ impl Worker {
         batches: &[Batch],
         context: &mut StageContext,
     ) -> Result<Proof, StageError> {
-        let rows = self.work.folder.join("rows.jsonl");
-        let lines: String = documents(batches).map(|ids| format!("{}\n", json!({ "input_ids": ids }))).collect();
-        fs::write(&rows, lines).or_fail(Cause::Machine, || format!("cannot write `{}`", rows.display()))?;
         let common = self.work.common("f32", base.folder.clone(), Some(self.adapter.clone()), context);
-        let job = Job::Compare(Compare { common, merged: draft.folder.clone(), rows });
-        self.work.run(&job, context, &mut |event, context| {
-            if let WorkerEvent::Progress { .. } = event {
-                context.emit(event);
-            }
-            Ok(())
-        })?;
-        let measured = self.work.left("comparison.json")?;
-        let measured: Measured = serde_json::from_str(&measured)
-            .or_fail(Cause::Internal, || "cannot read what the torch worker has compared".to_owned())?;
+        let (mut connection, _) = Connection::open(&self.work, &Job::Infer(common), context)?;
+        connection.end_when_cancelled();
+        let (ranks, payload) = encode([batches], TargetScope::Response);
+        connection.request(&json!({"request": "compare", "merged": draft.folder, "ranks": ranks}), &payload);
+        let measured: Measured = connection.answer(context)?;
+        connection.close(context)?;
         measured.proof(&draft.folder).map_err(unproved)
     }
-}
-
-/// The ids of each document.
-fn documents(batches: &[Batch]) -> impl Iterator<Item = &[u32]> {
-    batches.iter().flat_map(|batch| {
-        let mut rest = batch.input_ids.as_slice();
-        batch.document_lengths.iter().map(move |length| {
-            let (document, behind) = rest.split_at(*length);
-            rest = behind;
-            document
-        })
-    })
 }

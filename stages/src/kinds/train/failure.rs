@@ -26,12 +26,17 @@ pub(super) fn of_micro_batch(error: TrainError, rows: &[u64], batch: &Batch) -> 
         }
         _ => Vec::new(),
     };
+    of_guilty(error, &guilty, rows)
+}
+
+/// A failure of a micro-batch of these rows, of which some are at fault.
+pub(super) fn of_guilty(error: TrainError, guilty: &[u64], rows: &[u64]) -> StageError {
     if guilty.is_empty() || guilty.len() == rows.len() {
         return of_rows(error, rows);
     }
     let help = format!(
         "its rows of the data: {}, in a micro-batch of rows {} (look at them with `pipeline show`)",
-        listed(&guilty),
+        listed(guilty),
         listed(rows)
     );
     with_remedy(error, help)

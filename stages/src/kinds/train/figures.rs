@@ -268,3 +268,66 @@ impl Clock {
         self.last.unwrap_or(now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use model::loss::Compared;
+
+    use super::*;
+
+    /// What `metrics.jsonl` is said to hold.
+    const SCHEMA: &str = include_str!("metrics.schema.json");
+
+    fn records() -> Vec<Record> {
+        let compared = Compared { chosen: 1.0, rejected: 1.0, pairs: 1.0, mismatched: 1.0, ..Compared::default() };
+        let figures =
+            [None, Some(preference::Figures::of(&compared)), Some(preference::Figures::of(&Compared::default()))];
+        let of_step = |preference, loss| Record::Train {
+            step: 1,
+            epoch: 1,
+            loss,
+            learning_rate: 1e-4,
+            grad_norm: f64::INFINITY,
+            rows: 2,
+            tokens: 9,
+            target_tokens: 5,
+            loss_scale: None,
+            skipped: false,
+            preference,
+        };
+        let of_validation = |preference, loss| Record::Validation {
+            step: 0,
+            epoch: 0,
+            loss,
+            rows: 2,
+            target_tokens: 5,
+            best: false,
+            preference,
+        };
+        let both = |preference: Option<preference::Figures>| {
+            [of_step(preference.clone(), 0.5), of_validation(preference, f64::NAN)]
+        };
+        figures.into_iter().flat_map(both).collect()
+    }
+
+    #[test]
+    fn lines_are_as_the_schema_says_and_it_names_nothing_else() {
+        let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let mut seen = BTreeSet::new();
+        for record in records() {
+            let values = Value::Object(record.values());
+            let problems: Vec<String> = validator.iter_errors(&values).map(|error| error.to_string()).collect();
+            assert!(problems.is_empty(), "{values}: {problems:?}");
+            let kind = values["kind"].as_str().unwrap().to_owned();
+            seen.extend(record.values().keys().map(|name| (kind.clone(), name.clone())));
+        }
+        for kind in ["train", "validation"] {
+            for name in schema["$defs"][kind]["properties"].as_object().unwrap().keys() {
+                assert!(seen.contains(&(kind.to_owned(), name.clone())), "no {kind} record has `{name}`");
+            }
+        }
+    }
+}

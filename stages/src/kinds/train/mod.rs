@@ -178,7 +178,10 @@ impl Stage for Train {
         let compute = params.dtype.compute();
         match params.kernels.on(context.devices().kind) {
             Kernels::Cpu => {
-                let kernels = kernels::cpu_on(workers.threads, compute, context)?;
+                let of = params.matmul_precision.instructions_of(compute);
+                let set = workers.instructions.map_or_else(|| kernels::instructions(of), Ok)?;
+                let kernels = kernels::cpu_with(set, workers.threads, compute, context)?;
+                let kernels = kernels.with_matmul_precision(params.matmul_precision.of_kernels());
                 let kernels = match workers.weights.take() {
                     Some(weights) => kernels.sharing(weights),
                     None => kernels,

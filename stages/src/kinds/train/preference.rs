@@ -12,7 +12,7 @@ use model::batch::{Batch, TargetScope};
 use model::loss::{Compared, DocumentObjective, DocumentScore, StepTotals};
 use serde::Serialize;
 
-use super::learner::{Learner, Scorer};
+use super::learner::{Learner, Rounds, ScoredDocuments, Scorer, rows_of};
 use super::parameters::{BestBy, TrainParams};
 use crate::data::artifact::TokensReader;
 use crate::kinds::log_probs::{Record, Scored, identity};
@@ -145,20 +145,24 @@ impl LogProbs {
 
     /// Of the documents of a batch of these rows.
     pub(super) fn of_batch(&self, batch: &Batch) -> Vec<f64> {
-        let mut rows = batch.rows.clone();
-        rows.dedup();
-        rows.into_iter().flat_map(|row| self.of_row(row)).copied().collect()
+        rows_of(batch).into_iter().flat_map(|row| self.of_row(row)).copied().collect()
     }
 
-    /// Takes in what a learner makes of a batch of these rows.
+    /// Takes in what a learner makes of a round of batches of these rows.
     fn score(
         &mut self,
-        batch: &Batch,
+        round: &[Batch],
         scorer: Scorer,
         scope: TargetScope,
         learner: &mut dyn Learner,
+        context: &mut StageContext,
     ) -> Result<(), StageError> {
-        let scores = learner.score_documents(batch, scorer, scope)?;
+        let scores = learner.score_documents(round, scorer, scope, context)?;
+        round.iter().zip(scores).for_each(|(batch, scores)| self.take_in(batch, scores));
+        Ok(())
+    }
+
+    fn take_in(&mut self, batch: &Batch, scores: ScoredDocuments) {
         let (mut places, mut last) = (Vec::with_capacity(batch.rows.len()), None);
         for &row in &batch.rows {
             if last != Some(row) {
@@ -170,7 +174,6 @@ impl LogProbs {
             self.response[places[document]] = score.response_log_prob;
             self.all[places[document]] = score.log_prob;
         }
-        Ok(())
     }
 
     /// Gives each process what the others have computed.
@@ -243,7 +246,7 @@ pub(super) fn check_scored(
     Ok(())
 }
 
-/// The micro-batches of a table of tokens that this process scores, some at a time.
+/// The micro-batches of a table of tokens to score, one for each rank that is fed at a time.
 type Batches<'a> = dyn FnMut(&mut TokensReader) -> Result<Option<Vec<Batch>>, StageError> + 'a;
 
 /// What a reference makes of the rows of a table: computed in these batches, or read where an earlier attempt kept it.
@@ -270,12 +273,8 @@ pub(super) fn reference(
     let (mut done, total) = (0, rows.len());
     while let Some(round) = batches(rows)? {
         context.stop_if_cancelled()?;
-        for batch in round.iter().filter(|batch| batch.tokens() > 0) {
-            found.score(batch, scorer, scope, learner)?;
-            let mut of_batch = batch.rows.clone();
-            of_batch.dedup();
-            done += of_batch.len() as u64;
-        }
+        found.score(&round, scorer, scope, learner, context)?;
+        done += round.iter().map(|batch| rows_of(batch).len() as u64).sum::<u64>();
         context.progress("reference rows", done, Some(total), None);
     }
     found.share(learner)?;
@@ -293,14 +292,13 @@ pub(super) fn validate(
     known: &LogProbs,
     reference: Option<&LogProbs>,
     objective: &dyn DocumentObjective,
-    batches: &mut dyn FnMut() -> Result<Option<Vec<Batch>>, StageError>,
+    rounds: &mut Rounds<'_>,
     learner: &mut dyn Learner,
+    context: &mut StageContext,
 ) -> Result<(f64, Figures), StageError> {
     let mut found = known.clone();
-    while let Some(round) = batches()? {
-        for batch in round.iter().filter(|batch| batch.tokens() > 0) {
-            found.score(batch, Scorer::Policy, objective.scope(), learner)?;
-        }
+    while let Some(round) = rounds(context)? {
+        found.score(&round, Scorer::Policy, objective.scope(), learner, context)?;
     }
     found.share(learner)?;
     let scores = found.scores(reference);

@@ -1,5 +1,6 @@
 //! One training run: its steps, with validation and saving between them, and its result.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
@@ -135,8 +136,8 @@ fn micro_batches(shares: &[Vec<usize>], numbers: &[u64], rows: &mut [TokenRow], 
     shares.iter().map(of_share).collect()
 }
 
-/// The micro-batches of the first epoch that this process is handed, a step at a time, and after them those of the rows
-/// that it leaves out.
+/// The micro-batches of the first epoch that this process is handed, one for each rank that is fed at a time, and after
+/// them those of the rows that it leaves out.
 fn first_epoch<'a>(
     params: &'a TrainParams,
     division: &'a Division,
@@ -146,27 +147,31 @@ fn first_epoch<'a>(
     let mut order = RowOrder::new(params.shuffle(), division.rows);
     let mut left = vec![true; division.rows];
     let (mut step, mut next) = (0, 0);
+    let mut of_step: Vec<VecDeque<Batch>> = Vec::new();
     move |rows| {
-        let place = division.place(step);
-        let numbers: Vec<u64> = if place.epoch == 0 && division.steps_per_epoch() > step {
-            step += 1;
-            order.rows(&place).iter().map(|row| *row as u64).collect()
-        } else {
-            let others = (next..division.rows).filter(|row| left[*row]).take(division.rows_per_step);
-            let others: Vec<u64> = others.map(|row| row as u64).collect();
-            next = others.last().map_or(division.rows, |last| *last as usize + 1);
-            others
-        };
-        if numbers.is_empty() {
-            return Ok(None);
+        while of_step.iter().all(VecDeque::is_empty) {
+            let place = division.place(step);
+            let numbers: Vec<u64> = if place.epoch == 0 && division.steps_per_epoch() > step {
+                step += 1;
+                order.rows(&place).iter().map(|row| *row as u64).collect()
+            } else {
+                let others = (next..division.rows).filter(|row| left[*row]).take(division.rows_per_step);
+                let others: Vec<u64> = others.map(|row| row as u64).collect();
+                next = others.last().map_or(division.rows, |last| *last as usize + 1);
+                others
+            };
+            if numbers.is_empty() {
+                return Ok(None);
+            }
+            numbers.iter().for_each(|row| left[*row as usize] = false);
+            let read: Result<Vec<TokenRow>, StageError> = numbers.iter().map(|row| Ok(rows.row(*row)?)).collect();
+            let mut read = read?;
+            let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
+            let shares = shares(&lengths, ranks.size);
+            let batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut read, rows_at_once);
+            of_step = batches.into_iter().map(VecDeque::from).collect();
         }
-        numbers.iter().for_each(|row| left[*row as usize] = false);
-        let read: Result<Vec<TokenRow>, StageError> = numbers.iter().map(|row| Ok(rows.row(*row)?)).collect();
-        let mut read = read?;
-        let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
-        let shares = shares(&lengths, ranks.size);
-        let batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut read, rows_at_once);
-        Ok(Some(batches.into_iter().flatten().collect()))
+        Ok(Some(of_step.iter_mut().map(|of_rank| of_rank.pop_front().unwrap_or_default()).collect()))
     }
 }
 

@@ -124,18 +124,15 @@ impl Validator {
         let (count, target_tokens) = (self.rows.len(), self.rows.facts().target_tokens);
         let (rows, ranks, at_once) = (&mut self.rows, &self.ranks, self.rows_at_once);
         let mut first = 0;
-        if let Some(Comparison { objective, known, reference }) = &self.preference {
-            let mut batches = || {
-                context.stop_if_cancelled()?;
-                round(rows, &mut first, count, ranks, at_once)
-            };
-            let (loss, figures) = preference::validate(known, reference.as_ref(), &**objective, &mut batches, learner)?;
-            return Ok(Validated { loss, rows: count, target_tokens, preference: Some(figures) });
-        }
         let mut rounds = |context: &StageContext| {
             context.stop_if_cancelled()?;
             round(rows, &mut first, count, ranks, at_once)
         };
+        if let Some(Comparison { objective, known, reference }) = &self.preference {
+            let (loss, figures) =
+                preference::validate(known, reference.as_ref(), &**objective, &mut rounds, learner, context)?;
+            return Ok(Validated { loss, rows: count, target_tokens, preference: Some(figures) });
+        }
         match learner.score(step, &mut rounds, context)? {
             Scored::Finite(Scores { nll, target_tokens }) => {
                 Ok(Validated { loss: nll / target_tokens as f64, rows: count, target_tokens, preference: None })

@@ -1,4 +1,4 @@
-"""`python -m pipeline_torch_worker JOB`, by itself or under torchrun: runs one job and says how it goes."""
+"""`python -m pipeline_torch_worker JOB`, one process for each rank: opens a model, and does what requests say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .events import Voice
 from .failure import failure_of
-from .job import CompareJob, Job, ScoreJob, TrainJob, read_job
+from .job import Job, TrainJob, read_job
 
 if TYPE_CHECKING:
     from .parallel import Ranks
-    from .stopping import StopRequest
 
-USAGE = "usage: python -m pipeline_torch_worker JOB   (or: torchrun … -m pipeline_torch_worker JOB)"
-# Score and generate compute rows apart; their ranks meet at the end alone.
+USAGE = "usage: python -m pipeline_torch_worker JOB   (started by `pipeline`, with requests on standard input)"
+# Ranks compute rows and prompts apart, which may take one of them far longer than the others.
 UNWATCHED_SECONDS = 24 * 3600.0
 
 
@@ -43,15 +42,9 @@ def run(path: Path, voice: Voice, source: BinaryIO) -> int:
     ranks: Ranks | None = None
     try:
         job = read_job(path)
-        from .stopping import StopRequest
-
-        stop = StopRequest()
-        if isinstance(job, TrainJob):
-            _leave_signals_to_the_stage()
-        else:
-            stop.heed_signals()
-        ranks = _join(job, voice, stop)
-        how = _run(job, ranks, voice, stop, source)
+        _leave_signals_to_the_stage()
+        ranks = _join(job, voice)
+        _serve(job, ranks, voice, source)
         ranks.leave()
     except BaseException as error:
         failure = failure_of(error)
@@ -63,7 +56,7 @@ def run(path: Path, voice: Voice, source: BinaryIO) -> int:
         if ranks is not None:
             ranks.told()
         return 1
-    voice.finished(how)
+    voice.finished({})
     return 0
 
 
@@ -73,34 +66,28 @@ def _leave_signals_to_the_stage() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _join(job: Job, voice: Voice, stop: StopRequest) -> Ranks:
+def _join(job: Job, voice: Voice) -> Ranks:
     from .device import open_device
     from .parallel import Place, Ranks
 
     place = Place.of_environment()
     device = open_device(job.device, place.local_rank, job.threads // place.local_world)
     seconds = job.watchdog_seconds if isinstance(job, TrainJob) else UNWATCHED_SECONDS
-    return Ranks.join(place, device, seconds, voice, stop)
+    return Ranks.join(place, device, seconds, voice)
 
 
-def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest, source: BinaryIO) -> dict[str, object]:
+def _serve(job: Job, ranks: Ranks, voice: Voice, source: BinaryIO) -> None:
+    from .requests import Requests
+
+    requests = Requests(ranks, source)
     if isinstance(job, TrainJob):
         from . import train
-        from .requests import Requests
 
-        train.run(job, ranks.device, ranks, voice, Requests(ranks, source))
-        return {}
-    if isinstance(job, ScoreJob):
-        from . import score
+        train.run(job, ranks.device, ranks, voice, requests)
+    else:
+        from . import inference
 
-        return score.run(job, ranks.device, ranks, voice, stop)
-    if isinstance(job, CompareJob):
-        from . import compare
-
-        return compare.run(job, ranks.device, ranks, voice, stop)
-    from . import generate
-
-    return generate.run(job, ranks.device, ranks, voice, stop)
+        inference.run(job, ranks.device, ranks, voice, requests)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -58,6 +61,36 @@ def set_training(adapted: PeftModel, training: bool) -> None:
         if isinstance(module, LoraLayer):
             # Also for its own sake: DoRA reads it.
             module.train(training)
+
+
+@contextmanager
+def switched_off(adapted: PeftModel) -> Iterator[None]:
+    """The base alone meanwhile.
+
+    PEFT's own switch also takes from the adapter that it is trained, which FSDP looks at once, at its first forward.
+    """
+    modules: list[Any] = [module for module in adapted.modules() if hasattr(module, "_disable_adapters")]
+    for module in modules:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._disable_adapters = False
+
+
+@contextmanager
+def merged(adapted: PeftModel) -> Iterator[None]:
+    """The adapter added to the weights that it is on meanwhile. Taken off again they would not be what they were, to the bit."""
+    layers = [module.get_base_layer() for module in adapted.modules() if isinstance(module, LoraLayer)]
+    weights = [(parameter, parameter.clone()) for layer in layers for parameter in layer.parameters(recurse=False)]
+    cast(Any, adapted).merge_adapter()
+    try:
+        yield
+    finally:
+        cast(Any, adapted).unmerge_adapter()
+        for parameter, before in weights:
+            parameter.copy_(before)
 
 
 def _put_in_place(adapted: PeftModel, folder: Path) -> None:

@@ -6,24 +6,20 @@ The first two differ by the order of sums alone, the last two by how the merged 
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
 
-from . import adapter, output
+from . import adapter
+from .data import Batch
 from .device import Device
 from .events import Voice
 from .failure import JobFailure
-from .job import CompareJob
-from .model import load_base, read_config
-from .parallel import Ranks
-from .precision import COMPUTE_TYPES
-from .stopping import StopRequest
 
 
 @dataclass(frozen=True)
@@ -35,44 +31,30 @@ class _Outputs:
 
 
 @torch.no_grad()
-def run(job: CompareJob, device: Device, ranks: Ranks, voice: Voice, stop: StopRequest) -> dict[str, object]:
-    """Compares the three; how it was computed."""
-    if ranks.world > 1:
-        raise JobFailure("bad_parameters", "models are compared by one rank")
-    with job.rows.open(encoding="utf-8") as lines:
-        documents = [torch.tensor([json.loads(line)["input_ids"]]) for line in lines]
-    base = _load(job.model, job)
-    adapted = adapter.attach(base, job.adapter, trained=False)
-    with_adapter = _outputs(base, documents, device, voice, stop)
-    in_memory = _outputs(cast(PreTrainedModel, adapted.merge_and_unload()), documents, device, voice, stop)
-    del base, adapted
-    stored = _outputs(_load(job.merged, job), documents, device, voice, stop)
-    comparison = {
+def compare(
+    adapted: PeftModel, stored: Callable[[], PreTrainedModel], batches: Sequence[Batch], device: Device, voice: Voice
+) -> dict[str, Any]:
+    """Compares the three on some documents; `stored` loads the merged checkpoint."""
+    documents = [document.input_ids[None] for batch in batches for document in batch.documents()]
+    model = cast(PreTrainedModel, adapted.get_base_model())
+    with_adapter = _outputs(model, documents, device, voice)
+    with adapter.merged(adapted):
+        in_memory = _outputs(model, documents, device, voice)
+    from_files = _outputs(stored(), documents, device, voice)
+    return {
         "rows": len(documents),
-        "positions": len(stored.logits),
-        "merged": _difference(with_adapter, stored),
+        "positions": len(from_files.logits),
+        "merged": _difference(with_adapter, from_files),
         "before_rounding": _difference(with_adapter, in_memory),
-        "rounding": _difference(in_memory, stored),
+        "rounding": _difference(in_memory, from_files),
     }
-    how = output.how_computed(device, ranks, "transformers")
-    (job.output / "comparison.json").write_text(json.dumps(comparison, indent=2, allow_nan=False) + "\n")
-    output.write_summary(job.output, how)
-    return how
 
 
-def _load(folder: Path, job: CompareJob) -> PreTrainedModel:
-    return load_base(folder, read_config(folder), COMPUTE_TYPES[job.dtype], attention=None)
-
-
-def _outputs(
-    model: PreTrainedModel, documents: list[torch.Tensor], device: Device, voice: Voice, stop: StopRequest
-) -> _Outputs:
+def _outputs(model: PreTrainedModel, documents: list[torch.Tensor], device: Device, voice: Voice) -> _Outputs:
     model.to(device.torch)  # type: ignore[arg-type]
     layers: list[list[torch.Tensor]] = []
     logits: list[torch.Tensor] = []
     for number, ids in enumerate(documents):
-        if stop:
-            raise JobFailure("cancelled", "stopped while models were compared", "run again")
         found = model(input_ids=ids.to(device.torch), use_cache=False, output_hidden_states=True)
         # The first is the embedding, before any layer.
         of_layers = [hidden[0].float().cpu() for hidden in found.hidden_states[1:]]

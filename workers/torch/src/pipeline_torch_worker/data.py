@@ -77,14 +77,18 @@ class Batch:
         responses: NDArray[np.bool_] | None = None,
     ) -> Batch:
         """A batch of documents, of which those of a row follow each other."""
-        positions = np.concatenate([np.empty(0, np.int64), *(np.arange(length) for length in lengths)])
+        each, tokens = np.asarray(lengths, np.int64), np.arange(len(input_ids))
+        starts = np.cumsum(each) - each
+        # The documents of a row count on from its first.
+        opens = np.concatenate([np.ones(1, bool), rows[1:] != rows[:-1]])[: len(each)]
+        of_row = starts[np.maximum.accumulate(np.where(opens, np.arange(len(each)), 0))]
         return cls(
             input_ids=torch.from_numpy(input_ids),
-            positions=torch.from_numpy(positions),
+            positions=torch.from_numpy(tokens - np.repeat(starts, each)),
             targets=torch.from_numpy(targets),
             document_lengths=lengths,
-            rows=torch.from_numpy(np.repeat(rows, lengths)),
-            tokens_in_row=torch.from_numpy(_tokens_in_row(lengths, rows)),
+            rows=torch.from_numpy(np.repeat(rows, each)),
+            tokens_in_row=torch.from_numpy(tokens - np.repeat(of_row, each)),
             weights=None if weights is None else torch.from_numpy(weights),
             responses=None if responses is None else torch.from_numpy(responses),
         )
@@ -148,16 +152,6 @@ class Batch:
         )
 
 
-def _tokens_in_row(lengths: Sequence[int], rows: Ids) -> Ids:
-    """The number of each token in its row."""
-    numbers, first = [np.empty(0, np.int64)], 0
-    for document, length in enumerate(lengths):
-        first = first if document > 0 and rows[document] == rows[document - 1] else 0
-        numbers.append(np.arange(first, first + length))
-        first += length
-    return np.concatenate(numbers)
-
-
 def read_batches(ranks: Sequence[Sequence[Mapping[str, int]]], payload: memoryview) -> list[list[Batch]]:
     """The micro-batches of each rank in a request, whose numbers follow each other."""
     start = 0
@@ -176,12 +170,6 @@ def read_batches(ranks: Sequence[Sequence[Mapping[str, int]]], payload: memoryvi
         targets[places] = ids
         weights = take(counts["targets"], np.float32) if counts["weighted"] else None
         responses = take(counts["targets"], np.uint8) != 0 if counts["responses"] else None
-        return Batch.of_documents(input_ids, targets, [int(length) for length in lengths], rows, weights, responses)
+        return Batch.of_documents(input_ids, targets, lengths.tolist(), rows, weights, responses)
 
     return [[batch(counts) for counts in of_rank] for of_rank in ranks]
-
-
-def listed(rows: Sequence[int], most: int = 8) -> str:
-    """`3, 17, 4 and 9 more`."""
-    named = ", ".join(str(row) for row in rows[:most])
-    return named if len(rows) <= most else f"{named} and {len(rows) - most} more"

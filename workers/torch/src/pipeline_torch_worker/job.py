@@ -16,6 +16,7 @@ DeviceKind = Literal["cpu", "cuda", "rocm", "npu"]
 DType = Literal["f32", "bf16", "f16"]
 AttentionKind = Literal["auto", "sdpa", "flex", "flash"]
 ParallelKind = Literal["ddp", "fsdp2"]
+DivergenceKind = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class LossScaleSettings:
 
 
 @dataclass(frozen=True)
+class DistillationSettings:
+    """A teacher, and how its distributions are compared with the student's."""
+
+    teacher: Path
+    temperature: float
+    alpha: NotNegative
+    divergence: DivergenceKind
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """An adapter or all weights in training, which requests direct."""
 
@@ -55,80 +66,33 @@ class TrainJob:
     parallel: ParallelKind
     attention: AttentionKind
     packed: bool
+    label_smoothing: NotNegative
+    distillation: DistillationSettings | None
     optimizer: OptimizerSettings
     clip_grad_norm: float | None
     loss_scale: LossScaleSettings | None
     activation_checkpointing: bool
     seed: Annotated[int, AtLeast(0)]
-    output: Path
     run_folder: Path
     profile: bool
     watchdog_seconds: float
 
 
 @dataclass(frozen=True)
-class ScoreJob:
-    """The loss of rows."""
+class InferJob:
+    """A model that requests score, have complete prompts, and compare."""
 
     protocol: Literal[1]
-    task: Literal["score"]
+    task: Literal["infer"]
     device: DeviceKind
     dtype: DType
     threads: Count
     model: Path
     adapter: Path | None
-    rows: Path
-    batch_size: Count
-    output: Path
 
 
-@dataclass(frozen=True)
-class GenerateJob:
-    """Answers to prompts."""
-
-    protocol: Literal[1]
-    task: Literal["generate"]
-    device: DeviceKind
-    dtype: DType
-    threads: Count
-    model: Path
-    adapter: Path | None
-    prompts: Path
-    max_new_tokens: Count
-    stop_ids: list[int]
-    temperature: NotNegative
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    batch_size: Count
-    output: Path
-    min_new_tokens: Annotated[int, AtLeast(0)] = 0
-
-
-@dataclass(frozen=True)
-class CompareJob:
-    """The proof of a merge."""
-
-    protocol: Literal[1]
-    task: Literal["compare"]
-    device: DeviceKind
-    dtype: DType
-    threads: Count
-    model: Path
-    adapter: Path
-    merged: Path
-    rows: Path
-    output: Path
-
-
-Job = TrainJob | ScoreJob | GenerateJob | CompareJob
-TASKS: dict[str, type[TrainJob] | type[ScoreJob] | type[GenerateJob] | type[CompareJob]] = {
-    "train": TrainJob,
-    "score": ScoreJob,
-    "generate": GenerateJob,
-    "compare": CompareJob,
-}
+Job = TrainJob | InferJob
+TASKS: dict[str, type[TrainJob] | type[InferJob]] = {"train": TrainJob, "infer": InferJob}
 
 
 def read_job(path: Path) -> Job:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import transformers
 from accelerate import init_empty_weights
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +28,7 @@ from .attention import Documents, Kernel
 from .data import IGNORE_INDEX, Batch
 from .draws import Draws
 from .failure import JobFailure
+from .losses import CrossEntropy, Distillation
 from .weights import WeightFiles
 
 # Its bars would fill the log.
@@ -36,6 +36,7 @@ transformers.utils.logging.disable_progress_bar()
 
 # Targets whose logits exist at a time.
 HEAD_CHUNK = 1024
+NLL = CrossEntropy()
 # A quantised weight is no tensor that the rest of this worker could train on or read a share of.
 _REFUSED = ("quantization_config",)
 
@@ -105,10 +106,12 @@ class _Chunk:
     targets: torch.Tensor
     rows: torch.Tensor
     tokens_in_row: torch.Tensor
+    taught: torch.Tensor | None = None
+    """The teacher's hidden states there, where one is learned from."""
 
 
 class DocumentLoss(torch.nn.Module):
-    """The negative log-likelihood of each target of a batch.
+    """A loss of each target of a batch: its negative log-likelihood, or another.
 
     The head runs for positions that carry a target only, and logits exist only for a chunk of them: the backward computes a chunk's
     again.
@@ -124,23 +127,24 @@ class DocumentLoss(torch.nn.Module):
         self._is_separated = shares_state(model) is None
         self._is_checked = self._is_native
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, of_targets: CrossEntropy | Taught = NLL) -> torch.Tensor:
         """`[target_tokens]` in f32, in nats; a batch without targets gives one zero that a backward can start at."""
+        taught = of_targets.hidden(batch) if isinstance(of_targets, Taught) else None
         hidden = self._hidden(batch)
-        chunks = list(self._chunks(hidden, batch))
+        chunks = list(self._chunks(hidden, batch, taught))
         if not chunks:
             # The head takes part all the same: ranks that share its weights add up its gradients together.
             nothing = torch.zeros_like(batch.targets[:1])
-            return 0 * self._nll(_Chunk(hidden[:1], nothing, batch.rows[:1], batch.tokens_in_row[:1]))
-        nll = [checkpoint(self._nll, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-        return torch.cat(nll)
+            return 0 * self._scored(_Chunk(hidden[:1], nothing, batch.rows[:1], batch.tokens_in_row[:1]), NLL)
+        scored = functools.partial(checkpoint, self._scored, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([scored(chunk, of_targets) for chunk in chunks])
 
     def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The negative log-likelihood of each target, and whether it is the likeliest token; without gradients."""
         nll, correct = [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
         for chunk in self._chunks(self._hidden(batch), batch):
             logits = self._logits(chunk)
-            nll.append(F.cross_entropy(logits, chunk.targets, reduction="none").cpu())
+            nll.append(NLL(logits, chunk.targets).cpu())
             correct.append((logits.argmax(dim=-1) == chunk.targets).cpu())
         return torch.cat(nll), torch.cat(correct)
 
@@ -175,16 +179,25 @@ class DocumentLoss(torch.nn.Module):
         with self._draws.at(torch.zeros_like(places), places):
             return self._decoded(input_ids, positions, Documents([length] * count, self._kernel, input_ids.device))
 
-    def _chunks(self, hidden: torch.Tensor, batch: Batch) -> Iterator[_Chunk]:
+    def _chunks(self, hidden: torch.Tensor, batch: Batch, taught: torch.Tensor | None = None) -> Iterator[_Chunk]:
         """The positions that carry a target, some at a time."""
         where = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
         for start in range(0, len(where), HEAD_CHUNK):
             place = where[start : start + HEAD_CHUNK]
             of_draws = place.to(batch.rows.device)
-            yield _Chunk(hidden[place], batch.targets[place], batch.rows[of_draws], batch.tokens_in_row[of_draws])
+            yield _Chunk(
+                hidden[place],
+                batch.targets[place],
+                batch.rows[of_draws],
+                batch.tokens_in_row[of_draws],
+                None if taught is None else taught[place],
+            )
 
-    def _nll(self, chunk: _Chunk) -> torch.Tensor:
-        return F.cross_entropy(self._logits(chunk), chunk.targets, reduction="none")
+    def _scored(self, chunk: _Chunk, of_targets: CrossEntropy | Taught) -> torch.Tensor:
+        logits = self._logits(chunk)
+        if isinstance(of_targets, Taught):
+            return of_targets.loss(logits, of_targets.logits(chunk), chunk.targets)
+        return of_targets(logits, chunk.targets)
 
     def _logits(self, chunk: _Chunk) -> torch.Tensor:
         with self._draws.at(chunk.rows, chunk.tokens_in_row):
@@ -193,6 +206,25 @@ class DocumentLoss(torch.nn.Module):
             head = cast(torch.nn.Module, self.model.get_output_embeddings())
             logits: torch.Tensor = head(chunk.hidden[None])[0].float()
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+
+class Taught:
+    """A loss that compares with a teacher, a frozen model that every rank has whole."""
+
+    def __init__(self, loss: Distillation, teacher: DocumentLoss) -> None:
+        self.loss = loss
+        self._teacher = teacher
+
+    @torch.no_grad()
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """What the teacher's decoder makes of each token."""
+        return self._teacher._hidden(batch)
+
+    @torch.no_grad()
+    def logits(self, chunk: _Chunk) -> torch.Tensor:
+        """The teacher's logits at some positions."""
+        assert chunk.taught is not None, "the teacher has seen the batch"
+        return self._teacher._logits(replace(chunk, hidden=chunk.taught))
 
 
 def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:

@@ -25,14 +25,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from .device import Device, let_the_watch_come_first
 from .events import Voice
 from .failure import JobFailure, cause_of
-from .stopping import StopRequest
 
 # Values of a gradient bucket: 64 MiB of f32.
 BUCKET = 16 * 1024 * 1024
 # How long a failed rank waits for rank 0 to say so, and rank 0 for the rank whose failure was first.
 TELL_SECONDS = 10.0
-# torchrun stops the ranks that are left when one has died. Whoever is in a collective then will not come out of it.
-AFTER_STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.2
 # A rank whose watch has not been heard for so long does nothing at all.
 _SILENT_SECONDS = 2.0
@@ -74,7 +71,7 @@ class Ranks:
         return cls(Place(0, 1, 0, 1), device, None)
 
     @classmethod
-    def join(cls, place: Place, device: Device, seconds: float, voice: Voice, stop: StopRequest) -> Ranks:
+    def join(cls, place: Place, device: Device, seconds: float, voice: Voice) -> Ranks:
         """Meets the others."""
         if place.world == 1:
             return cls.alone(device)
@@ -86,7 +83,7 @@ class Ranks:
         ours = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         # A restarted group must not read what the one before it left in the same store.
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        watch = Watch(place, PrefixStore(f"watch/{run}", ours), seconds, voice, stop)
+        watch = Watch(place, PrefixStore(f"watch/{run}", ours), seconds, voice)
         watch.start()
         backend = "gloo" if device.kind == "cpu" else f"cpu:gloo,{device.torch.type}:{device.collectives}"
         if device.collectives == "gloo":
@@ -217,13 +214,12 @@ class _Waiting:
 class Watch(threading.Thread):
     """Ends the run where ranks wait too long for each other, or where one has failed; rank 0 says which, and in its words."""
 
-    def __init__(self, place: Place, store: Store, seconds: float, voice: Voice, stop: StopRequest) -> None:
+    def __init__(self, place: Place, store: Store, seconds: float, voice: Voice) -> None:
         super().__init__(name="watch", daemon=True)
         self._place = place
         self._store = store
         self._seconds = seconds
         self._voice = voice
-        self._stopping = stop
         self._waiting: _Waiting | None = None
         self._count = 0
         self._ended = threading.Event()
@@ -300,10 +296,6 @@ class Watch(threading.Thread):
         if now - waiting.since > self._seconds:
             message = f"rank {self._place.rank} has waited {self._seconds:g} s in {waiting}{self._behind()}"
             return JobFailure("timeout", message, _LOOK)
-        stopped = self._stopping.since
-        if stopped is not None and now - max(stopped, waiting.since) > AFTER_STOP_SECONDS:
-            message = f"rank {self._place.rank} was stopped in {waiting}, which did not end{self._behind()}"
-            return JobFailure("crashed", message, _LOOK)
         return None
 
     def _end_run(self, failure: JobFailure) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import output
+from . import computing
 from .checkpoint import SavedTensors
 from .data import Batch, read_batches
 from .device import Device
@@ -18,13 +18,14 @@ from .parallel import Ranks
 from .precision import ScalerState
 from .profile import Profiler, profiling
 from .requests import CLOSE, Request, Requests
-from .trainer import Trainer
+from .trainer import Stopped, Trainer
 
 
 def run(job: TrainJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
     """Serves requests until the one to close."""
     training = Training(Trainer(job, device, ranks), ranks, voice)
-    training.describe(output.how_computed(device, ranks, training.trainer.kernel), job.parallel)
+    described = computing.describe(device, ranks, training.trainer.kernel)
+    voice.answer({**described, "parallel": job.parallel, "named_as_in_files": training.trainer.is_named_as_in_files})
     with profiling(job.profile, device, ranks.rank, job.run_folder) as profiler:
         while (request := requests.next()).name != CLOSE:
             training.serve(request, profiler)
@@ -42,12 +43,9 @@ class Training:
             "save": self._save,
             "restore": self._restore,
             "check_frozen": self._check_frozen,
+            "score_rows": self._infer,
+            "generate": self._infer,
         }
-
-    def describe(self, how: dict[str, Any], parallel: str) -> None:
-        """Says that the model is loaded, and what computes."""
-        # Loading it takes memory too, and the steps tell of that.
-        self._voice.answer({**how, "parallel": parallel, "named_as_in_files": self.trainer.is_named_as_in_files})
 
     def serve(self, request: Request, profiler: Profiler) -> None:
         """Does what is asked for; what only prepares a step has no answer of its own."""
@@ -64,12 +62,11 @@ class Training:
 
     def _step(self, request: Request) -> dict[str, Any]:
         report = self.trainer.step(float(request.fields["learning_rate"]))
+        if isinstance(report, Stopped):
+            return {"stopped": {"why": report.why, **report.details}}
         scaler = self.trainer.scaler_state
-        return {
-            **asdict(report),
-            "loss": _finite(report.loss),
-            "loss_scaler": None if scaler is None else asdict(scaler),
-        }
+        loss_scaler = None if scaler is None else asdict(scaler)
+        return {"done": {**asdict(report), "loss": _finite(report.loss), "loss_scaler": loss_scaler}}
 
     def _score(self, request: Request) -> list[float | None]:
         """The score of each rank's micro-batches; none where it is not finite."""
@@ -78,7 +75,8 @@ class Training:
 
     def _score_documents(self, request: Request) -> list[list[dict[str, float | None]]]:
         """The scores of each rank's documents."""
-        found = self.trainer.score_documents(_batches(request), bool(request.fields["held"]))
+        fields = request.fields
+        found = self.trainer.score_documents(_batches(request), bool(fields["held"]), fields["scorer"])
         ranks = self._ranks.gather_lists(found, "gather the scores of documents")
         return [
             [{"response_nll": _finite(response), "nll": _finite(nll)} for response, nll in of_rank] for of_rank in ranks
@@ -95,9 +93,15 @@ class Training:
             steps = int(request.fields["optimizer_steps"])
             self.trainer.restore(steps, saved, None if scaler is None else ScalerState(**scaler))
 
-    def _check_frozen(self, _: Request) -> None:
-        self.trainer.check_frozen()
-        self._ranks.sum([0.0], "compare what is frozen")
+    def _infer(self, request: Request) -> dict[str, Any]:
+        """Scores rows or completes prompts with the model as it is."""
+        with self.trainer.inference() as inference:
+            return inference.serve(request)
+
+    def _check_frozen(self, _: Request) -> str | None:
+        changed = self.trainer.check_frozen()
+        found = self._ranks.gather_lists([] if changed is None else [changed], "compare what is frozen")
+        return next((of_rank[0] for of_rank in found if of_rank), None)
 
 
 def _batches(request: Request) -> list[list[Batch]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -17,17 +18,22 @@ from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by
 from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import SavedTensors
-from .data import IGNORE_INDEX, Batch, listed
+from .data import IGNORE_INDEX, Batch
 from .device import Device
 from .draws import Draws
 from .failure import JobFailure
+from .inference import Inference
 from .job import TrainJob
-from .model import DocumentLoss, load_base, load_empty, read_config, recompute_layers
+from .losses import CrossEntropy, Distillation
+from .model import DocumentLoss, Taught, load_base, load_empty, read_config, recompute_layers
 from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
 from .weights import check_names
+
+# Who scores documents without dropout: the model as it is now, or what its adapter is on.
+Scorer = Literal["policy", "base"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,14 @@ class StepReport:
     """The most memory that each rank has had so far."""
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """Why a step cannot be done; the stage process has the words for it."""
+
+    why: Literal["loss_not_finite", "gradient_not_finite", "overflow_persists", "not_moved"]
+    details: dict[str, Any]
+
+
 class Trainer:
     """A model in training on this rank."""
 
@@ -51,7 +65,7 @@ class Trainer:
         self._job = job
         self._device = device
         self._ranks = ranks
-        config = read_config(job.model)
+        config = self._config = read_config(job.model)
         self.kernel = choose(job.attention, device, job.dtype, config)
         # What is trained is kept in f32 throughout.
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
@@ -71,6 +85,7 @@ class Trainer:
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
+        self._of_targets = self._loss_of_targets()
         if self._sharded:
             with ranks.collective("share the weights out"):
                 shard(self._loss, job, device, ranks.world)
@@ -82,6 +97,8 @@ class Trainer:
         self._optimizer = Optimizer(job.optimizer, self.parameters)
         self._scaler = None if job.loss_scale is None else LossScaler(job.loss_scale)
         self._largest_gradient: str | None = None
+        # The first micro-batch of the step without a finite loss.
+        self._broken: dict[str, Any] | None = None
         # Of the micro-batches since the last step, and what their sum is divided by.
         self._loss_sum, self._weight = 0.0, 1.0
         # Documents that wait for their weights.
@@ -89,6 +106,17 @@ class Trainer:
         trained = {id(parameter) for parameter in self.parameters.values()}
         frozen = {name: p for name, p in self._loss.named_parameters() if id(p) not in trained}
         self._audit = Audit(self.parameters, frozen, self._optimizer.rate_moves, ranks)
+
+    def _loss_of_targets(self) -> CrossEntropy | Taught:
+        job, settings = self._job, self._job.distillation
+        if settings is None:
+            return CrossEntropy(job.label_smoothing)
+        config = read_config(settings.teacher)
+        teacher = load_base(settings.teacher, config, COMPUTE_TYPES[job.dtype], NAME)
+        self._apart = self._apart or shares_state(teacher) is not None or turns_by_length(config)
+        kernel = choose(job.attention, self._device, job.dtype, config)
+        scored = DocumentLoss(teacher, kernel, self._draws).to(self._device.torch)
+        return Taught(Distillation(settings.temperature, settings.alpha, settings.divergence), scored)
 
     def _trained_parameters(self) -> Parameters:
         """What is trained, by its names in files. Sharding has put other parameters in the place of the model's."""
@@ -138,24 +166,45 @@ class Trainer:
             self._scaler.state = scaler
         self._audit.restart()
 
-    def check_frozen(self) -> None:
-        """Fails where something frozen is not what it was before training."""
-        self._audit.check_frozen()
+    @contextmanager
+    def inference(self) -> Iterator[Inference]:
+        """The model as it is, to be scored and to complete prompts."""
+        if self._sharded:
+            what = "a model whose weights are shared out (`parallel: fsdp2`)"
+            message = f"{what} cannot be scored by rows or complete prompts"
+            raise JobFailure("bad_parameters", message, "set `parallel: ddp`")
+        self._begin(training=False)
+        inference = Inference(self._loss, self._config, self._job.dtype, self._device, self._ranks)
+        try:
+            yield inference
+        finally:
+            inference.attend_by_documents()
+
+    def check_frozen(self) -> str | None:
+        """The first frozen tensor that is not what it was before training."""
+        return self._audit.check_frozen()
 
     def accumulate(self, ranks: Sequence[Sequence[Batch]], weight: float) -> None:
         """Adds the gradients of this rank's micro-batches to those of the step, whose targets have `weight` together."""
         self._begin()
         self._weight = weight
         for batch in self._evened(ranks):
-            self._loss_sum += self._add(batch, self._scale / weight, self.steps + 1)
+            self._loss_sum += self._add(batch, self._scale / weight)
 
-    def score_documents(self, ranks: Sequence[Sequence[Batch]], held: bool) -> list[list[float]]:
-        """The score of each document with a target of this rank's micro-batches, as they are scored in training.
+    def score_documents(
+        self, ranks: Sequence[Sequence[Batch]], held: bool, scorer: Scorer | None = None
+    ) -> list[list[float]]:
+        """The score of each document with a target of this rank's micro-batches: by the model in training unless another is named.
 
         That is the negative log-likelihood of its response, and that of all its targets. `held`: what their gradients need is
         kept for `weigh`.
         """
-        self._begin()
+        self._begin(training=scorer is None)
+        adapted = self._adapted if scorer == "base" else None
+        with nullcontext() if adapted is None else adapter.switched_off(adapted):
+            return self._scores_of_documents(ranks, held)
+
+    def _scores_of_documents(self, ranks: Sequence[Sequence[Batch]], held: bool) -> list[list[float]]:
         scores: list[list[float]] = []
         for batch in self._evened(ranks):
             with torch.set_grad_enabled(held), self._computing():
@@ -189,19 +238,19 @@ class Trainer:
         with together, computing_in(self._job.dtype, self._device.torch):
             yield
 
-    def _begin(self) -> None:
+    def _begin(self, training: bool = True) -> None:
         """Draws are those of the step that is computed."""
         self._draws.step = self.steps + 1
         if self._adapted is not None:
-            adapter.set_training(self._adapted, True)
+            adapter.set_training(self._adapted, training)
 
     @property
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else self._scaler.scale
 
-    def step(self, learning_rate: float) -> StepReport:
+    def step(self, learning_rate: float) -> StepReport | Stopped:
         """Updates what is trained by the gradients since the last step, those of all ranks."""
-        number, scale = self.steps + 1, self._scale
+        scale = self._scale
         self._reduce()
         squares = self._squares()
         # Of this step as far as its backward: where its update takes more, the next step tells it.
@@ -210,21 +259,26 @@ class Trainer:
         loss, self._loss_sum, self._weight = loss_sum / self._weight, 0.0, 1.0
         peaks = [int(peak) for peak in memory]
         loss_scale = None if self._scaler is None else scale
-        broken = next((name for name, square in squares.items() if not math.isfinite(square)), None)
-        if broken is not None:
-            self._skip(broken, number)
-            return StepReport(loss, None, loss_scale, peaks)
+        if not math.isfinite(loss_sum):
+            broken = self._ranks.gather_lists(
+                [self._broken] if self._broken else [], "gather losses that are not finite"
+            )
+            return Stopped("loss_not_finite", next(of_rank[0] for of_rank in broken if of_rank))
+        overflowed = next((name for name, square in squares.items() if not math.isfinite(square)), None)
+        if overflowed is not None:
+            return self._skip(overflowed) or StepReport(loss, None, loss_scale, peaks)
         norm = math.sqrt(sum(squares.values())) / scale
         self._note(squares)
         self._update(norm, scale, learning_rate)
-        self._audit.after_step(learning_rate)
+        stayed = self._audit.after_step(learning_rate)
+        if stayed is not None:
+            return Stopped("not_moved", {"tensor": stayed, "steps": self._audit.steps})
         return StepReport(loss, norm, loss_scale, peaks)
 
     @torch.no_grad()
     def score(self, ranks: Sequence[Sequence[Batch]]) -> float:
         """The negative log-likelihood summed over the targets of this rank's micro-batches."""
-        if self._adapted is not None:
-            adapter.set_training(self._adapted, False)
+        self._begin(training=False)
         total = 0.0
         for batch in self._evened(ranks):
             with computing_in(self._job.dtype, self._device.torch):
@@ -244,17 +298,18 @@ class Trainer:
     def _on_device(self, batch: Batch) -> Batch:
         return batch.to(self._device.torch)
 
-    def _add(self, batch: Batch, factor: float, number: int) -> float:
+    def _add(self, batch: Batch, factor: float) -> float:
         """Adds the gradients of a micro-batch to those of the step; its summed loss."""
         with self._ranks.collective("forward and backward of sharded layers") if self._sharded else nullcontext():
             with computing_in(self._job.dtype, self._device.torch):
                 batch = self._on_device(batch)
-                nll = self._loss(batch)
+                nll = self._loss(batch, self._of_targets)
             if batch.weights is not None:
                 nll = nll * batch.weights
             total = _sum(nll)
             if not math.isfinite(total):
-                raise self._not_finite(batch, nll, total, number)
+                # The others are told in the step: they would wait for this rank's share of the gradients.
+                self._broken = self._broken or self._not_finite(batch, nll, total)
             (nll.sum() * factor).backward()
         return total
 
@@ -299,36 +354,33 @@ class Trainer:
         if self._scaler is not None:
             self._scaler.after_step()
 
-    def _skip(self, tensor: str, number: int) -> None:
-        """Forgets gradients that overflowed under the factor on the loss; without such a factor they are an error."""
+    def _skip(self, tensor: str) -> Stopped | None:
+        """Forgets gradients that overflowed under the factor on the loss; without such a factor they end the run."""
         if self._scaler is None:
-            message = f"the gradient of `{tensor}` is not finite in step {number}{self._before()}"
-            raise JobFailure("numeric", message, _remedy(number))
+            details = {"tensor": tensor, "largest_gradient": self._largest_gradient}
+            return Stopped("gradient_not_finite", details)
         scale = self._scaler.scale
         self._scaler.after_overflow()
         if self._scaler.is_hopeless:
-            message = (
-                f"the gradient of `{tensor}` is not finite in step {number}, after {self._scaler.state.skipped} skipped "
-                f"attempts down to a loss scale of {scale:g}"
-            )
-            raise JobFailure("numeric", message, "compute in bf16 or f32")
+            skipped = self._scaler.state.skipped
+            return Stopped("overflow_persists", {"tensor": tensor, "skipped": skipped, "loss_scale": scale})
         self._forget()
+        return None
 
     def _forget(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def _before(self) -> str:
-        largest = self._largest_gradient
-        return f"; the largest gradient before it was that of `{largest}`" if largest else ""
-
-    def _not_finite(self, batch: Batch, nll: torch.Tensor, total: float, number: int) -> JobFailure:
+    def _not_finite(self, batch: Batch, nll: torch.Tensor, total: float) -> dict[str, Any]:
         of_targets = batch.rows[(batch.targets != IGNORE_INDEX).to(batch.rows.device)].cpu()
-        guilty = sorted({int(row) for row in of_targets[~nll.detach().isfinite().cpu()]})
-        message = f"the loss is {total} in step {number}{self._before()}"
-        of_batch = sorted({int(row) for row in batch.rows.cpu()})
-        rows = f"its rows of the data: {listed(guilty)}, in a micro-batch of rows {listed(of_batch)}"
-        return JobFailure("numeric", message, f"{_remedy(number)}; {rows} (look at them with `pipeline show`)")
+        guilty = of_targets[~nll.detach().isfinite().cpu()]
+        return {
+            # JSON has no such number.
+            "loss": str(total),
+            "guilty": guilty.unique().tolist(),
+            "rows": batch.rows.unique().tolist(),
+            "largest_gradient": self._largest_gradient,
+        }
 
 
 def _scores_of_documents(batch: Batch, nll: torch.Tensor) -> list[list[float]]:
@@ -344,12 +396,3 @@ def _scores_of_documents(batch: Batch, nll: torch.Tensor) -> list[list[float]]:
 
 def _sum(nll: torch.Tensor) -> float:
     return float(nll.detach().cpu().double().sum())
-
-
-def _remedy(number: int) -> str:
-    if number == 1:
-        return (
-            "nothing has been trained yet: the model, or the adapter to go on from, holds values that are not finite or too great, "
-            "or `lora.alpha` is too great"
-        )
-    return "lower `optimizer.learning_rate`, or set `clip_grad_norm` or a longer `scheduler.warmup_steps`"

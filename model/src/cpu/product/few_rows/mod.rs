@@ -8,9 +8,16 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+#[cfg(target_arch = "x86_64")]
+mod in_tile_order;
+#[cfg(target_arch = "x86_64")]
+mod in_tiles;
+
 use half::bf16;
 
 use super::{Element, Finish, InstructionSet, Target, View};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::amx;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::Avx512Bf16;
 use crate::cpu::simd::{Floats, Loads, Multiplier, Routine, Vector, prefetch};
@@ -38,14 +45,40 @@ pub(super) unsafe fn of_floats<T: Element>(
     unsafe { set.run(Rows { a, b, finish, c }) }
 }
 
-/// As [`of_floats`] with a left operand of bf16, too, by the instruction for pairs.
+/// Where the right operand is read from.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Memory, as a weight that is stored so is: a model's are more than a cache holds.
+    Memory,
+    /// A cache, where it was just written.
+    Cache,
+}
+
+/// As [`of_floats`] with a left operand of bf16, too: by the instruction for pairs, or to the bits of tiles. Where it is
+/// read from has no say in a bit.
 ///
 /// # Safety
 /// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+pub(super) unsafe fn of_pairs(
+    set: InstructionSet,
+    source: Source,
+    a: View<'_, bf16>,
+    b: View<'_, bf16>,
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
+    let few = a.rows() <= in_tile_order::ROWS && source == Source::Memory;
     // SAFETY: the caller vouches for both.
-    unsafe { Avx512Bf16::compiled(Rows { a, b, finish, c }) }
+    unsafe {
+        match set {
+            InstructionSet::Amx | InstructionSet::AmxEmulated if few => in_tile_order::product(a, b, finish, c),
+            InstructionSet::Amx => in_tiles::product::<amx::Registers>(a, b, finish, c),
+            InstructionSet::AmxEmulated => in_tiles::product::<amx::Emulated>(a, b, finish, c),
+            _ => Avx512Bf16::compiled(Rows { a, b, finish, c }),
+        }
+    }
 }
 
 /// A product of few rows.

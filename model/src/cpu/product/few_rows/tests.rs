@@ -5,6 +5,8 @@
 use half::bf16;
 
 use super::super::{Element, Finish, InstructionSet, Target, View};
+#[cfg(target_arch = "x86_64")]
+use super::{Source, of_pairs};
 use crate::ops::{FEW_ROWS, Write};
 
 const SHAPES: [[usize; 2]; 9] = [[1, 1], [3, 7], [4, 8], [5, 31], [7, 16], [9, 65], [33, 100], [2, 0], [6, 1000]];
@@ -58,8 +60,13 @@ fn every_set_computes_the_definition_within_its_borders() {
         check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         #[cfg(target_arch = "x86_64")]
         if set.multiplies_pairs() {
-            // SAFETY: one thread, and the machine has the set.
-            check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, finish, c| unsafe { super::of_pairs(a, b, finish, c) });
+            for source in [Source::Memory, Source::Cache] {
+                let few = |a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>| {
+                    // SAFETY: one thread, and the machine has the set.
+                    unsafe { of_pairs(set, source, a, b, finish, c) }
+                };
+                check(bf16::from_f32, bf16::from_f32, 1.0, few);
+            }
         }
     }
 }
@@ -91,6 +98,45 @@ fn a_row_does_not_depend_on_its_company() {
         let together = product(set, 0..FEW_ROWS);
         for row in 0..FEW_ROWS {
             assert_eq!(product(set, row..row + 1), together[row * COLUMNS..][..COLUMNS], "{} row {row}", set.name());
+        }
+    }
+}
+
+/// Values of every size, denormal ones, products that are denormal, and zeros of both signs among them: whichever way a
+/// row goes beside tiles, alone or among others, from memory or from a cache, its bits are the same.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn beside_tiles_no_bit_of_a_row_depends_on_the_way_it_goes() {
+    const COLUMNS: usize = 37;
+    let sets = [InstructionSet::Amx, InstructionSet::AmxEmulated].into_iter().filter(|set| set.is_available());
+    for (set, inner) in sets.flat_map(|set| [(set, 1), (set, 32), (set, 333), (set, 640)]) {
+        // A sign, seven bits of a number, and an exponent: in turns of rows whose products are zero, about the smallest
+        // number that is not denormal, and larger.
+        let value = |row: usize, at: usize| {
+            let bits = (row * 9973 + at * 40_503) as u16;
+            let exponents = [[0, 1, 30, 60], [62, 63, 64, 65], [63, 66, 100, 127]][row % 3];
+            bf16::from_bits(bits & 0x807f | exponents[usize::from(bits >> 9 & 3)] << 7)
+        };
+        let values = |rows: usize| -> Vec<bf16> { (0..rows * inner).map(|at| value(at / inner, at % inner)).collect() };
+        let (left, right) = (values(FEW_ROWS), values(COLUMNS));
+        let product = |source, rows: std::ops::Range<usize>| {
+            let mut c = vec![f32::NAN; rows.len() * COLUMNS];
+            let a = View::new(&left[rows.start * inner..], rows.len(), inner, inner);
+            let b = View::new(&right, COLUMNS, inner, inner).transposed();
+            let finish = Finish { scale: 1.0, bias: None, write: Write::Replace };
+            // SAFETY: one thread, and the machine has the set.
+            unsafe { of_pairs(set, source, a, b, finish, Target::new(&mut c, COLUMNS)) };
+            c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let together = product(Source::Memory, 0..FEW_ROWS);
+        let smallest = together.iter().map(|bits| f32::from_bits(*bits).abs()).filter(|sum| *sum > 0.0);
+        assert!(smallest.fold(1.0, f32::min) < 1e-35, "sums about the smallest number that is not denormal");
+        for (source, rows) in [Source::Memory, Source::Cache]
+            .into_iter()
+            .flat_map(|source| [0..1, 5..7, 6..9, 10..14, 3..8, 0..16].map(|rows| (source, rows)))
+        {
+            let expected = &together[rows.start * COLUMNS..rows.end * COLUMNS];
+            assert_eq!(product(source, rows.clone()), expected, "{set} {inner} {source:?} {rows:?}");
         }
     }
 }

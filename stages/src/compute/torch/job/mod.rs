@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use devices::DeviceKind;
 use engine::protocol::PROTOCOL;
+use model::loss;
 use model::optimizer::Optimizer;
 use serde::Serialize;
 
@@ -15,9 +16,8 @@ use crate::compute::kernels::Dtype;
 #[serde(tag = "task", rename_all = "snake_case")]
 pub(crate) enum Job {
     Train(Box<Train>),
-    Score(Score),
-    Generate(Generate),
-    Compare(Compare),
+    /// A model that requests score, have complete prompts, and compare.
+    Infer(Common),
 }
 
 /// What every job says.
@@ -30,8 +30,6 @@ pub(crate) struct Common {
     pub model: PathBuf,
     /// A PEFT folder.
     pub adapter: Option<PathBuf>,
-    /// An empty folder.
-    pub output: PathBuf,
 }
 
 impl Common {
@@ -50,6 +48,8 @@ pub(crate) struct Train {
     pub attention: Attention,
     /// Whether rows hold several documents.
     pub packed: bool,
+    pub label_smoothing: f64,
+    pub distillation: Option<Distillation>,
     /// Without its learning rate, which each step has.
     pub optimizer: Optimizer,
     pub clip_grad_norm: Option<f64>,
@@ -61,39 +61,12 @@ pub(crate) struct Train {
     pub watchdog_seconds: u64,
 }
 
-/// The loss of rows.
+/// A teacher, and how it is learned from.
 #[derive(Debug, Serialize)]
-pub(crate) struct Score {
+pub(crate) struct Distillation {
+    pub teacher: PathBuf,
     #[serde(flatten)]
-    pub common: Common,
-    pub rows: PathBuf,
-    pub batch_size: usize,
-}
-
-/// The proof of a merge.
-#[derive(Debug, Serialize)]
-pub(crate) struct Compare {
-    #[serde(flatten)]
-    pub common: Common,
-    pub merged: PathBuf,
-    pub rows: PathBuf,
-}
-
-/// Answers to prompts.
-#[derive(Debug, Serialize)]
-pub(crate) struct Generate {
-    #[serde(flatten)]
-    pub common: Common,
-    pub prompts: PathBuf,
-    pub max_new_tokens: usize,
-    pub min_new_tokens: usize,
-    pub stop_ids: Vec<u32>,
-    pub temperature: f64,
-    pub top_k: Option<usize>,
-    pub top_p: Option<f64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub batch_size: usize,
+    pub loss: loss::Distillation,
 }
 
 /// The factor on the loss.

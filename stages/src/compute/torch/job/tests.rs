@@ -29,7 +29,6 @@ fn common(device: DeviceKind, adapter: Option<&str>) -> Common {
         threads: 4,
         model: "/inputs/model".into(),
         adapter: adapter.map(Into::into),
-        output: "/scratch/output".into(),
     }
 }
 
@@ -41,6 +40,8 @@ fn train() -> Train {
         parallel: Parallel::Fsdp2,
         attention: Attention::Auto,
         packed: false,
+        label_smoothing: 0.0,
+        distillation: None,
         optimizer: AdamW::default().into(),
         clip_grad_norm: Some(1.0),
         loss_scale: Some(crate::kinds::train::LossScale::default().into()),
@@ -62,6 +63,11 @@ fn a_training_job_is_as_described() {
         optimizer: Sgd { momentum: 0.9, ..Sgd::default() }.into(),
         clip_grad_norm: None,
         loss_scale: None,
+        label_smoothing: 0.1,
+        distillation: Some(Distillation {
+            teacher: "/inputs/teacher".into(),
+            loss: loss::Distillation { temperature: 2.0, alpha: 0.5, divergence: loss::Divergence::ForwardKl },
+        }),
         ..train()
     };
     check(&Job::Train(Box::new(plain)));
@@ -75,25 +81,7 @@ fn the_schema_refuses_what_is_no_job() {
 }
 
 #[test]
-fn jobs_for_models_that_are_asked_are_as_described() {
-    let common = || common(DeviceKind::Rocm, None);
-    check(&Job::Score(Score { common: common(), rows: "/scratch/rows.jsonl".into(), batch_size: 8 }));
-    check(&Job::Compare(Compare {
-        common: Common { adapter: Some("/inputs/adapter".into()), ..common() },
-        merged: "/outputs/model".into(),
-        rows: "/scratch/rows.jsonl".into(),
-    }));
-    check(&Job::Generate(Generate {
-        common: common(),
-        prompts: "/scratch/prompts.jsonl".into(),
-        max_new_tokens: 16,
-        min_new_tokens: 0,
-        stop_ids: vec![2],
-        temperature: 0.0,
-        top_k: Some(3),
-        top_p: None,
-        min_p: None,
-        repetition_penalty: None,
-        batch_size: 8,
-    }));
+fn a_job_for_inference_is_as_described() {
+    let job = check(&Job::Infer(common(DeviceKind::Rocm, None)));
+    assert_eq!(job["task"], "infer");
 }

@@ -6,12 +6,13 @@
 use engine::context::StageContext;
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
-use model::loss::{DocumentLoss, DocumentObjective, DocumentScore, Gathering, StepTotals};
+use model::loss::{DocumentLoss, DocumentObjective, DocumentScore, Gathering, StepTotals, score_documents};
+use model::ops::TokenScore;
 use model::trainer::{DocumentBatch, DocumentReport, TrainError};
 use serde::Deserialize;
 
-use super::DocumentWork;
 use super::torch::Request;
+use super::{DocumentWork, ScoredDocuments, rows_of};
 use crate::compute::torch::Connection;
 use crate::compute::torch::batches::encode;
 use crate::kinds::train::failure;
@@ -22,11 +23,18 @@ pub(super) struct Documents<'a> {
     work: &'a DocumentWork,
     objective: &'a dyn DocumentObjective,
     scope: TargetScope,
+    /// The number of the step, from 1.
+    step: u64,
+}
+
+/// A document whose score is no number.
+pub(super) struct NotFinite {
+    document: usize,
 }
 
 /// What the worker says of a document that has a target.
 #[derive(Clone, Copy, Deserialize)]
-struct Scored {
+pub(super) struct Scored {
     /// Summed negative log-likelihood of its response targets, in nats; null where it is not finite.
     response_nll: Option<f64>,
     /// The same of all its targets.
@@ -38,8 +46,9 @@ impl<'a> Documents<'a> {
         connection: &'a mut Connection,
         work: &'a DocumentWork,
         objective: &'a dyn DocumentObjective,
+        step: u64,
     ) -> Self {
-        Self { connection, work, objective, scope: objective.scope() }
+        Self { connection, work, objective, scope: objective.scope(), step }
     }
 
     /// Adds the gradients; returns what the documents gave, and the targets of the step.
@@ -52,6 +61,9 @@ impl<'a> Documents<'a> {
             Gathering::Groups => self.accumulate_groups(&totals, context)?,
             Gathering::Step => self.accumulate_step(&totals, context)?,
         };
+        if !report.loss.is_finite() {
+            return Err(self.failure(self.not_finite(report.loss, Vec::new())));
+        }
         Ok((report, target_tokens))
     }
 
@@ -133,22 +145,31 @@ impl<'a> Documents<'a> {
         let work = self.work;
         let of_round = work.micro_batches.iter().map(|batches| of_rank(batches.get(round)));
         let (ranks, payload) = encode(of_round, self.scope);
-        self.connection.request(&Request::ScoreDocuments { ranks: &ranks, held }, &payload);
+        self.connection.request(&Request::ScoreDocuments { ranks: &ranks, held, scorer: None }, &payload);
     }
 
     /// The scores of a round by rank.
     fn scores(&mut self, round: usize, context: &mut StageContext) -> Result<Vec<Vec<DocumentScore>>, StageError> {
         let found: Vec<Vec<Scored>> = self.connection.answer(context)?;
-        let of_rank = |(documents, scored): (Option<&DocumentBatch>, Vec<Scored>)| match documents {
-            Some(documents) => scores(documents, self.scope, &scored).map_err(|error| self.failure(error)),
-            None => Ok(Vec::new()),
+        let of_rank = |(documents, scored): (Option<&DocumentBatch>, Vec<Scored>)| {
+            let Some(DocumentBatch { batch, reference_log_probs }) = documents else { return Ok(Vec::new()) };
+            let with_reference = |(document, score): (usize, DocumentScore)| {
+                let reference_log_prob = reference_log_probs.get(document).copied();
+                DocumentScore { reference_log_prob, ..score }
+            };
+            match scores(batch, self.scope, &scored) {
+                Ok(scores) => Ok(scores.into_iter().map(with_reference).collect()),
+                Err(NotFinite { document }) => {
+                    Err(failure::of_micro_batch(self.not_finite(f64::NAN, vec![document]), &rows_of(batch), batch))
+                }
+            }
         };
         self.round(round).zip(found).map(of_rank).collect()
     }
 
     fn losses(&self, scores: &[DocumentScore], totals: &StepTotals) -> Result<Vec<DocumentLoss>, StageError> {
         let losses = self.objective.losses(scores, totals);
-        losses.map_err(|source| self.failure(TrainError::Objective { step: 0, source }))
+        losses.map_err(|source| self.failure(TrainError::Objective { step: self.step, source }))
     }
 
     /// Has the gradients added of the round that is held.
@@ -160,34 +181,25 @@ impl<'a> Documents<'a> {
         self.connection.request(&Request::Weigh { ranks: &ranks }, &[]);
     }
 
+    fn not_finite(&self, loss: f64, documents: Vec<usize>) -> TrainError {
+        TrainError::LossNotFinite { step: self.step, loss, documents, largest_gradient: None }
+    }
+
     fn failure(&self, error: TrainError) -> StageError {
         failure::of_rows(error, &self.work.rows)
     }
 }
 
-/// The documents of a micro-batch that have a target, with their scores.
-fn scores(documents: &DocumentBatch, scope: TargetScope, scored: &[Scored]) -> Result<Vec<DocumentScore>, TrainError> {
-    let DocumentBatch { batch, reference_log_probs } = documents;
+/// The documents of a batch that have a target, with what the worker says of them.
+pub(super) fn scores(batch: &Batch, scope: TargetScope, scored: &[Scored]) -> Result<ScoredDocuments, NotFinite> {
     let targets = batch.targets_in(scope);
-    let mut found: Vec<(usize, DocumentScore)> = Vec::new();
-    for (&document, &response) in targets.documents.iter().zip(&targets.response) {
-        let document = document as usize;
-        if found.last().is_none_or(|(last, _)| *last != document) {
-            let reference_log_prob = reference_log_probs.get(document).copied();
-            let (group, role) = (batch.group(document), batch.role(document));
-            found.push((document, DocumentScore { reference_log_prob, group, role, ..Default::default() }));
-        }
-        if let Some((_, score)) = found.last_mut() {
-            score.targets += 1;
-            score.response_targets += usize::from(response);
-        }
-    }
-    let with_score = |((document, score), scored): ((usize, DocumentScore), &Scored)| {
+    // What is known of them without a model, in the order of the answer.
+    let mut found = score_documents(batch, &targets, &vec![TokenScore::default(); targets.len()], &[]);
+    for ((document, score), scored) in found.iter_mut().zip(scored) {
         let (Some(response_nll), Some(nll)) = (scored.response_nll, scored.nll) else {
-            let documents = vec![document];
-            return Err(TrainError::LossNotFinite { step: 0, loss: f64::NAN, documents, largest_gradient: None });
+            return Err(NotFinite { document: *document });
         };
-        Ok(DocumentScore { response_log_prob: -response_nll, log_prob: -nll, ..score })
-    };
-    found.into_iter().zip(scored).map(with_score).collect()
+        (score.response_log_prob, score.log_prob) = (-response_nll, -nll);
+    }
+    Ok(found)
 }

@@ -8,6 +8,7 @@
 mod conformance;
 mod documents;
 mod native;
+mod stopped;
 mod torch;
 
 use std::collections::BTreeMap;
@@ -15,12 +16,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
-use engine::error::StageError;
+use engine::error::{Cause, StageError};
 use model::batch::{Batch, TargetScope};
 use model::loss::{DocumentObjective, DocumentScore};
 use model::peft::AdapterConfig;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, StepReport};
+use serde::Serialize;
 
+use super::rows::listed;
 pub(super) use native::open as open_native;
 pub(super) use torch::open as open_torch;
 
@@ -67,14 +70,18 @@ pub(super) struct DocumentWork {
     pub micro_batches: Vec<Vec<DocumentBatch>>,
 }
 
-/// Which model scores documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which model scores documents, without any dropout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Scorer {
     /// The one that is trained, as it is now.
     Policy,
-    /// The one that an adapter is trained on, without it; until the first step.
+    /// The one that an adapter is trained on, without it.
     Base,
 }
+
+/// The scores of the documents of a batch that have a target, each with its place in the batch.
+pub(super) type ScoredDocuments = Vec<(usize, DocumentScore)>;
 
 /// Micro-batches to score, one for each rank that is fed at a time.
 pub(super) type Rounds<'a> = dyn FnMut(&StageContext) -> Result<Option<Vec<Batch>>, StageError> + 'a;
@@ -182,26 +189,24 @@ pub(super) trait Learner {
     /// Fails as `rounds` does, or where the device does.
     fn score(&mut self, step: u64, rounds: &mut Rounds<'_>, context: &mut StageContext) -> Result<Scored, StageError>;
 
-    /// The scores of the documents of a batch that have a target, each with its place in the batch.
+    /// The scores of the documents that have a target, each with its place in its batch, of a batch for each rank that
+    /// is fed.
     ///
     /// # Errors
-    /// Fails where the device does, or the learner has no losses of documents.
+    /// Fails where a score is not finite, or the device fails.
     fn score_documents(
         &mut self,
-        _: &Batch,
-        _: Scorer,
-        _: TargetScope,
-    ) -> Result<Vec<(usize, DocumentScore)>, StageError> {
-        Err(StageError::internal("this backend has no losses of preferences"))
-    }
+        round: &[Batch],
+        scorer: Scorer,
+        scope: TargetScope,
+        context: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError>;
 
     /// Gives every process values of which one process each has, the others 0.
     ///
     /// # Errors
     /// Fails where a process is gone.
-    fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
-        Err(StageError::internal("this backend has no losses of preferences"))
-    }
+    fn share(&mut self, values: &mut [f64]) -> Result<(), StageError>;
 
     /// Writes values into an empty folder, flushed, and returns the names of the files: `SET.safetensors`, or
     /// `SET-00001-of-00002.safetensors` and so on, with each tensor whole and in one of them. The set of the trained
@@ -254,8 +259,14 @@ pub(super) struct Opened {
     pub computed_by: String,
 }
 
+/// A score of documents that is no number, in a batch.
+fn score_not_finite(batch: &Batch) -> StageError {
+    let help = format!("rows of its micro-batch: {}", listed(&rows_of(batch)));
+    StageError::new(Cause::Numeric, "the log-probability of a response is not finite").with_help(help)
+}
+
 /// The rows of a batch, each once.
-fn rows_of(batch: &Batch) -> Vec<u64> {
+pub(super) fn rows_of(batch: &Batch) -> Vec<u64> {
     let mut rows = batch.rows.clone();
     rows.dedup();
     rows

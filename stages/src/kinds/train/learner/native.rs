@@ -7,19 +7,16 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
-use model::decoder::Decoder;
-use model::loss::{DocumentObjective, DocumentScore};
-use model::parameter::Keep;
+use model::loss::DocumentObjective;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, Phase, StepReport, Trainer};
 
 use super::{
-    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scorer, Scores, StepWork, Written,
-    rows_of,
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
+    StepWork, Written, rows_of, score_not_finite,
 };
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
-use crate::kinds::train::rows::listed;
 use crate::kinds::train::workers::{ProcessGroup, Workers};
 use crate::kinds::train::{failure, prepare, state};
 
@@ -37,16 +34,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
     let computed_by = computed_by(params, &*ops, process_group.ranks());
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
-    let is_scored = params.loss.objective().is_some_and(|objective| objective.needs_reference());
-    let base = match params.reference.is_disabled() && params.adapter.is_some() && is_scored {
-        true => {
-            let ops = Arc::clone(trainer.decoder().ops());
-            let base = Decoder::load(ops, &inputs.model.folder, Keep::Frozen);
-            Some(base.or_fail(Cause::BadData, || "cannot load the reference".to_owned())?)
-        }
-        false => None,
-    };
-    let learner = Native { trainer, process_group, rows: Vec::new(), base };
+    let learner = Native { trainer, process_group, rows: Vec::new() };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
 
@@ -61,8 +49,6 @@ struct Native<B: Blocks> {
     process_group: ProcessGroup,
     /// The rows of the step, for messages.
     rows: Vec<u64>,
-    /// The model without its adapter, where that is the reference; until the first step.
-    base: Option<Decoder<B>>,
 }
 
 impl<B: Blocks> Learner for Native<B> {
@@ -92,7 +78,6 @@ impl<B: Blocks> Learner for Native<B> {
         context: &mut StageContext,
     ) -> Result<DocumentReport, StageError> {
         context.stop_if_cancelled()?;
-        self.base = None;
         self.rows = work.rows;
         let batches: Vec<DocumentBatch> = work.micro_batches.into_iter().flatten().collect();
         let report = self.trainer.accumulate_documents(&batches, objective);
@@ -134,22 +119,26 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn score_documents(
         &mut self,
-        batch: &Batch,
+        round: &[Batch],
         scorer: Scorer,
         scope: TargetScope,
-    ) -> Result<Vec<(usize, DocumentScore)>, StageError> {
-        let decoder = match (scorer, &mut self.base) {
-            (Scorer::Base, Some(base)) => base,
-            _ => self.trainer.decoder_mut(),
+        _: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError> {
+        let decoder = self.trainer.decoder_mut();
+        let mut scored = |batch: &Batch| {
+            let scores = match scorer {
+                Scorer::Policy => decoder.score_documents(batch, scope),
+                Scorer::Base => decoder.without_adapter(|base| base.score_documents(batch, scope)),
+            };
+            let scores = scores.or_fail(Cause::Machine, || "cannot score rows of preferences".to_owned())?;
+            match scores.iter().all(|(_, score)| score.log_prob.is_finite()) {
+                true => Ok(scores),
+                false => Err(score_not_finite(batch)),
+            }
         };
-        let scores = decoder.score_documents(batch, scope);
-        let scores = scores.or_fail(Cause::Machine, || "cannot score rows of preferences".to_owned())?;
-        if let Some((_, score)) = scores.iter().find(|(_, score)| !score.log_prob.is_finite()) {
-            let message = format!("the log-probability of a response is {}", score.log_prob);
-            let help = format!("rows of its micro-batch: {}", listed(&rows_of(batch)));
-            return Err(StageError::new(Cause::Numeric, message).with_help(help));
-        }
-        Ok(scores)
+        // A decoder has no batch of nothing.
+        let of_batch = |batch: &Batch| if batch.tokens() == 0 { Ok(Vec::new()) } else { scored(batch) };
+        round.iter().map(of_batch).collect()
     }
 
     fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {

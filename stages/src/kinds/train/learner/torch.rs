@@ -8,33 +8,28 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::artifact::Facts;
-use engine::context::StageContext;
+use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
 use model::peft::AdapterConfig;
-use model::trainer::{DocumentReport, LossScalerState, StepReport};
+use model::trainer::{DocumentReport, LossScalerState, StepReport, TrainError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::documents::Documents;
+use super::stopped::Stopped;
 use super::{
-    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written, rows_of,
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
+    StepWork, Written, documents, rows_of, score_not_finite,
 };
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
-use crate::compute::torch::{Connection, Work};
-use crate::kinds::train::fit;
+use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::{LossScale, Method, TrainParams};
+use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
-
-/// The most memory of each rank, which the engine has a figure of that name for: that of processes on this machine.
-const PEAK_MEMORY: &str = "peak_memory_bytes";
-
-/// Whether trained values have the names that the base's files give them. transformers may hold several of a file's
-/// tensors as one.
-const NAMED_AS_IN_FILES: &str = "named_as_in_files";
+use crate::kinds::train::{failure, fit};
 
 /// What is done next.
 #[derive(Serialize)]
@@ -48,10 +43,12 @@ pub(super) enum Request<'a> {
     Step {
         learning_rate: f64,
     },
-    /// Scores the documents of a micro-batch of each rank, and keeps what their gradients need where `held`.
+    /// Scores the documents of a micro-batch of each rank: by the model as it is trained, dropout included, unless
+    /// another scorer is named. What their gradients need is kept where `held`.
     ScoreDocuments {
         ranks: &'a [Vec<MicroBatch>],
         held: bool,
+        scorer: Option<Scorer>,
     },
     /// Adds the gradients of what is held, by the weights of the response and of all targets of each document of each
     /// rank.
@@ -75,9 +72,17 @@ pub(super) enum Request<'a> {
     CheckFrozen,
 }
 
+/// What became of a step.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Stepped {
+    Done(Done),
+    Stopped(Stopped),
+}
+
 /// What a step did.
 #[derive(Deserialize)]
-struct Stepped {
+struct Done {
     /// The loss, null where it is not finite, which it may be in a skipped step alone.
     loss: Option<f64>,
     grad_norm: Option<f64>,
@@ -103,15 +108,10 @@ pub(in crate::kinds::train) fn open(
             Some(prepare::first_values(params, &inputs.architecture, &inputs.model, &folder, context)?)
         }
     };
-    let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)));
+    let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)?));
     let (connection, described) = Connection::open(&work, &job, context)?;
     let computed_by = computed_by(params, &described, context);
-    context.record("threads", context.threads());
     let named_as_in_files = described.get(NAMED_AS_IN_FILES).and_then(Value::as_bool).unwrap_or(true);
-    for (name, value) in described.into_iter().filter(|(name, _)| ![PEAK_MEMORY, NAMED_AS_IN_FILES].contains(&&**name))
-    {
-        context.record(&name, value);
-    }
     let size = context.devices().workers();
     let learner = Torch {
         connection,
@@ -120,8 +120,7 @@ pub(in crate::kinds::train) fn open(
         optimizer_steps: 0,
         loss_scaler: None,
         peaks: Vec::new(),
-        accumulated: None,
-        document_loss: None,
+        accumulated: Accumulated::default(),
     };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
@@ -148,10 +147,14 @@ fn job(
     work: &Work,
     inputs: &Inputs,
     adapter: Option<&AdapterConfig>,
-    context: &StageContext,
-) -> job::Train {
+    context: &mut StageContext,
+) -> Result<job::Train, StageError> {
+    let label_smoothing = match params.loss {
+        Loss::CrossEntropy { label_smoothing } => label_smoothing,
+        _ => 0.0,
+    };
     let folder = adapter.map(|_| work.folder.join("adapter"));
-    job::Train {
+    Ok(job::Train {
         common: work.common(params.dtype.in_job(), inputs.model.folder.clone(), folder, context),
         method: match params.method {
             Method::Lora => "lora",
@@ -161,6 +164,8 @@ fn job(
         parallel: params.parallel,
         attention: params.attention,
         packed: inputs.tables().any(|rows| rows.is_packed()),
+        label_smoothing,
+        distillation: distillation(params, &inputs.model, context)?,
         optimizer: params.optimizer.optimizer(),
         clip_grad_norm: params.clip_grad_norm,
         loss_scale: params.loss_scale().map(Into::into),
@@ -169,7 +174,19 @@ fn job(
         run_folder: context.run_folder().to_owned(),
         profile: context.profile().is_recording(),
         watchdog_seconds: params.watchdog_seconds,
-    }
+    })
+}
+
+/// The teacher, whose tokens must be those of the student.
+fn distillation(
+    params: &TrainParams,
+    student: &Artifact,
+    context: &mut StageContext,
+) -> Result<Option<job::Distillation>, StageError> {
+    let Some((teacher, loss)) = params.loss.distillation() else { return Ok(None) };
+    let teacher = context.open(teacher)?;
+    fit::same_tokens(student, &teacher)?;
+    Ok(Some(job::Distillation { teacher: teacher.folder, loss }))
 }
 
 struct Torch {
@@ -180,17 +197,24 @@ struct Torch {
     loss_scaler: Option<LossScalerState>,
     /// The most memory of each rank.
     peaks: Vec<u64>,
-    /// The targets of the step that is accumulated.
-    accumulated: Option<usize>,
+    accumulated: Accumulated,
+}
+
+/// The step that is accumulated.
+#[derive(Default)]
+struct Accumulated {
+    rows: Vec<u64>,
+    target_tokens: usize,
     /// Its loss, where it is one of documents.
-    document_loss: Option<f64>,
+    loss: Option<f64>,
 }
 
 impl Torch {
     /// Has the ranks begin with the gradients of a step.
-    fn begin(&mut self, work: &StepWork) {
+    fn begin(&mut self, work: StepWork) {
         let (ranks, payload) = encode(work.micro_batches.iter().map(Vec::as_slice), TargetScope::Response);
         self.connection.request(&Request::Accumulate { ranks: &ranks, weight: work.weight }, &payload);
+        self.accumulated = Accumulated { rows: work.rows, target_tokens: work.target_tokens, loss: None };
     }
 }
 
@@ -208,8 +232,7 @@ impl Learner for Torch {
     }
 
     fn accumulate(&mut self, work: StepWork, _: &mut StageContext) -> Result<(), StageError> {
-        self.begin(&work);
-        self.accumulated = Some(work.target_tokens);
+        self.begin(work);
         Ok(())
     }
 
@@ -219,8 +242,9 @@ impl Learner for Torch {
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
     ) -> Result<DocumentReport, StageError> {
-        let (report, target_tokens) = Documents::new(&mut self.connection, &work, objective).accumulate(context)?;
-        (self.accumulated, self.document_loss) = (Some(target_tokens), Some(report.loss));
+        let documents = Documents::new(&mut self.connection, &work, objective, self.optimizer_steps + 1);
+        let (report, target_tokens) = documents.accumulate(context)?;
+        self.accumulated = Accumulated { rows: work.rows, target_tokens, loss: Some(report.loss) };
         Ok(report)
     }
 
@@ -231,22 +255,24 @@ impl Learner for Torch {
         context: &mut StageContext,
     ) -> Result<StepReport, StageError> {
         self.connection.request(&Request::Step { learning_rate }, &[]);
-        let target_tokens = self.accumulated.take().unwrap_or_default();
+        let accumulated = std::mem::take(&mut self.accumulated);
         if let Some(ahead) = ahead {
-            self.begin(&ahead);
-            self.accumulated = Some(ahead.target_tokens);
+            self.begin(ahead);
         }
         let step = self.optimizer_steps + 1;
-        let Stepped { loss, grad_norm, loss_scale, loss_scaler, peak_memory_bytes } =
-            self.connection.answer(context)?;
+        let Done { loss, grad_norm, loss_scale, loss_scaler, peak_memory_bytes } =
+            match self.connection.answer(context)? {
+                Stepped::Done(done) => done,
+                Stepped::Stopped(stopped) => return Err(stopped.failure(step, &accumulated.rows)),
+            };
         if grad_norm.is_some() {
             self.optimizer_steps = step;
         }
         (self.loss_scaler, self.peaks) = (loss_scaler, peak_memory_bytes);
         Ok(StepReport {
             step,
-            loss: self.document_loss.take().or(loss).unwrap_or(f64::NAN),
-            target_tokens,
+            loss: accumulated.loss.or(loss).unwrap_or(f64::NAN),
+            target_tokens: accumulated.target_tokens,
             grad_norm: grad_norm.unwrap_or(f64::INFINITY),
             learning_rate,
             loss_scale,
@@ -286,6 +312,27 @@ impl Learner for Torch {
         })
     }
 
+    fn score_documents(
+        &mut self,
+        round: &[Batch],
+        scorer: Scorer,
+        scope: TargetScope,
+        context: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError> {
+        let (ranks, payload) = encode(round.iter().map(std::slice::from_ref), scope);
+        self.connection
+            .request(&Request::ScoreDocuments { ranks: &ranks, held: false, scorer: Some(scorer) }, &payload);
+        let found: Vec<Vec<documents::Scored>> = self.connection.answer(context)?;
+        let of_batch = |(batch, scored): (&Batch, Vec<_>)| {
+            documents::scores(batch, scope, &scored).map_err(|_| score_not_finite(batch))
+        };
+        round.iter().zip(found).map(of_batch).collect()
+    }
+
+    fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
+        Ok(())
+    }
+
     fn save(&mut self, folder: &Path, written: Written, context: &mut StageContext) -> Result<Vec<String>, StageError> {
         self.connection.request(&Request::Save { folder, state: written == Written::State }, &[]);
         self.connection.answer(context)
@@ -301,7 +348,10 @@ impl Learner for Torch {
 
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         self.connection.request(&Request::CheckFrozen, &[]);
-        self.connection.answer(context)
+        match self.connection.answer::<Option<String>>(context)? {
+            None => Ok(()),
+            Some(tensor) => Err(failure::of_rows(TrainError::FrozenMoved { tensor, step: self.optimizer_steps }, &[])),
+        }
     }
 
     fn state_has_names_of_files(&self) -> bool {
@@ -323,7 +373,7 @@ impl Learner for Torch {
     }
 
     fn close(self: Box<Self>, context: &mut StageContext) -> Result<(), StageError> {
-        context.record(&format!("{PEAK_MEMORY}_of_ranks"), self.peaks);
+        context.record(PEAK_MEMORY_OF_RANKS, self.peaks);
         self.connection.close(context)
     }
 }

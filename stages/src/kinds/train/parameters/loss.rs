@@ -273,17 +273,22 @@ impl Loss {
             Self::CrossEntropy { label_smoothing } => {
                 Arc::new(CrossEntropy { label_smoothing: label_smoothing as f32 })
             }
-            Self::Distillation { temperature, alpha, divergence, .. } => Arc::new(loss::Distillation {
-                temperature: temperature as f32,
-                alpha: alpha as f32,
-                divergence: match divergence {
-                    Divergence::ForwardKl => loss::Divergence::ForwardKl,
-                    Divergence::ReverseKl => loss::Divergence::ReverseKl,
-                    Divergence::JensenShannon => loss::Divergence::JensenShannon,
-                },
-            }),
-            _ => Arc::new(CrossEntropy::default()),
+            _ => match self.distillation() {
+                Some((_, distillation)) => Arc::new(distillation),
+                None => Arc::new(CrossEntropy::default()),
+            },
         }
+    }
+
+    /// The teacher, and how it is learned from, where there is one.
+    pub(crate) fn distillation(&self) -> Option<(&Input<Model>, loss::Distillation)> {
+        let Self::Distillation { teacher, temperature, alpha, divergence } = self else { return None };
+        let divergence = match divergence {
+            Divergence::ForwardKl => loss::Divergence::ForwardKl,
+            Divergence::ReverseKl => loss::Divergence::ReverseKl,
+            Divergence::JensenShannon => loss::Divergence::JensenShannon,
+        };
+        Some((teacher, loss::Distillation { temperature: *temperature as f32, alpha: *alpha as f32, divergence }))
     }
 
     /// The objective of documents, for losses of preferences.
@@ -363,30 +368,6 @@ impl Loss {
 
     /// The model that is learned from, where there is one.
     pub(crate) fn teacher(&self) -> Option<&Input<Model>> {
-        match self {
-            Self::Distillation { teacher, .. } => Some(teacher),
-            _ => None,
-        }
-    }
-
-    /// What of it this program alone computes, as a file says it.
-    pub(crate) fn native_only(&self) -> Option<&'static str> {
-        match self {
-            Self::CrossEntropy { label_smoothing: 0.0 } => None,
-            Self::CrossEntropy { .. } => Some("`loss.label_smoothing`"),
-            Self::Distillation { .. } => Some("`loss: distillation`"),
-            Self::Dpo { .. } => Some("`loss: dpo`"),
-            Self::Robust { .. } => Some("`loss: robust`"),
-            Self::Ipo { .. } => Some("`loss: ipo`"),
-            Self::Hinge { .. } => Some("`loss: hinge`"),
-            Self::Orpo { .. } => Some("`loss: orpo`"),
-            Self::Simpo { .. } => Some("`loss: simpo`"),
-            Self::Cpo { .. } => Some("`loss: cpo`"),
-            Self::Kto { .. } => Some("`loss: kto`"),
-            Self::ApoZero { .. } => Some("`loss: apo_zero`"),
-            Self::ApoDown { .. } => Some("`loss: apo_down`"),
-            Self::Nca { .. } => Some("`loss: nca`"),
-            Self::Sppo { .. } => Some("`loss: sppo`"),
-        }
+        self.distillation().map(|(teacher, _)| teacher)
     }
 }

@@ -23,7 +23,7 @@ pub use scheduler::{MinLr, SchedulerParams, Warmup};
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
-use crate::compute::kernels::{Dtype, Kernels};
+use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
 use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
@@ -98,6 +98,10 @@ pub struct TrainParams {
     /// Compute dtype. What is trained, its moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
+    /// How exactly matrices of f32 are multiplied, as PyTorch's setting of that name: `high` takes about 16 bits of each
+    /// factor where that is faster, which is on a CPU with tiles (AMX), and is `highest` elsewhere. For the native backend.
+    #[semantic(default, omit_default)]
+    pub matmul_precision: MatmulPrecision,
     /// The loss scale for computation in f16, whose small gradients would round to zero, as `torch.amp.GradScaler`; an
     /// error with another `dtype`. With `f16` there is one also where this is left out.
     #[semantic]
@@ -260,11 +264,11 @@ impl TrainParams {
 
     /// What the torch worker does not compute.
     fn native_only(&self) -> Option<&'static str> {
-        let of_choices = self.loss.native_only().or_else(|| self.optimizer.native_only());
-        match of_choices {
+        match self.optimizer.native_only() {
             Some(what) => Some(what),
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
+            None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
             None => None,
         }
     }

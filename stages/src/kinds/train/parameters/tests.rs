@@ -60,6 +60,8 @@ fn what_was_added_is_in_no_key_until_it_is_used() {
         entries.map(|entry| format!("{} = {}", entry.path, entry.value)).collect::<Vec<_>>()
     };
     assert_eq!(added(json!({"neftune_noise_alpha": 5})), ["neftune_noise_alpha = 5.0"]);
+    assert_eq!(added(json!({"matmul_precision": "highest"})), Vec::<String>::new());
+    assert_eq!(added(json!({"matmul_precision": "high"})), ["matmul_precision = high"]);
     assert_eq!(added(json!({"lora": {"learning_rate_ratio": 16}})), ["lora.learning_rate_ratio = 16.0"]);
     assert_eq!(added(json!({"lora": {"layers_to_transform": [1]}})), ["lora.layers_to_transform = 1"]);
 }
@@ -71,6 +73,7 @@ fn what_the_native_backend_alone_computes_is_refused_by_name_elsewhere() {
     };
     for (more, name) in [
         (json!({"neftune_noise_alpha": 5}), "`neftune_noise_alpha`"),
+        (json!({"matmul_precision": "high"}), "`matmul_precision`"),
         (json!({"lora": {"learning_rate_ratio": 16}}), "`lora.learning_rate_ratio`"),
     ] {
         assert_eq!(problems(more.clone()), [""; 0]);

@@ -18,6 +18,7 @@ mod watch;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use engine::context::StageContext;
@@ -25,7 +26,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::execute::Membership;
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::cpu::SharedWeights;
+use model::cpu::{InstructionSet, SharedWeights};
 use model::memory::weight_bytes;
 use model::ops::Compute;
 use model::trainer::{Alone, Collective, CollectiveError, Trained};
@@ -37,7 +38,7 @@ use self::watch::Watch;
 use super::failure;
 use super::learner::Ranks;
 use super::parameters::TrainParams;
-use crate::compute::kernels::Kernels;
+use crate::compute::kernels::{self, Kernels};
 
 /// More workers than any machine has cores for are a slip of the pen.
 const MOST: usize = 256;
@@ -48,11 +49,24 @@ pub(super) struct Workers {
     process_group: ProcessGroup,
     /// Threads of this worker.
     pub(super) threads: usize,
+    /// What all of them compute with on the CPU: rank 0 has chosen, as another choice has other bits.
+    pub(super) instructions: Option<InstructionSet>,
     /// Where frozen weights lie, if the workers share them: to be given to the kernels.
     pub(super) weights: Option<SharedWeights>,
     /// The memory behind them, in the process that prepares them.
     unsealed: Option<OwnedFd>,
     shares_weights: bool,
+}
+
+/// A set as the word by which workers name it; none is zero.
+fn number_of(set: Option<InstructionSet>) -> u32 {
+    let place = |set| InstructionSet::ALL.iter().position(|known| *known == set);
+    set.and_then(place).map_or(0, |place| place as u32 + 1)
+}
+
+/// The set of such a word.
+fn instructions_of(number: u32) -> Option<InstructionSet> {
+    InstructionSet::ALL.get((number as usize).checked_sub(1)?).copied()
 }
 
 /// What is known of the workers while the run goes on.
@@ -113,6 +127,7 @@ impl Workers {
                 collective,
                 process_group,
                 threads,
+                instructions: None,
                 weights: None,
                 unsealed: None,
                 shares_weights: false,
@@ -134,6 +149,14 @@ impl Workers {
         };
         let memory =
             Arc::new(SharedMemory::map(&File::from(group.try_clone().or_fail(Cause::Machine, cannot_share)?), size)?);
+        let instructions = match params.kernels.on(context.devices().kind) {
+            Kernels::Cpu => {
+                let of = params.matmul_precision.instructions_of(params.dtype.compute());
+                Some(kernels::instructions(of)?)
+            }
+            Kernels::Candle => None,
+        };
+        memory.instructions().store(number_of(instructions), SeqCst);
         let descriptors: Vec<_> =
             [Some(&group), weights.as_ref()].into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
         let mut watch = Watch::new(Arc::clone(&memory), Duration::from_secs(params.watchdog_seconds));
@@ -150,6 +173,7 @@ impl Workers {
             collective: Box::new(Group::leading(Arc::clone(&memory), watch)),
             process_group: ProcessGroup::new(0, size, Some(memory)),
             threads: threads_of(0, size, threads),
+            instructions,
             weights: mapped.transpose()?,
             shares_weights: weights.is_some(),
             unsealed: weights,
@@ -168,8 +192,9 @@ impl Workers {
         let weights = weights.transpose().or_fail(Cause::Machine, cannot_share)?;
         Ok(Self {
             collective: Box::new(Group::following(rank, Arc::clone(&memory))),
-            process_group: ProcessGroup::new(rank, size, Some(memory)),
             threads: threads_of(rank, size, context.threads()),
+            instructions: instructions_of(memory.instructions().load(SeqCst)),
+            process_group: ProcessGroup::new(rank, size, Some(memory)),
             shares_weights: weights.is_some(),
             weights,
             unsealed: None,

@@ -1,7 +1,7 @@
 //! The memory through which workers add up what they compute: a mapping that all of them have, and how they wait for
 //! each other there.
 //!
-//! It begins with a word that workers sleep on, then has a line for each worker's state, then two sets of totals for
+//! It begins with a word that workers sleep on and one for the instructions of their kernels, then has a line for each worker's state, then two sets of totals for
 //! each, then room for a part of each one's gradients, and for the sum of those. Everything that a worker may read
 //! while another writes is atomic; the rest is kept apart by meetings. All `unsafe` of this way of training is here,
 //! but for taking over inherited descriptors.
@@ -185,6 +185,12 @@ impl SharedMemory {
     fn arrivals(&self) -> &AtomicU32 {
         // SAFETY: it is the first of the mapping.
         unsafe { &*self.mapping.as_ptr().cast() }
+    }
+
+    /// The word behind it, in which rank 0 says what the kernels of all compute with, before it starts the others.
+    pub(super) fn instructions(&self) -> &AtomicU32 {
+        // SAFETY: it is the second of the mapping.
+        unsafe { &*self.mapping.as_ptr().cast::<AtomicU32>().add(1) }
     }
 
     /// Says that a worker has come to its next meeting.

@@ -4,15 +4,16 @@
 //! The torch worker takes part where its Python is: `PIPELINE_PYTHON` names it, and `PYTHONPATH` the package, if it is
 //! not installed there. Where there is none the native backend is tested alone, unless `PIPELINE_REQUIRE` names torch.
 
+mod golden;
+
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use devices::DeviceKind;
 use engine::artifact::{Facts, Output};
 use engine::device::DeviceGrant;
-use engine::error::Cause;
+use engine::error::{Cause, Failure};
 use engine::stage::Stage;
 use engine::test_bench::TestBench;
 use model::batch::{Role, TargetScope};
@@ -40,6 +41,15 @@ const VALUE_BOUND: f64 = 1e-4;
 enum Backend {
     Native,
     Torch { ranks: usize, parallel: &'static str },
+}
+
+impl Backend {
+    fn ranks(self) -> usize {
+        match self {
+            Self::Native => 1,
+            Self::Torch { ranks, .. } => ranks,
+        }
+    }
 }
 
 /// Those that can compute here, the native one first.
@@ -93,12 +103,10 @@ impl Bench {
 
     fn bench(&self) -> TestBench {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama31");
-        let count = match self.backend {
-            Backend::Native => 1,
-            Backend::Torch { ranks, .. } => ranks,
-        };
-        let grant = DeviceGrant { kind: DeviceKind::Cpu, count, indices: Vec::new(), nodes: 1 };
+        let grant = DeviceGrant { count: self.backend.ranks(), ..DeviceGrant::PROCESSOR };
+        let teacher = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen3");
         let bench = TestBench::new(self.root.path()).input("base.model", "model", &model, Facts::new()).unwrap();
+        let bench = bench.input("teacher.model", "model", &teacher, Facts::new()).unwrap();
         let rows = self.root.path().join("rows");
         if !rows.join("part-00000.parquet").exists() {
             let columns = vec![OptionalColumn::Weight];
@@ -144,12 +152,13 @@ impl Bench {
         made.take().expect("the stage has run")
     }
 
-    /// Opens a learner, and returns what is made with it.
+    /// Opens a learner with more parameters, and returns what is made with it.
     fn learn<T: 'static>(
         &self,
+        more: Value,
         mut body: impl FnMut(&mut dyn Learner, &mut StageContext) -> Result<T, StageError> + 'static,
     ) -> T {
-        let made = self.direct(json!({}), move |backend, params, context| {
+        let made = self.direct(more, move |backend, params, context| {
             let inputs = Inputs::open(params, context)?;
             let mut opened = open(backend, params, &inputs, context)?;
             let made = body(&mut *opened.learner, context)?;
@@ -251,7 +260,7 @@ fn steps_scores_and_values_are_those_of_the_native_backend() {
     for backend in backends() {
         let bench = Bench::new(backend);
         let folder = bench.root.path().join("saved");
-        let (reports, scores, tensors) = bench.learn(move |learner, context| {
+        let (reports, scores, tensors) = bench.learn(json!({}), move |learner, context| {
             let ranks = learner.ranks().clone();
             let mut reports = Vec::new();
             let steps: [&[u32]; 3] = [&[0, 1, 2, 3], &[4, 5, 6], &[1]];
@@ -289,6 +298,78 @@ fn steps_scores_and_values_are_those_of_the_native_backend() {
 }
 
 #[test]
+fn losses_of_targets_are_those_of_the_native_backend() {
+    let distillation = |alpha: f64, divergence: &str| {
+        let loss = json!({"name": "distillation", "teacher": "teacher", "temperature": 2, "alpha": alpha, "divergence": divergence});
+        json!({ "loss": loss })
+    };
+    let losses = [
+        json!({"loss": {"label_smoothing": 0.2}}),
+        distillation(0.7, "forward_kl"),
+        distillation(1.0, "reverse_kl"),
+        distillation(0.5, "jensen_shannon"),
+    ];
+    let mut native = Vec::new();
+    for backend in backends() {
+        // Every divergence computes the same way, whatever the ranks.
+        let some = if backend.ranks() > 1 { &losses[..2] } else { &losses };
+        for (number, more) in some.iter().enumerate() {
+            let bench = Bench::new(backend);
+            let folder = bench.root.path().join("saved");
+            let found = bench.learn(more.clone(), move |learner, context| {
+                let ranks = learner.ranks().clone();
+                let mut reports = Vec::new();
+                for rows in [&[0, 1, 2][..], &[3, 4]] {
+                    learner.accumulate(work(&ranks, rows), context)?;
+                    reports.push(learner.step(1e-2, None, context)?);
+                }
+                Ok((reports, saved(learner, &folder, context)?))
+            });
+            if backend == Backend::Native {
+                native.push(found.clone());
+            }
+            let (expected, expected_tensors) = &native[number];
+            for (ours, native) in found.0.iter().zip(expected) {
+                near(ours.loss, native.loss, LOSS_BOUND, "losses");
+                near(ours.grad_norm, native.grad_norm, NORM_BOUND, "norms");
+            }
+            are_near(&found.1, expected_tensors, backend);
+        }
+    }
+    let first: Vec<f64> = native.iter().map(|(reports, _)| reports[0].loss).collect();
+    assert!((1..first.len()).all(|one| first[..one].iter().all(|other| first[one] != *other)), "{first:?}");
+}
+
+#[test]
+fn what_is_not_finite_or_does_not_move_is_said_in_the_same_words() {
+    let mut native: Option<Vec<Failure>> = None;
+    for backend in backends() {
+        let mut found = Vec::new();
+        for rate in [1e30, 1e-12] {
+            let bench = Bench::new(backend);
+            let failed = bench.direct(
+                json!({"lora": {"rank": 2, "target_modules": ["q_proj"]}}),
+                move |backend, params, context| {
+                    let inputs = Inputs::open(params, context)?;
+                    let mut learner = open(backend, params, &inputs, context)?.learner;
+                    let ranks = learner.ranks().clone();
+                    for step in 0..4 {
+                        learner.accumulate(work(&ranks, &[step, step + 1]), context)?;
+                        learner.step(rate, None, context)?;
+                    }
+                    Ok(())
+                },
+            );
+            found.push(Failure::from(&failed.unwrap_err()));
+        }
+        let expected = native.get_or_insert_with(|| found.clone());
+        assert_eq!(found, *expected, "{backend:?}");
+    }
+    let native = format!("{native:?}");
+    assert!(native.contains("the loss is NaN in step 2") && native.contains("no gradient has moved"), "{native}");
+}
+
+#[test]
 fn what_one_learner_saved_every_other_takes_up_bit_by_bit() {
     let all = backends();
     let mut shared: Option<(tempfile::TempDir, Vec<TrainedTensor>)> = None;
@@ -298,7 +379,7 @@ fn what_one_learner_saved_every_other_takes_up_bit_by_bit() {
         let folder = tempfile::tempdir().unwrap();
         let (here, before) = (folder.path().to_owned(), shared.take());
         let from = before.as_ref().map(|(folder, tensors)| (folder.path().join("after"), tensors.clone()));
-        let after = bench.learn(move |learner, context| {
+        let after = bench.learn(json!({}), move |learner, context| {
             if let Some((folder, expected)) = &from {
                 let restored = Restored { files: files(folder), optimizer_steps: turn as u64, loss_scaler: None };
                 learner.restore(restored, context)?;
@@ -378,6 +459,20 @@ impl Learner for Mortal {
 
     fn score(&mut self, step: u64, rounds: &mut Rounds<'_>, context: &mut StageContext) -> Result<Scored, StageError> {
         self.call()?.score(step, rounds, context)
+    }
+
+    fn score_documents(
+        &mut self,
+        round: &[Batch],
+        scorer: Scorer,
+        scope: TargetScope,
+        context: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError> {
+        self.call()?.score_documents(round, scorer, scope, context)
+    }
+
+    fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {
+        self.call()?.share(values)
     }
 
     fn save(&mut self, folder: &Path, written: Written, context: &mut StageContext) -> Result<Vec<String>, StageError> {
@@ -538,7 +633,7 @@ fn losses_of_documents_are_those_of_the_native_backend() {
     for backend in backends() {
         let bench = Bench::new(backend);
         let root = bench.root.path().to_owned();
-        let found = bench.learn(move |learner, context| {
+        let found = bench.learn(json!({}), move |learner, context| {
             let ranks = learner.ranks().clone();
             saved(learner, &root.join("fresh"), context)?;
             let mut found = Vec::new();

@@ -1,0 +1,173 @@
+//! Operands of products in tiles: how a left and a right one become packed tiles, and which of the packed ones are
+//! multiplied.
+
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+use std::ops::Range;
+
+use super::{Element, InstructionSet, PairsRight, Right, View};
+use crate::cpu::amx::{SIDE, TILE};
+use crate::cpu::instructions::multiversion;
+use crate::cpu::rounding::nearest;
+
+/// A left operand, and how right ones are packed beside it. Words are pairs of values along the inner dimension.
+pub(super) trait Operands<R> {
+    /// Packed matrices that an operand becomes.
+    const MATRICES: usize;
+    /// Which of the left and of the right ones are multiplied, summed in this order.
+    const PRODUCTS: &'static [(usize, usize)];
+
+    /// Rows, and words of a row.
+    fn shape(&self) -> (usize, usize);
+
+    /// Packs up to 16 rows, whole tiles behind one another with zeros beyond the last row and word; each matrix
+    /// `matrix` words behind the one before.
+    ///
+    /// # Safety
+    /// There is room for so many tiles, and the machine has [`crate::cpu::simd::Avx512Bf16`]'s instructions.
+    unsafe fn pack_left(&self, rows: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize);
+
+    /// Packs up to 16 columns of a right operand likewise.
+    ///
+    /// # Safety
+    /// As for [`Operands::pack_left`].
+    unsafe fn pack_right(&self, b: R, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize);
+}
+
+/// Pairs of bf16 as they are.
+pub(super) struct Pairs<'a>(pub View<'a, u32>);
+
+impl<R: PairsRight> Operands<R> for Pairs<'_> {
+    const MATRICES: usize = 1;
+    const PRODUCTS: &'static [(usize, usize)] = &[(0, 0)];
+
+    fn shape(&self) -> (usize, usize) {
+        (self.0.rows(), self.0.columns())
+    }
+
+    unsafe fn pack_left(&self, rows: Range<usize>, inner: Range<usize>, to: *mut u32, _: usize) {
+        let steps = inner.len().div_ceil(SIDE);
+        for (line, row) in (rows.start..rows.start + SIDE).enumerate() {
+            let words: &[u32] = if row < rows.end { &self.0.row(row)[inner.clone()] } else { &[] };
+            let (whole, rest) = words.as_chunks::<SIDE>();
+            // SAFETY: the caller vouches for the room.
+            unsafe {
+                let mut to = to.add(line * SIDE).cast::<[u32; SIDE]>();
+                for words in whole {
+                    to.write(*words);
+                    to = to.add(SIDE);
+                }
+                if whole.len() < steps {
+                    let mut words = [0; SIDE];
+                    words[..rest.len()].copy_from_slice(rest);
+                    to.write(words);
+                    to = to.add(SIDE);
+                }
+                // Of a row that is none, all are zero.
+                for _ in whole.len() + 1..steps {
+                    to.write([0; SIDE]);
+                    to = to.add(SIDE);
+                }
+            }
+        }
+    }
+
+    unsafe fn pack_right(&self, b: R, columns: Range<usize>, inner: Range<usize>, to: *mut u32, _: usize) {
+        let (words, steps) = (inner.len() * SIDE, inner.len().div_ceil(SIDE));
+        // SAFETY: the caller vouches for both: a panel of 16 columns is right tiles behind one another.
+        unsafe {
+            b.pack_pairs(inner, columns, to);
+            to.add(words).write_bytes(0, steps * TILE - words);
+        }
+    }
+}
+
+/// Values of f32, each split into a bf16 and what that leaves, rounded to a second one: about 16 bits. Of their four
+/// products the one of both rests is left out, which is as small as what rounding leaves.
+pub(super) struct Split<'a> {
+    a: View<'a>,
+    set: InstructionSet,
+}
+
+impl<'a> Split<'a> {
+    pub(super) fn new(a: View<'a>, set: InstructionSet) -> Self {
+        Self { a, set }
+    }
+}
+
+impl<R: Right> Operands<R> for Split<'_> {
+    const MATRICES: usize = 2;
+    /// The small ones first.
+    const PRODUCTS: &'static [(usize, usize)] = &[(1, 0), (0, 1), (0, 0)];
+
+    fn shape(&self) -> (usize, usize) {
+        (self.a.rows(), self.a.columns().div_ceil(2))
+    }
+
+    unsafe fn pack_left(&self, rows: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
+        let inner = 2 * words.start..self.a.columns().min(2 * words.end);
+        let steps = words.len().div_ceil(SIDE);
+        let mut values = vec![0.0; 2 * SIDE * steps];
+        for line in 0..SIDE {
+            let row = rows.start + line;
+            if row >= rows.end {
+                values.fill(0.0);
+            } else if self.a.column_stride() == 1 {
+                values[..inner.len()].copy_from_slice(&self.a.row(row)[inner.clone()]);
+            } else {
+                values.iter_mut().zip(inner.clone()).for_each(|(value, at)| *value = self.a.at(row, at));
+            }
+            for (tile, values) in values.chunks_exact(2 * SIDE).enumerate() {
+                // SAFETY: the caller vouches for the room.
+                let [high, rest] = [0, matrix].map(|matrix| unsafe {
+                    std::slice::from_raw_parts_mut(to.add(matrix + tile * TILE + line * SIDE), SIDE)
+                });
+                split_row(self.set, values, high, rest);
+            }
+        }
+    }
+
+    unsafe fn pack_right(&self, b: R, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
+        let inner = 2 * words.start..b.rows().min(2 * words.end);
+        let length = words.len().next_multiple_of(SIDE) * SIDE;
+        let mut panel = vec![0.0; 2 * length];
+        // SAFETY: the caller vouches for the machine, and for the room.
+        unsafe {
+            b.pack(self.set, inner.clone(), columns, SIDE, &mut panel[..inner.len() * SIDE]);
+            let [high, rest] = [0, matrix].map(|matrix| std::slice::from_raw_parts_mut(to.add(matrix), length));
+            split_rows(self.set, &panel, high, rest);
+        }
+    }
+}
+
+/// A value in two: the nearest bf16, and the nearest to what that leaves. Of one that is not finite nothing is left.
+#[inline(always)]
+fn split(value: f32) -> [u32; 2] {
+    let high = nearest(value);
+    let left = value - high.widen();
+    let rest = if left.is_finite() { nearest(left) } else { half::bf16::ZERO };
+    [high, rest].map(|half| u32::from(half.to_bits()))
+}
+
+multiversion! {
+    /// Splits values, two neighbours to a word.
+    fn split_row(values: &[f32], high: &mut [u32], rest: &mut [u32]) {
+        for ((pair, high), rest) in values.chunks_exact(2).zip(high).zip(rest) {
+            let [first, second] = [split(pair[0]), split(pair[1])];
+            (*high, *rest) = (first[0] | second[0] << 16, first[1] | second[1] << 16);
+        }
+    }
+}
+
+multiversion! {
+    /// Splits rows of 16 values, two rows to one of words.
+    fn split_rows(values: &[f32], high: &mut [u32], rest: &mut [u32]) {
+        let words = high.chunks_exact_mut(SIDE).zip(rest.chunks_exact_mut(SIDE));
+        for (rows, (high, rest)) in values.chunks_exact(2 * SIDE).zip(words) {
+            for lane in 0..SIDE {
+                let [first, second] = [split(rows[lane]), split(rows[SIDE + lane])];
+                (high[lane], rest[lane]) = (first[0] | second[0] << 16, first[1] | second[1] << 16);
+            }
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! `uses: rank`: of several answers to each prompt the ones to learn from, by a score: a pair of the best and the worst,
+//! or the best alone (rejection sampling).
+//!
+//! Prompts are those of the very rows that `generate` asked, turn by turn and column by column, so that what is trained
+//! on is rendered as it was asked. Rows and answers are read side by side, a prompt at a time.
+
+mod answers;
+mod score;
+
+use std::collections::BTreeMap;
+
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, OneOrMore, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::stage::{InputFacts, Stage};
+use engine::survey::{LocalFiles, Survey};
+
+use crate::data::artifact::{
+    Judged, Message, OutputKind, Row, RowCounts, Rows, RowsFacts, RowsReader, RowsWriter, Said, Samples, Shape,
+};
+use crate::data::prompt::Template;
+use answers::{Answer, Answers};
+use score::{Score, Scorer};
+
+/// What a pipeline file may say under `with:` for `uses: rank`.
+#[derive(Parameters, Debug)]
+pub struct RankParams {
+    /// The rows whose prompts were asked.
+    #[semantic]
+    pub prompts: Input<Rows>,
+    /// The answers to them: of a `generate` stage with `samples_per_prompt`, or of several stages.
+    #[semantic]
+    pub samples: OneOrMore<Input<Samples>>,
+    /// What answers are compared by; the highest is the best.
+    #[semantic(default)]
+    pub score: Score,
+    /// What is made of the answers to a prompt.
+    #[semantic(default = Make::Pairs)]
+    pub make: Make,
+    /// A pair is made where the scores of its two answers differ by more than this.
+    #[semantic(default = 0.0, range = 0.0..)]
+    pub min_margin: f64,
+    /// Prompts whose best answer has a lower score are left out.
+    #[semantic]
+    pub min_score: Option<f64>,
+    /// What becomes of answers that came to no end. What is trained would be to end there.
+    #[semantic(default = CutOff::Drop)]
+    pub on_cut_off: CutOff,
+}
+
+/// What is made of the answers to a prompt.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Make {
+    /// A pair: the answer with the highest score, and that with the lowest.
+    Pairs,
+    /// A row as the prompt's own, with the answer of the highest score in the place of its response.
+    Best,
+}
+
+/// What becomes of answers that `max_new_tokens` cut off.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutOff {
+    /// They take no part.
+    Drop,
+    /// They are ranked as the others.
+    Keep,
+}
+
+/// The stage kind.
+pub struct Rank;
+
+impl Stage for Rank {
+    const NAME: &'static str = "rank";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str =
+        "Makes pairs of a better and a worse answer, or keeps the best, of a model's own answers.";
+    type Params = RankParams;
+    const ALSO_CALLED: &'static [&'static str] = &["best_of_n", "rejection_sampling", "judge"];
+
+    fn outputs(_: &RankParams) -> Vec<Output> {
+        vec![Rows::output("rows")]
+    }
+
+    fn check(params: &RankParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = params.score.problems(params.samples.0.len(), span).into_iter().collect();
+        let of_rows = params.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        if let Some(message) = of_rows.as_ref().and_then(|facts| params.unfit(facts)) {
+            let label = format!("the rows are {}", of_rows.map_or("others", |facts| facts.shape.describe()));
+            problems.push(Problem::error("bad-value", span, message, label).at("prompts"));
+        }
+        problems
+    }
+
+    fn survey(params: &RankParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let of_rows = params.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        let made = of_rows.map(|facts| params.facts(&facts).to_facts()).unwrap_or_default();
+        for name in ["shape", "columns", "template", "response"] {
+            survey.pass("rows", Some(&made), &[name]);
+        }
+        survey
+    }
+
+    fn preflight(params: &RankParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let rows = params.prompts.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
+        Preflight { work: rows.map(|rows| Work::new("prompts", rows)), ..Preflight::default() }
+    }
+
+    fn run(params: &RankParams, context: &mut StageContext) -> Result<(), StageError> {
+        let prompts = context.open(&params.prompts)?;
+        let mut rows = RowsReader::open(&prompts)?;
+        let facts = rows.facts().clone();
+        if let Some(message) = params.unfit(&facts) {
+            return Err(StageError::bad_data(message));
+        }
+        let mut answers = Answers::open(params, &prompts, context)?;
+        let mut scorer = Scorer::open(&params.score, context)?;
+        let draft = context.create("rows")?;
+        let mut writer = RowsWriter::create(&draft.folder, params.facts(&facts));
+        let mut tally = Tally::default();
+        for number in 0..rows.len() {
+            context.stop_if_cancelled()?;
+            let mut scored = Vec::new();
+            for (source, answer) in answers.to_row(number)? {
+                tally.answers += 1;
+                let score = scorer.score(source, answer.as_ref())?;
+                match answer.zip(score) {
+                    Some((answer, _)) if answer.is_cut && params.on_cut_off == CutOff::Drop => tally.cut_off += 1,
+                    Some((answer, score)) => scored.push((score, answer)),
+                    None => tally.unscored += 1,
+                }
+            }
+            match params.choose(&scored) {
+                Ok(chosen) => {
+                    tally.add(&chosen);
+                    writer.write(row_of(rows.row(number)?, &facts, chosen))?;
+                }
+                Err(reason) => *tally.left_out.entry(reason).or_default() += 1,
+            }
+            context.progress("prompts", number + 1, Some(rows.len()), None);
+        }
+        answers.finish()?;
+        scorer.finish()?;
+        let report = tally.report(params.make);
+        if tally.made == 0 {
+            return Err(StageError::bad_data(format!("there is nothing to learn: {report}"))
+                .with_help("ask for more `samples_per_prompt` at a higher `temperature`, or score in finer steps"));
+        }
+        context.report(report);
+        let dropped_by: BTreeMap<String, u64> =
+            tally.left_out.iter().map(|(reason, count)| (reason.words().to_owned(), *count)).collect();
+        let counts = RowCounts { dropped: dropped_by.values().sum(), dropped_by, ..RowCounts::default() };
+        let (facts, identity) = writer.finish_counted(&counts)?;
+        context.seal(draft, facts, Some(identity))
+    }
+}
+
+/// The answers that were chosen for a prompt, with their scores.
+#[derive(Debug)]
+struct Chosen {
+    best: (f64, Answer),
+    /// For a pair.
+    worst: Option<(f64, Answer)>,
+}
+
+impl RankParams {
+    /// Why rows cannot be made of answers to these.
+    fn unfit(&self, prompts: &RowsFacts) -> Option<&'static str> {
+        let ends_otherwise = prompts.template.as_ref().is_some_and(|template| template.response_end.is_some());
+        match self.make {
+            Make::Pairs if ends_otherwise => Some(
+                "responses to this template end in a way that those of pairs do not: give conversations (`messages`)",
+            ),
+            Make::Best if prompts.shape.is_preference() => {
+                Some("`make: best` is for rows of prompts, conversations or plain text")
+            }
+            _ => None,
+        }
+    }
+
+    /// Facts about the rows that are made of such prompts.
+    fn facts(&self, prompts: &RowsFacts) -> RowsFacts {
+        match (self.make, prompts.shape) {
+            (Make::Pairs, _) => RowsFacts::pairs(),
+            (Make::Best, Shape::Text) => {
+                let columns = [INPUT, OUTPUT].map(str::to_owned);
+                RowsFacts::prompt(Template::named("none").expect("a name"), OUTPUT, columns)
+            }
+            (Make::Best, _) => {
+                RowsFacts { rows: 0, dropped: 0, dropped_by: BTreeMap::new(), filtered: 0, empty: 0, ..prompts.clone() }
+            }
+        }
+    }
+
+    /// What is learned from the answers to a prompt; among equal scores the first answer.
+    fn choose(&self, scored: &[(f64, Answer)]) -> Result<Chosen, LeftOut> {
+        let by_score = |one: &f64, other: &f64| one.total_cmp(other);
+        let scores = || scored.iter().map(|(score, _)| *score);
+        let (Some(highest), Some(lowest)) = (scores().max_by(by_score), scores().min_by(by_score)) else {
+            return Err(LeftOut::NoAnswer);
+        };
+        if self.min_score.is_some_and(|least| highest < least) {
+            return Err(LeftOut::LowScore);
+        }
+        let first_of = |wanted: f64| scored.iter().find(|(score, _)| score.total_cmp(&wanted).is_eq());
+        let (Some(best), Some(worst)) = (first_of(highest), first_of(lowest)) else { return Err(LeftOut::NoAnswer) };
+        let is_pair = highest - lowest > self.min_margin && best.1.text != worst.1.text;
+        match self.make {
+            Make::Best => Ok(Chosen { best: best.clone(), worst: None }),
+            Make::Pairs if is_pair => Ok(Chosen { best: best.clone(), worst: Some(worst.clone()) }),
+            Make::Pairs => Err(LeftOut::NoMargin),
+        }
+    }
+}
+
+/// The columns of plain text with an answer.
+const INPUT: &str = "input";
+const OUTPUT: &str = "output";
+
+/// The row that is made of a prompt's.
+fn row_of(asked: Row, facts: &RowsFacts, chosen: Chosen) -> Row {
+    let response = chosen.best.1.text;
+    if let Some((_, worst)) = chosen.worst {
+        let prompt = prompt_of(asked, facts);
+        let in_its_form = |text: String| match prompt {
+            Said::Text(_) => Said::Text(text),
+            Said::Turns(_) => Said::Turns(vec![Message::new(ASSISTANT, &text)]),
+        };
+        let (chosen, rejected) = (Some(in_its_form(response)), Some(in_its_form(worst.text)));
+        return Row::Judged(Box::new(Judged { prompt, chosen, rejected }));
+    }
+    match asked {
+        Row::Columns(mut columns) => {
+            columns.insert(facts.response.clone().unwrap_or_default(), response);
+            Row::Columns(columns)
+        }
+        Row::Messages(messages) => {
+            let mut messages = asked_turns(messages);
+            messages.push(Message::new(ASSISTANT, &response));
+            Row::Messages(messages)
+        }
+        Row::Text(text) => Row::Columns(BTreeMap::from([(INPUT.to_owned(), text), (OUTPUT.to_owned(), response)])),
+        Row::Judged(_) => unreachable!("`unfit` has refused them"),
+    }
+}
+
+const ASSISTANT: &str = "assistant";
+
+/// What a row asks, as [`crate::data::prompt::PromptRenderer::question`] takes it.
+fn prompt_of(asked: Row, facts: &RowsFacts) -> Said {
+    match asked {
+        Row::Columns(columns) => {
+            Said::Text(facts.template.as_ref().map_or_else(String::new, |template| template.render(&columns)))
+        }
+        Row::Messages(messages) => Said::Turns(asked_turns(messages)),
+        Row::Text(text) => Said::Text(text),
+        Row::Judged(judged) => judged.prompt,
+    }
+}
+
+/// A conversation up to the last turn of the assistant.
+fn asked_turns(mut messages: Vec<Message>) -> Vec<Message> {
+    let answer = messages.iter().rposition(|message| message.role == ASSISTANT);
+    messages.truncate(answer.unwrap_or(messages.len()));
+    messages
+}
+
+/// Why nothing is learned from a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum LeftOut {
+    NoAnswer,
+    NoMargin,
+    LowScore,
+}
+
+impl LeftOut {
+    fn words(self) -> &'static str {
+        match self {
+            Self::NoAnswer => "without an answer that takes part",
+            Self::NoMargin => "without two answers whose scores differ enough",
+            Self::LowScore => "whose best answer has too low a score",
+        }
+    }
+}
+
+/// What was counted.
+#[derive(Debug, Default)]
+struct Tally {
+    answers: u64,
+    cut_off: u64,
+    unscored: u64,
+    made: u64,
+    /// Prompts that nothing is learned from.
+    left_out: BTreeMap<LeftOut, u64>,
+    /// Sums of scores.
+    best: f64,
+    worst: f64,
+}
+
+impl Tally {
+    fn add(&mut self, chosen: &Chosen) {
+        self.made += 1;
+        self.best += chosen.best.0;
+        self.worst += chosen.worst.as_ref().map_or(0.0, |(score, _)| *score);
+    }
+
+    fn report(&self, make: Make) -> String {
+        let prompts = self.made + self.left_out.values().sum::<u64>();
+        let what = if make == Make::Pairs { "pairs" } else { "rows" };
+        let mut parts = vec![format!("{} answers to {prompts} prompts: {} {what}", self.answers, self.made)];
+        let mean = |sum: f64| sum / self.made as f64;
+        if self.made > 0 {
+            parts.push(match make {
+                Make::Pairs => {
+                    format!("mean score {:.4} of chosen, {:.4} of rejected", mean(self.best), mean(self.worst))
+                }
+                Make::Best => format!("mean score {:.4}", mean(self.best)),
+            });
+        }
+        let answers = [(self.cut_off, "cut off"), (self.unscored, "without a score")];
+        let some = answers.iter().filter(|(count, _)| *count > 0);
+        parts.extend(some.map(|(count, why)| format!("{count} answers {why}")));
+        parts.extend(self.left_out.iter().map(|(reason, count)| format!("{count} prompts {}", reason.words())));
+        parts.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::parameter::Reference;
+
+    use super::*;
+
+    fn params(make: Make, min_margin: f64, min_score: Option<f64>) -> RankParams {
+        let prompts = Input::new(Reference { stage: "rows".to_owned(), output: None, span: Span::default() });
+        let (samples, score) = (OneOrMore(Vec::new()), Score::default());
+        RankParams { prompts, samples, score, make, min_margin, min_score, on_cut_off: CutOff::Drop }
+    }
+
+    fn answers(scores: &[f64]) -> Vec<(f64, Answer)> {
+        let answer = |(index, score): (usize, &f64)| {
+            let answer = Answer { text: format!("answer {index}"), reference: None, is_cut: false };
+            (*score, answer)
+        };
+        scores.iter().enumerate().map(answer).collect()
+    }
+
+    fn texts(chosen: Result<Chosen, LeftOut>) -> Result<Vec<String>, LeftOut> {
+        chosen.map(|chosen| [Some(chosen.best), chosen.worst].into_iter().flatten().map(|it| it.1.text).collect())
+    }
+
+    #[test]
+    fn a_pair_is_the_first_best_and_the_first_worst() {
+        let found = texts(params(Make::Pairs, 0.0, None).choose(&answers(&[0.5, 0.1, 0.9, 0.9, 0.1])));
+        assert_eq!(found.unwrap(), ["answer 2", "answer 1"]);
+    }
+
+    #[test]
+    fn equal_scores_are_no_preference() {
+        assert_eq!(texts(params(Make::Pairs, 0.0, None).choose(&answers(&[0.5, 0.5]))), Err(LeftOut::NoMargin));
+        assert_eq!(texts(params(Make::Pairs, 0.4, None).choose(&answers(&[0.5, 0.1]))), Err(LeftOut::NoMargin));
+        assert_eq!(texts(params(Make::Pairs, 0.0, None).choose(&[])), Err(LeftOut::NoAnswer));
+        let mut same = answers(&[0.5, 0.1]);
+        same[1].1.text = same[0].1.text.clone();
+        assert_eq!(texts(params(Make::Pairs, 0.0, None).choose(&same)), Err(LeftOut::NoMargin));
+    }
+
+    #[test]
+    fn the_best_needs_its_score_and_no_other_answer() {
+        assert_eq!(texts(params(Make::Best, 0.0, Some(0.5)).choose(&answers(&[0.5]))).unwrap(), ["answer 0"]);
+        assert_eq!(texts(params(Make::Best, 0.0, Some(0.6)).choose(&answers(&[0.5]))), Err(LeftOut::LowScore));
+    }
+}
