@@ -76,8 +76,8 @@ pub fn flush_folder(folder: &Path) -> Result<(), StoreError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(StoreError::on("flush folder", folder))
 }
 
-/// Flushes files and folders of which none has to be on the disk before another: all at once, since a file system with a
-/// journal then commits once for all of them.
+/// Flushes files and folders of which none has to be on the disk before another: all at once, since a file system with
+/// a journal then commits once for all of them.
 ///
 /// `syncfs` would be one call, and would wait for what everybody else has written to the file system.
 pub(crate) fn flush_together<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<(), StoreError> {

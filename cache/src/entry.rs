@@ -88,7 +88,8 @@ pub(crate) fn put_entry(source: &Path, place: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Makes a folder of the store in an existing one and flushes the latter, in the place of whatever is there and is none.
+/// Makes a folder of the store in an existing one and flushes the latter, in the place of whatever is there and is
+/// none.
 pub(crate) fn ensure_own_folder(folder: &Path) -> Result<(), StoreError> {
     if make_own_folder(folder)? { flush_folder(parent(folder)) } else { Ok(()) }
 }

@@ -282,8 +282,8 @@ impl Store {
         remove_entry(&self.object_path(object)).map(drop)
     }
 
-    /// The folder for the resumable working state of a key, made if it is not there. Who saves a state in it flushes the
-    /// way to it.
+    /// The folder for the resumable working state of a key, made if it is not there. Who saves a state in it flushes
+    /// the way to it.
     ///
     /// # Errors
     /// Fails where the disk refuses.
