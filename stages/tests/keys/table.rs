@@ -56,8 +56,10 @@ fn shipped(folder: &Path) -> Vec<(String, PathBuf)> {
         found
     };
     let mut found = Vec::new();
-    for path in names("pipelines", "yaml") {
-        found.push((format!("pipelines/{}", path.file_name().unwrap().to_string_lossy()), path));
+    for folder in ["pipelines", "pipelines/recipes"] {
+        for path in names(folder, "yaml") {
+            found.push((format!("{folder}/{}", path.file_name().unwrap().to_string_lossy()), path));
+        }
     }
     // Each shows wrong files beside right ones, or includes files that it does not show.
     let of_pages = names("docs", "md").into_iter().filter(|path| !path.ends_with("problems.md"));

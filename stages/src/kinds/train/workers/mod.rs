@@ -264,6 +264,7 @@ impl Threads {
             collective: Box::new(group),
             process_group: ProcessGroup::new(rank, self.0.size(), Some(Arc::clone(&self.0))),
             threads: 1,
+            instructions: None,
             weights: None,
             unsealed: None,
             shares_weights: false,
