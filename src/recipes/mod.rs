@@ -49,6 +49,7 @@ const ALL: &[Recipe] = recipes! {
     "" "quickstart" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_sweep" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_dpo" ["quickstart/text.jsonl" "quickstart/pairs.jsonl" "quickstart/pairs_held_out.jsonl"]
+    "" "quickstart_rank" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "command" ["command/clean.sh" "command/questions.txt"]
 };
 

@@ -63,7 +63,7 @@ impl Answers {
     ///
     /// # Errors
     /// Fails where a table is damaged.
-    pub(super) fn to_row(&mut self, row: u64) -> Result<Vec<(usize, Option<Answer>)>, StageError> {
+    pub(super) fn of_prompt(&mut self, row: u64) -> Result<Vec<(usize, Option<Answer>)>, StageError> {
         let mut answers = Vec::new();
         for (number, source) in self.0.iter_mut().enumerate() {
             while source.has_next()? && source.waiting[0].0 == row {

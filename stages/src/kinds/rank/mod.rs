@@ -125,7 +125,7 @@ impl Stage for Rank {
         for number in 0..rows.len() {
             context.stop_if_cancelled()?;
             let mut scored = Vec::new();
-            for (source, answer) in answers.to_row(number)? {
+            for (source, answer) in answers.of_prompt(number)? {
                 tally.answers += 1;
                 let score = scorer.score(source, answer.as_ref())?;
                 match answer.zip(score) {
