@@ -308,17 +308,9 @@ impl Respondent {
         told: &mut dyn FnMut(usize, &mut StageContext),
         context: &mut StageContext,
     ) -> Result<Vec<RowScore>, StageError> {
-        let scores = match &mut self.model {
-            Asked::Here(model) => score::rows(&mut **model, rows, told, context)?,
-            Asked::Worker(worker) => worker.score(rows, told, context)?,
-        };
-        match scores.iter().position(|score| !score.nll.is_finite()) {
-            None => Ok(scores),
-            Some(row) => {
-                let message = format!("the loss of row {row} is not finite");
-                let help = "the model or the adapter is at fault (did its training diverge?), or `dtype` is too narrow";
-                Err(StageError::new(Cause::Numeric, message).with_help(help))
-            }
+        match &mut self.model {
+            Asked::Here(model) => score::rows(&mut **model, rows, told, context),
+            Asked::Worker(worker) => worker.score(rows, told, context),
         }
     }
 

@@ -134,6 +134,6 @@ fn ask(subject: &Subject, row: &Row, example: &mut Example) -> Result<Vec<u32>, 
     example.prompt = Some(question.prompt.to_text(tokenizer).map_err(of_row(example.row))?);
     example.reference = question.reference;
     let ids = question.prompt.encode(tokenizer).map_err(of_row(example.row))?.input_ids;
-    subject.respondent.check_vocabulary(&ids, || format!("the prompt of row {}", example.row))?;
+    subject.respondent.check_vocabulary(&ids, || format!("the prompt of row {}", example.row + 1))?;
     Ok(ids)
 }

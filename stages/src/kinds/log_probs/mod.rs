@@ -149,7 +149,7 @@ fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageConte
         let mut records = vec![Record { log_prob: 0.0, targets: 0 }; batch.document_lengths.len()];
         if batch.tokens() > 0 {
             let scores = decoder.score_documents(&batch, TargetScope::Response);
-            let scores = scores.or_fail(Cause::BadData, || format!("cannot score rows {next} to {}", end - 1))?;
+            let scores = scores.or_fail(Cause::BadData, || format!("cannot score rows {} to {end}", next + 1))?;
             for (document, score) in scores {
                 let targets = score.response_targets as u64;
                 records[document] = Record { log_prob: score.response_log_prob, targets };
@@ -157,7 +157,7 @@ fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageConte
         }
         if let Some(bad) = records.iter().find(|record| !record.log_prob.is_finite()) {
             let message =
-                format!("the log-probability of a document in rows {next} to {} is {}", end - 1, bad.log_prob);
+                format!("the log-probability of a document in rows {} to {end} is {}", next + 1, bad.log_prob);
             return Err(StageError::new(Cause::Numeric, message));
         }
         writer.write(&records)?;
