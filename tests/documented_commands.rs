@@ -39,10 +39,9 @@ struct Block {
 }
 
 impl Block {
-    /// Whether it is run here; what takes minutes is run by `scripts/check-release`, which sets `PIPELINE_DOCS=all`.
+    /// Whether it is run here; what takes minutes is run by `scripts/check-release`.
     fn is_run(&self) -> bool {
-        let all = || std::env::var_os("PIPELINE_DOCS").is_some_and(|value| value == "all");
-        self.mark.as_ref().is_none_or(|mark| mark.starts_with("minutes") && all())
+        self.mark.as_ref().is_none_or(|mark| mark.starts_with("minutes") && test_harness::do_everything())
     }
 }
 

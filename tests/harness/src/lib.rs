@@ -33,6 +33,12 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 pub use requirement::{Requirement, Unmet};
 pub use test_harness_attributes::{child, test};
 
+/// Whether tests do all that they can, and not only what every change must pass: `scripts/check-release` sets
+/// `PIPELINE_TESTS=all`.
+pub fn do_everything() -> bool {
+    env::var_os("PIPELINE_TESTS").is_some_and(|value| value == "all")
+}
+
 /// A function with `#[test]`.
 pub struct Test {
     #[doc(hidden)]

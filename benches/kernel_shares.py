@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where the time of a LoRA step goes: each kernel's share of it.
 
-    python3 benches/kernels.py [--dtype bf16] [--rounds 5] [--steps 4] [--threads 1] [--layers 4] [--targets q_proj,v_proj]
+    python3 benches/kernel_shares.py [--dtype bf16] [--rounds 5] [--steps 4] [--threads 1] [--layers 4] [--targets q_proj,v_proj]
 
 Prints a Markdown table, the longest first: of each kernel the least time of a step over the rounds, its share of their sum, its calls
 a step, and its share of what the machine can do at most, by arithmetic or by memory, measured in the same round. A last row has what is
