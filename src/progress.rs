@@ -28,6 +28,9 @@ pub(crate) enum Verbosity {
     Verbose,
 }
 
+/// How many cached stages are named one by one.
+const CACHED_NAMED: usize = 20;
+
 /// How long a stage in a pipe stays silent about how far it is.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -39,6 +42,8 @@ pub(crate) struct Progress {
     /// Where answers are shown as they grow, if a person watches.
     stream: Option<Stream>,
     running: BTreeMap<String, Running>,
+    /// How many stages were cached so far.
+    cached: usize,
 }
 
 struct Running {
@@ -86,7 +91,7 @@ impl Progress {
         let ids: Vec<&str> = stages.collect();
         let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0);
         let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, width, look));
-        Self { look, verbosity, bars, stream: None, running: BTreeMap::new() }
+        Self { look, verbosity, bars, stream: None, running: BTreeMap::new(), cached: 0 }
     }
 
     /// Shows answers as they grow, beside or in place of the bars.
@@ -112,7 +117,7 @@ impl Progress {
             RunEvent::Pinning { pins } => {
                 self.say(Mark::Note, "pipeline.lock", &format!("still asking for {} as of now", pins.join(", ")));
             }
-            RunEvent::StageCached { stage, remote: None, .. } => self.ended(Mark::Good, stage, "cached"),
+            RunEvent::StageCached { stage, remote: None, .. } => self.cached(stage),
             RunEvent::StageCached { stage, remote: Some(remote), .. } => {
                 self.ended(Mark::Good, stage, &format!("in {remote}, and nothing here has to read it"));
             }
@@ -322,6 +327,21 @@ impl Progress {
     fn ended(&mut self, mark: Mark, stage: &str, text: &str) {
         self.leave(stage);
         self.say(mark, stage, text);
+        if let Some(bars) = &self.bars {
+            bars.ended();
+        }
+    }
+
+    /// Names a cached stage, if there are few; the end of the run has their number.
+    fn cached(&mut self, stage: &str) {
+        self.cached += 1;
+        let named = self.verbosity == Verbosity::Verbose || self.cached <= CACHED_NAMED;
+        if named {
+            return self.ended(Mark::Good, stage, "cached");
+        }
+        if self.cached == CACHED_NAMED + 1 {
+            self.say(Mark::Good, self.look.either("…", "..."), "more stages are cached; `-v` names all");
+        }
         if let Some(bars) = &self.bars {
             bars.ended();
         }

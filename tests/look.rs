@@ -157,3 +157,16 @@ fn control_characters_of_a_result_reach_no_terminal() {
         nothing_is_hidden(&project.run(arguments));
     }
 }
+
+#[test]
+fn many_cached_stages_are_not_named_one_by_one() {
+    let project = Project::new();
+    let stages = (0..25).map(|number| format!("  s{number}: {{ uses: command, with: {{ run: 'true' }} }}\n"));
+    project.write("many.yaml", &format!("version: 1\nname: many\nstages:\n{}", stages.collect::<String>()));
+    project.run(&["run", "many.yaml"]).ends_with(0);
+    let named = |ran: &Ran| ran.stderr.matches(": cached").count();
+    let again = project.run(&["run", "many.yaml"]).ends_with(0).warns("all 25 stages are cached");
+    assert_eq!(named(&again), 20, "{again}");
+    assert_eq!(again.stderr.matches("more stages are cached").count(), 1, "{again}");
+    assert_eq!(named(&project.run(&["run", "many.yaml", "-v"]).ends_with(0)), 25);
+}
