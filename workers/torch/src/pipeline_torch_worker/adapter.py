@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -17,12 +15,19 @@ from transformers import PreTrainedModel
 from .draws import AddressedDropout, Draws
 from .failure import JobFailure
 
+# PEFT is imported where an adapter is there: that takes as long as all the rest, and not every job has one.
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
 def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
     """Puts the adapter of a PEFT folder into the model; its values are f32 where they are trained."""
+    from peft import PeftModel
+
     try:
         adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=trained)
     except Exception as error:
@@ -44,11 +49,16 @@ def file_name(parameter: str) -> str:
     return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name
 
 
+def lora_layers(adapted: PeftModel) -> list[tuple[str, LoraLayer]]:
+    """PEFT's layers by their paths."""
+    from peft.tuners.lora import LoraLayer
+
+    return [(name, module) for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
+
+
 def set_dropout(adapted: PeftModel, probability: float, draws: Draws) -> None:
     """Replaces PEFT's dropout, which draws from a generator with a state, by one that is addressed."""
-    for name, module in adapted.named_modules():
-        if not isinstance(module, LoraLayer):
-            continue
+    for name, module in lora_layers(adapted):
         path = name.removeprefix(PREFIX)
         dropout = AddressedDropout(draws, path, probability) if probability else torch.nn.Identity()
         module.lora_dropout["default"] = dropout
@@ -57,10 +67,9 @@ def set_dropout(adapted: PeftModel, probability: float, draws: Draws) -> None:
 
 def set_training(adapted: PeftModel, training: bool) -> None:
     """Turns dropout on the adapter's input on or off. No other module of the model knows that it is trained."""
-    for module in adapted.modules():
-        if isinstance(module, LoraLayer):
-            # Also for its own sake: DoRA reads it.
-            module.train(training)
+    for _, module in lora_layers(adapted):
+        # Also for its own sake: DoRA reads it.
+        cast(Any, module).train(training)
 
 
 @contextmanager
@@ -82,7 +91,7 @@ def switched_off(adapted: PeftModel) -> Iterator[None]:
 @contextmanager
 def merged(adapted: PeftModel) -> Iterator[None]:
     """The adapter added to the weights that it is on meanwhile. Taken off again they would not be what they were, to the bit."""
-    layers = [module.get_base_layer() for module in adapted.modules() if isinstance(module, LoraLayer)]
+    layers = [module.get_base_layer() for _, module in lora_layers(adapted)]
     weights = [(parameter, parameter.clone()) for layer in layers for parameter in layer.parameters(recurse=False)]
     cast(Any, adapted).merge_adapter()
     try:

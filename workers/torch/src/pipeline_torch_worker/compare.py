@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel
 
 from . import adapter
@@ -20,6 +19,9 @@ from .data import Batch
 from .device import Device
 from .events import Voice
 from .failure import JobFailure
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 @dataclass(frozen=True)

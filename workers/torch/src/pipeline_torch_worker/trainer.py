@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from . import adapter
@@ -31,6 +30,9 @@ from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
 from .weights import check_names
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 # Who scores documents without dropout: the model as it is now, or what its adapter is on.
 Scorer = Literal["policy", "base"]
