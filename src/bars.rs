@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::table;
-use crate::terminal::Look;
+use crate::terminal::{Look, SilentKeys};
 
 /// A note longer than this gets lines of its own, so that a narrow terminal never cuts off the time left.
 const LONGEST_NOTE_BESIDE_BAR: usize = 16;
@@ -26,6 +26,7 @@ pub(crate) struct Bars {
     /// Width of the column of stage ids.
     width: usize,
     look: Look,
+    _keys: SilentKeys,
 }
 
 /// The bar of a running stage.
@@ -59,7 +60,7 @@ impl Bars {
         let dot = look.either("·", "-");
         footer.set_style(style(&format!("  {{pos}} of {{len}} stages {dot} {{elapsed}}"), look));
         footer.enable_steady_tick(Duration::from_millis(250));
-        Self { all, footer, width, look }
+        Self { all, footer, width, look, _keys: SilentKeys::new() }
     }
 
     /// Adds a running stage.

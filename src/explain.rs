@@ -38,11 +38,21 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
 
 fn unknown(name: &str) -> Failure {
     let names: Vec<&str> = codes::all().map(|code| code.code).collect();
-    let help = suggest::nearest(name, &names).map_or_else(
-        || "`pipeline explain` lists the codes".to_owned(),
-        |nearest| format!("did you mean `{nearest}`?"),
-    );
+    let help = match suggest::nearest(name, &names) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => about(name).unwrap_or_else(|| "`pipeline explain` lists the codes".to_owned()),
+    };
     Failure::wrong(format!("there is no code `{name}`")).with_help(help)
+}
+
+/// The codes that say something of a word, where they are few.
+fn about(word: &str) -> Option<String> {
+    const MOST: usize = 8;
+    let word = word.to_lowercase();
+    let says = |text: &str| text.split(|letter: char| !letter.is_alphanumeric()).any(|one| one.to_lowercase() == word);
+    let says_so = |code: &&ProblemCode| says(code.code) || says(code.title);
+    let found: Vec<String> = codes::all().filter(says_so).map(|code| format!("`{}`", code.code)).collect();
+    (1..=MOST).contains(&found.len()).then(|| format!("codes about `{word}`: {}", found.join(", ")))
 }
 
 fn list(format: Format) -> Result<(), Failure> {
@@ -95,6 +105,13 @@ fn in_words(code: &ProblemCode, columns: usize) -> String {
 mod tests {
     use super::*;
     use crate::table::width;
+
+    #[test]
+    fn a_word_that_is_no_code_finds_those_that_are_about_it() {
+        assert!(about("cycle").is_some_and(|help| help.contains("`cycle`")));
+        assert!(about("template").is_some_and(|help| help.contains("`no-chat-template`")), "{:?}", about("template"));
+        assert_eq!(about("nonsense"), None);
+    }
 
     #[test]
     fn every_code_is_printed_with_both_examples() {

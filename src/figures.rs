@@ -1,6 +1,8 @@
 //! Named figures as tables: metrics, the report of a merge, the steps of a training.
 
+use engine::visible::on_one_line;
 use serde_json::{Map, Value};
+use stages::view::show::shortened;
 
 use crate::table::Table;
 use crate::words;
@@ -8,8 +10,18 @@ use crate::words;
 /// Named figures, a nested one under its dotted name.
 pub(crate) fn table(figures: &Value) -> Table {
     let mut table = Table::new(["metric", "value"]);
-    flatten(figures, String::new(), &mut |name, value| table.row([name, words::figure(value)]));
+    flatten(figures, String::new(), &mut |name, value| table.row([name, in_a_cell(value)]));
     table
+}
+
+/// Named facts as indented lines, a nested one under its dotted name.
+pub(crate) fn facts(facts: &Map<String, Value>) -> String {
+    let mut lines = Vec::new();
+    flatten(&Value::Object(facts.clone()), String::new(), &mut |name, value| {
+        lines.push((on_one_line(&name).into_owned(), on_one_line(&in_a_cell(value)).into_owned()));
+    });
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    lines.iter().map(|(name, value)| format!("  {name:width$}  {value}\n")).collect()
 }
 
 /// Named figures as indented lines, a nested one under its dotted name; those without a value are left out.
@@ -55,11 +67,36 @@ fn spread_over(length: usize, count: usize) -> Vec<usize> {
     }
 }
 
-/// Gives each figure, a nested one under its dotted name.
+/// A value on one line: of a list its first few values, of a long text its ends.
+fn in_a_cell(value: &Value) -> String {
+    const MOST_VALUES: usize = 8;
+    const MOST_OF_A_TEXT: usize = 200;
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::Array(values) if values.is_empty() => "none".to_owned(),
+        Value::Array(values) => {
+            let first: Vec<String> = values.iter().take(MOST_VALUES).map(in_a_cell).collect();
+            let more = values.len().saturating_sub(MOST_VALUES);
+            let more = if more > 0 { format!(", … and {more} more") } else { String::new() };
+            first.join(", ") + &more
+        }
+        other => shortened(&words::figure(other), MOST_OF_A_TEXT).replace('\n', " "),
+    }
+}
+
+/// Gives each figure, a nested one under its dotted name; records of a list as a list for each of their fields.
 pub(crate) fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
     let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match value {
+        Value::Object(map) if map.is_empty() => add(name, &Value::Null),
         Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),
+        Value::Array(records) if records.iter().all(Value::is_object) && !records.is_empty() => {
+            let names = records[0].as_object().into_iter().flat_map(Map::keys);
+            for field in names {
+                let of_field = records.iter().map(|record| record.get(field).cloned().unwrap_or(Value::Null));
+                flatten(&Value::Array(of_field.collect()), below(field), add);
+            }
+        }
         other => add(name, other),
     }
 }
@@ -73,6 +110,30 @@ mod tests {
     fn nested_figures_have_dotted_names() {
         let table = table(&json!({ "perplexity": 1.5, "rouge1": { "f": 0.25 } }));
         assert_eq!(table.to_string(), "metric      value\nperplexity    1.5\nrouge1.f     0.25\n");
+    }
+
+    #[test]
+    fn lists_are_values_and_not_json() {
+        let report = json!({ "replaced": [], "weights": [1.0, 0.25], "many": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+            "layers": [{ "most": 0.5, "by": "a" }, { "most": 2.0, "by": "b" }] });
+        let text = table(&report).to_string();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.splitn(2, ' ').map(str::trim).collect()).collect();
+        let expected = [
+            ["metric", "value"],
+            ["layers.by", "a, b"],
+            ["layers.most", "0.5, 2"],
+            ["many", "1, 2, 3, 4, 5, 6, 7, 8, … and 2 more"],
+            ["replaced", "none"],
+            ["weights", "1, 0.25"],
+        ];
+        let found: std::collections::BTreeSet<Vec<&str>> = lines.into_iter().collect();
+        assert_eq!(found, expected.into_iter().map(|line| line.to_vec()).collect(), "{text}");
+        let of_model = json!({ "config": { "architectures": ["A"], "rope": null }, "dtype": "f32" });
+        let text = facts(of_model.as_object().unwrap());
+        assert!(
+            text.contains("  config.architectures  A\n") && text.contains("  config.rope           none\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -65,13 +65,13 @@ struct Cli {
 pub struct Global {
     /// Folder for results and records [default: `$PIPELINE_HOME`, else `.pipeline` next to the file or in a folder
     /// above it].
-    #[arg(long, global = true, value_name = "FOLDER")]
+    #[arg(long, global = true, value_name = "FOLDER", help_heading = "Everywhere")]
     home: Option<PathBuf>,
     /// Print only errors and results.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Everywhere")]
     quiet: bool,
     /// Print also metrics, checkpoints and why each stage runs.
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Everywhere")]
     verbose: bool,
 }
 

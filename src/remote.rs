@@ -12,8 +12,12 @@ use crate::render::{Exit, Failure, Message};
 /// The variable that names the shared cache.
 const VARIABLE: &str = "PIPELINE_REMOTE";
 
+/// What options of the shared cache are listed under.
+pub(crate) const SHARED_CACHE: &str = "Shared cache";
+
 /// The choice of a shared cache.
 #[derive(Args)]
+#[command(next_help_heading = SHARED_CACHE)]
 pub(crate) struct RemoteArgs {
     /// Shared cache: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…` or a folder [default: `$PIPELINE_REMOTE`, else the file's `remote:`].
     #[arg(long, value_name = "URL", conflicts_with = "no_remote")]

@@ -29,14 +29,18 @@ use stages::kinds::train::Train;
 
 use crate::profiles::Profiles;
 use crate::progress::{Progress, Screen, Verbosity};
-use crate::remote::RemoteArgs;
+use crate::remote::{RemoteArgs, SHARED_CACHE};
 use crate::render::{self, Exit, Failure, Message};
 use crate::runs::{Past, compare};
-use crate::selection::SelectionArgs;
+use crate::selection::{STAGES, SelectionArgs};
 use crate::stream::Stream;
 use crate::table::Table;
 use crate::terminal::{self, Look};
 use crate::{Format, Global, figures, locate, words};
+
+/// What options of `run` are listed under in its help.
+const EXECUTION: &str = "Execution";
+const OUTPUT: &str = "Output";
 
 /// Run a pipeline: compute what is missing, take the rest from the store, continue an interrupted run.
 ///
@@ -52,51 +56,51 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     selection: SelectionArgs,
     /// Use this prompt in place of the prompts of the file's `generate` stages; may be given several times.
-    #[arg(long = "prompt", value_name = "TEXT")]
+    #[arg(long = "prompt", value_name = "TEXT", help_heading = STAGES)]
     prompts: Vec<String>,
-    /// Continue with the stages that do not depend on a failed one.
-    #[arg(long)]
-    keep_going: bool,
+    /// Test in a minute whether the whole file works: 8 rows, 2 optimizer steps, short completions, results with keys
+    /// of their own, nothing published.
+    #[arg(long, help_heading = STAGES)]
+    smoke: bool,
     /// Maximum number of stages that run at once [default: as many as there are threads for].
-    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), help_heading = EXECUTION)]
     jobs: Option<u16>,
-    /// How long a stage may take to save its state after a request to stop.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
-    grace: Duration,
     /// Threads for all stages together [default: what the machine has].
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), help_heading = EXECUTION)]
     threads: Option<u16>,
     /// Where stages run, whatever the file sets; those that it keeps on this machine stay. The file's settings of the
     /// cluster hold.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = EXECUTION)]
     executor: Option<ExecutorArg>,
-    /// Test in a minute whether the whole file works: 8 rows, 2 optimizer steps, short completions, results with keys
-    /// of their own, nothing published.
-    #[arg(long)]
-    smoke: bool,
-    /// Replace published folders that were changed by hand, and what else has the name of a target.
-    #[arg(long)]
-    overwrite: bool,
-    /// Fail if `pipeline.lock` would change.
-    #[arg(long)]
-    locked: bool,
+    /// Continue with the stages that do not depend on a failed one.
+    #[arg(long, help_heading = EXECUTION)]
+    keep_going: bool,
+    /// How long a stage may take to save its state after a request to stop.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration, help_heading = EXECUTION)]
+    grace: Duration,
     /// Use no hub: what is neither on this machine nor in the shared cache is an error that names it.
-    #[arg(long)]
+    #[arg(long, help_heading = EXECUTION)]
     offline: bool,
-    /// Profile each stage that runs: a table per kernel, and a trace.
-    #[arg(long)]
-    profile: bool,
+    /// Fail if `pipeline.lock` would change.
+    #[arg(long, help_heading = EXECUTION)]
+    locked: bool,
     #[command(flatten)]
     remote: RemoteArgs,
     /// Send the results of this run to the shared cache, whatever the file sets.
-    #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
+    #[arg(long, conflicts_with_all = ["no_remote", "smoke"], help_heading = SHARED_CACHE)]
     push: bool,
     /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run
     /// (3); a result that is there stays there, unless a stage that runs here reads it.
-    #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
+    #[arg(long, conflicts_with_all = ["no_remote", "smoke"], help_heading = SHARED_CACHE)]
     hand_over: bool,
+    /// Replace published folders that were changed by hand, and what else has the name of a target.
+    #[arg(long, help_heading = OUTPUT)]
+    overwrite: bool,
+    /// Profile each stage that runs: a table per kernel, and a trace.
+    #[arg(long, help_heading = OUTPUT)]
+    profile: bool,
     /// How to print the result.
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, help_heading = OUTPUT)]
     format: Format,
 }
 

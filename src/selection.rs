@@ -6,8 +6,12 @@ use engine::plan::{Force, Plan, Selection};
 use crate::locate;
 use crate::render::Failure;
 
+/// What options that say which stages run, and on what, are listed under.
+pub(crate) const STAGES: &str = "Stages";
+
 /// What selects stages, and what there is for them.
 #[derive(Args)]
+#[command(next_help_heading = STAGES)]
 pub(crate) struct SelectionArgs {
     /// Only this stage and what it needs; may be given several times.
     #[arg(long, value_name = "STAGE")]

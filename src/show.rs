@@ -45,9 +45,8 @@ const MERGE_REPORT: &str = "merge_report.json";
 const DEFAULT_ROWS: u64 = 3;
 const DEFAULT_STEPS: u64 = 10;
 
-/// Characters of a column, a turn or a stretch of tokens that are printed, and of a fact; JSON has all of them.
+/// Characters of a column, a turn or a stretch of tokens that are printed; JSON has all of them.
 const MOST_OF_A_TEXT: usize = 4000;
-const MOST_OF_A_FACT: usize = 200;
 
 /// Documents of a pack that are printed.
 const MOST_DOCUMENTS: usize = 32;
@@ -169,7 +168,7 @@ impl Shown {
     fn print(&self, out: &mut dyn Write, most_steps: u64, look: Look) -> io::Result<()> {
         let size = words::bytes(self.tree.bytes());
         writeln!(out, "{} ({}, {size})", look.paint("1", &self.name), self.record.kind)?;
-        write!(out, "{}", facts(&self.record.facts))?;
+        write!(out, "{}", figures::facts(&self.record.facts))?;
         match &self.body {
             Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
             Body::Metrics(metrics, steps) => {
@@ -189,18 +188,6 @@ impl Shown {
             }
         }
     }
-}
-
-/// The facts of an artefact: one per line, lists and mappings as JSON.
-fn facts(facts: &Map<String, Value>) -> String {
-    let width = facts.keys().map(String::len).max().unwrap_or(0);
-    facts
-        .iter()
-        .map(|(name, value)| {
-            let value = shortened(&words::figure(value), MOST_OF_A_FACT).replace('\n', " ");
-            format!("  {:width$}  {}\n", on_one_line(name), on_one_line(&value))
-        })
-        .collect()
 }
 
 fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {

@@ -2,6 +2,9 @@
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
+
+use nix::sys::termios::{self, LocalFlags, SetArg, Termios};
 
 /// How to write to one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +73,40 @@ impl Look {
     pub(crate) fn either(self, unicode: &'static str, ascii: &'static str) -> &'static str {
         if self.unicode { unicode } else { ascii }
     }
+}
+
+/// While this lives, a key such as `^C` is not written where the cursor stands: behind the last of the lines that are
+/// redrawn, where it would begin another one that nobody counts.
+pub(crate) struct SilentKeys(Option<Termios>);
+
+impl SilentKeys {
+    /// Silences the keys of standard error's terminal, where this program is the one in front of it.
+    pub(crate) fn new() -> Self {
+        let stream = std::io::stderr();
+        let Some(before) = is_in_front(&stream).then(|| termios::tcgetattr(&stream).ok()).flatten() else {
+            return Self(None);
+        };
+        let mut silent = before.clone();
+        silent.local_flags.remove(LocalFlags::ECHOCTL);
+        let silenced = termios::tcsetattr(&stream, SetArg::TCSADRAIN, &silent);
+        Self(silenced.is_ok().then_some(before))
+    }
+}
+
+impl Drop for SilentKeys {
+    fn drop(&mut self) {
+        let stream = std::io::stderr();
+        if let Some(before) = self.0.take().filter(|_| is_in_front(&stream)) {
+            // A terminal that is gone needs no settings.
+            let _ = termios::tcsetattr(&stream, SetArg::TCSADRAIN, &before);
+        }
+    }
+}
+
+/// Whether a stream is the terminal that this program is in front of: one behind it is stopped where it changes
+/// settings.
+fn is_in_front(stream: &impl AsFd) -> bool {
+    nix::unistd::tcgetpgrp(stream).is_ok_and(|group| group == nix::unistd::getpgrp())
 }
 
 /// The lines of a text in at most `width` columns each, longer words excepted: a path that is cut cannot be copied.

@@ -75,6 +75,38 @@ fn runs_and_logs_tell_what_happened() {
 }
 
 #[test]
+fn of_a_run_that_found_everything_cached_it_is_shown_what_that_took() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    let ran = project.run(&["runs", "show"]).ends_with(0);
+    assert!(!ran.stdout.contains("(in brackets"), "{ran}");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    let cached = project.run(&["runs", "show"]).ends_with(0).says("in brackets: what it took when it was made");
+    let of_stage = cached.stdout.lines().find(|line| line.starts_with("text_tokens")).unwrap();
+    assert!(of_stage.contains("cached") && of_stage.contains("s)") && of_stage.contains("MiB)"), "{of_stage}");
+}
+
+#[test]
+fn the_options_of_run_are_listed_by_what_they_are_about() {
+    let help = Project::new().run(&["run", "--help"]).ends_with(0).stdout;
+    let place = |text: &str| help.find(text).unwrap_or_else(|| panic!("no {text:?} in {help}"));
+    let order = ["Stages:", "--until", "--only", "--prompt", "--smoke", "Execution:", "--jobs", "--offline"];
+    let order = [&order[..], &["Shared cache:", "--remote", "--push", "Output:", "--format", "Everywhere:", "--home"]];
+    let places: Vec<usize> = order.concat().into_iter().map(place).collect();
+    assert!(places.is_sorted(), "{places:?} {help}");
+    assert!(place("Everywhere:") < place("-q, --quiet") && place("-q, --quiet") < place("-v, --verbose"), "{help}");
+}
+
+#[test]
+fn a_report_is_shown_in_words_and_not_as_json() {
+    let project = Project::with_pipeline("lora.yaml");
+    project.run(&["run", "lora.yaml"]).ends_with(0);
+    let shown = project.run(&["show", "lora.yaml", "merged"]).ends_with(0).says("proof.layers.max_abs_difference");
+    assert!(!shown.stdout.contains(['{', '[']), "{shown}");
+    assert!(shown.stdout.contains("config.hidden_size") && !shown.stdout.contains("left out"), "{shown}");
+}
+
+#[test]
 fn the_schema_knows_every_stage_kind() {
     let project = Project::new();
     let schema = project.run(&["schema"]).ends_with(0).json();

@@ -6,6 +6,7 @@
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, kill, killpg, signal};
 use nix::unistd::Pid;
+use support::terminal::pseudo_terminal;
 use support::{Project, Ran, needs_root};
 use test_harness::{Unmet, test};
 
@@ -147,6 +149,30 @@ fn a_closed_terminal_is_a_request_to_stop() {
     assert_eq!(code, Some(130), "{said}");
     let saved = Command::new("find").arg(project.path(".pipeline/store/partial")).args(["-name", "state"]).output();
     assert!(!saved.unwrap().stdout.is_empty(), "{said}");
+}
+
+/// The terminal writes `^C` where the cursor is: behind the last bar, and the lines above would be counted wrong.
+#[test]
+fn the_key_that_stops_a_run_is_not_written_among_its_bars() {
+    let project = Project::new();
+    write(&project, &format!("echo $$ >{}; exec sleep 60", project.path("begun").display()));
+    let (person, program) = pseudo_terminal();
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_pipeline"), "run", "p.yaml"]);
+    command.current_dir(project.path(".")).env("TERM", "xterm");
+    command.stdin(program.try_clone().unwrap()).stdout(program.try_clone().unwrap()).stderr(program);
+    let mut engine = command.spawn().unwrap();
+    drop(command);
+    wait_for("the program", || fs::read_to_string(project.path("begun")).is_ok_and(|text| text.ends_with('\n')));
+    let mut person = fs::File::from(person);
+    person.write_all(b"\x03").unwrap();
+    let (mut shown, mut bytes) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = person.read(&mut bytes) {
+        shown.extend_from_slice(&bytes[..count]);
+    }
+    assert_eq!(engine.wait().unwrap().code(), Some(130));
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("interrupted") && !shown.contains("^C"), "{shown:?}");
 }
 
 #[test]

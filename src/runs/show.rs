@@ -43,7 +43,7 @@ pub(super) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
             }
         }
         None if args.format == Format::Json => crate::print_json(&json(&recorded)),
-        None => Ok(print(out, &recorded)?),
+        None => print(out, &past, &recorded),
     }
 }
 
@@ -86,20 +86,34 @@ fn json(recorded: &Recorded) -> Value {
     })
 }
 
-fn print(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
+fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Failure> {
     heading(out, recorded)?;
+    let mut some_took_earlier = false;
     let mut table = Table::new(["stage", "kind", "state", "took", "peak memory", "key"]);
     for RecordedStage { summary, .. } in &recorded.stages {
+        let (mut took, mut memory) = (summary.seconds, summary.peak_memory_bytes);
+        let mut shown: fn(Option<String>) -> String = Option::unwrap_or_default;
+        if let (None, Some(key)) = (took, summary.key)
+            && let Some(made) = past.made(&key)?
+        {
+            let figure = |name: &str| made.record.how.get(name)?.as_f64();
+            (took, memory) = (figure("seconds"), figure("peak_memory_bytes").map(|bytes| bytes as u64));
+            shown = |text| text.map(|text| format!("({text})")).unwrap_or_default();
+            some_took_earlier |= took.is_some();
+        }
         table.row([
             summary.stage.clone(),
             summary.kind.clone(),
             summary.status.clone(),
-            summary.seconds.map(words::seconds).unwrap_or_default(),
-            summary.peak_memory_bytes.map(words::bytes).unwrap_or_default(),
+            shown(took.map(words::seconds)),
+            shown(memory.map(words::bytes)),
             summary.key.map(|key| key.short()).unwrap_or_default(),
         ]);
     }
     write!(out, "\n{table}")?;
+    if some_took_earlier {
+        writeln!(out, "(in brackets: what it took when it was made)")?;
+    }
     reasons(out, recorded)?;
     for stage in &recorded.stages {
         print_attempts(out, stage)?;

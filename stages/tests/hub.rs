@@ -337,6 +337,18 @@ fn a_server_that_is_not_there_is_named() {
     let hub = Hub::new(&format!("http://127.0.0.1:{port}")).unwrap().with_retry(retry);
     let error = hub.resolve_revision(&repository(), "main").unwrap_err();
     assert_eq!(error.to_string(), format!("the Hub at http://127.0.0.1:{port} cannot be reached"));
+    assert!(error.help().is_some_and(|help| help.contains("--offline")), "{:?}", error.help());
+}
+
+#[test]
+fn a_machine_without_a_network_is_not_kept_waiting() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let retry = Retry { attempts: 8, first_pause: Duration::from_millis(100), silence: Duration::from_secs(1) };
+    let hub = Hub::new(&format!("http://127.0.0.1:{port}")).unwrap().with_retry(retry);
+    let begin = std::time::Instant::now();
+    hub.resolve_revision(&repository(), "main").unwrap_err();
+    // Three tries wait 0.3 s, eight 12.7 s.
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub enum Reason {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |value: &Option<String>| value.as_deref().map_or_else(|| "(none)".to_owned(), readable);
+        let shown = |value: &Option<String>| value.as_deref().map_or_else(|| "not set".to_owned(), readable);
         let at = |f: &mut fmt::Formatter<'_>, place: &Option<String>| {
             place.as_ref().map_or(Ok(()), |place| write!(f, " ({place})"))
         };
@@ -126,6 +126,9 @@ impl fmt::Display for Reason {
 /// than a line.
 fn readable(value: &str) -> String {
     const LONGEST: usize = 60;
+    if let "{}" | "[]" | "" = value {
+        return "empty".to_owned();
+    }
     if let Ok(number) = value.parse::<f64>()
         && number != 0.0
         && number.abs() < 1e-3

@@ -101,7 +101,51 @@ fn line_of(text: &str, span: Span) -> &str {
     text[start..].lines().next().unwrap_or("")
 }
 
+/// What to write where the line has a text without quotes in which a colon stands: YAML takes that for a key.
+fn unquoted(message: &str, line: &str) -> Option<String> {
+    let is_of_colons = ["mapping values are not allowed", "did not find expected ','"];
+    if !is_of_colons.iter().any(|known| message.contains(known)) {
+        return None;
+    }
+    let plain = |text: &&str| !text.starts_with(['"', '\'', '{', '[', '|', '>', '$']);
+    let (before, rest) = line.split_once(": ").filter(|_| !line.trim_start().starts_with('#'))?;
+    let (mut key, mut text) = (before, rest);
+    // The innermost key whose text has a colon of its own.
+    loop {
+        let name = key.rsplit(['{', ',', ' ']).next().unwrap_or(key);
+        if plain(&text.trim_start())
+            && let Some((first, _)) = text.split_once([',', '}']).or(Some((text, "")))
+            && first.contains(": ")
+        {
+            let ends = text.trim_end();
+            let whole = if message.contains("flow") { in_flow(ends) } else { ends };
+            return Some(format!(
+                "a text with `: ` in it needs quotes: `{name}: \"{}\"`",
+                whole.replace('\\', "\\\\").replace('"', "\\\"")
+            ));
+        }
+        (key, text) = text.split_once(": ")?;
+    }
+}
+
+/// A text up to where the mapping in one line that holds it ends, as far as brackets tell.
+fn in_flow(text: &str) -> &str {
+    let mut open = 0_u32;
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '{' | '[' => open += 1,
+            '}' | ']' | ',' if open == 0 => return text[..at].trim_end(),
+            '}' | ']' => open -= 1,
+            _ => {}
+        }
+    }
+    text
+}
+
 fn advice(message: &str, line: &str) -> Option<String> {
+    if let Some(advice) = unquoted(message, line) {
+        return Some(advice);
+    }
     let advice = if message.contains("flow mapping") && line.contains("${") {
         "inside `{ }` a `${…}` needs quotes: `\"${vars.x}\"`"
     } else if message.contains("mapping values are not allowed") {

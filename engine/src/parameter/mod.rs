@@ -116,6 +116,8 @@ impl Reader {
             && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_))
         {
             problem = problem.with_help("put it in quotes");
+        } else if expected.starts_with("a string") && matches!(node.value, Value::Map(_)) {
+            problem = problem.with_help("a text that begins with `{` needs quotes");
         }
         self.problems.push(problem);
     }

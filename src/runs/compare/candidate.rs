@@ -6,7 +6,7 @@ use cache::Digest;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
 use stages::data::artifact::{Metrics, OutputKind};
 
-use super::curves::{Curve, curves, tokens_per_second};
+use super::curves::{Curve, curves, last_of_pairs, tokens_per_second};
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::runs::stage::flattened;
@@ -156,6 +156,10 @@ impl<'a> Gatherer<'a> {
         if trained && with_curves {
             let label = prefix.trim_end_matches('.');
             to.curves.extend(curves(past, made, label));
+        }
+        if trained {
+            let last = last_of_pairs(past, made).into_iter();
+            to.figures.extend(last.map(|(name, value)| (format!("{prefix}{name}"), value)));
         }
         if trained && let Some(speed) = tokens_per_second(past, made) {
             to.figures.push((format!("{prefix}tokens_per_second"), speed));

@@ -38,7 +38,8 @@ impl Better {
         let has = |words: &[&str]| words.iter().any(|word| last.contains(word));
         if has(&[
             "per_second",
-            "accuracy",
+            "accurac",
+            "margin",
             "rouge",
             "bleu",
             "exact_match",

@@ -53,6 +53,23 @@ pub(super) fn curves(past: &Past, made: &Origin, stage: &str) -> Vec<Curve> {
     [train, validation].into_iter().filter(|curve| !curve.points.is_empty()).collect()
 }
 
+/// What the pairs of the last step came to, and those of the last validation, of a training on preferences.
+pub(super) fn last_of_pairs(past: &Past, made: &Origin) -> Vec<(String, f64)> {
+    let mut last: Vec<(String, f64)> = Vec::new();
+    from_result(past, made, &mut |values| {
+        let of = if values.get("kind").and_then(Value::as_str) == Some("validation") { "validation_" } else { "" };
+        for name in ["rewards/margins", "rewards/accuracies"] {
+            let Some(value) = number(values, name) else { continue };
+            let name = format!("{of}{name}");
+            match last.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, last)) => *last = value,
+                None => last.push((name, value)),
+            }
+        }
+    });
+    last
+}
+
 /// Tokens computed per second, over all steps of the run that made the result.
 pub(super) fn tokens_per_second(past: &Past, made: &Origin) -> Option<f64> {
     let (mut tokens, mut seconds) = (0.0, 0.0);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::protocol::Network;
@@ -16,6 +17,9 @@ use super::repository::{Repository, Service};
 
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Tries to reach a server that has not answered yet.
+const FIRST_ATTEMPTS: u32 = 3;
 
 /// The largest answer to a question, in bytes. A page of a listing has at most a thousand entries of some hundred
 /// bytes; ModelScope lists a whole model at once.
@@ -81,6 +85,8 @@ pub(super) struct Connection {
     cookie: Option<HeaderValue>,
     retry: Retry,
     network: Network,
+    /// Whether there was any answer yet.
+    answered: AtomicBool,
 }
 
 /// An answer.
@@ -124,7 +130,15 @@ impl Connection {
         }
         let client = builder.tls_certs_merge(certificates()?).build().map_err(HubError::Client)?;
         let cookie = token.filter(|_| service == Service::ModelScope).and_then(Token::cookie);
-        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), cookie, retry, network })
+        Ok(Self {
+            client,
+            endpoint: endpoint.clone(),
+            authorization: token.map(Token::header),
+            cookie,
+            retry,
+            network,
+            answered: AtomicBool::new(false),
+        })
     }
 
     /// `endpoint/segments…`, each segment escaped.
@@ -237,6 +251,7 @@ impl Connection {
             request = request.header(COOKIE, cookie.clone());
         }
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
+        self.answered.store(true, Ordering::Relaxed);
         if response.status().is_success() {
             return Ok(response);
         }
@@ -246,7 +261,10 @@ impl Connection {
     /// Waits before the next try, or gives the error back where another try is of no use.
     pub(super) async fn pause_or_give_up(&self, error: HubError, failures: &mut u32) -> Result<(), HubError> {
         *failures += 1;
-        if !error.is_transient() || *failures >= self.retry.attempts {
+        // A connection that never came about is a machine without a network far more often than a bad moment.
+        let nobody_is_there = error.is_of_connecting() && !self.answered.load(Ordering::Relaxed);
+        let attempts = if nobody_is_there { self.retry.attempts.min(FIRST_ATTEMPTS) } else { self.retry.attempts };
+        if !error.is_transient() || *failures >= attempts {
             return Err(error);
         }
         let backoff = self.retry.first_pause * 2_u32.pow((*failures - 1).min(16));

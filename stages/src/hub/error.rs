@@ -180,6 +180,11 @@ impl HubError {
         }
     }
 
+    /// Whether there is no connection to the server at all: no network, no such name, nobody there.
+    pub(super) fn is_of_connecting(&self) -> bool {
+        matches!(self, Self::Unreachable { source, .. } if source.is_connect())
+    }
+
     /// What the user can do about it.
     pub fn help(&self) -> Option<String> {
         const LOGIN: &str = "set HF_TOKEN to an access token of an account that may read it";
@@ -208,7 +213,11 @@ impl HubError {
                     .to_owned(),
             ),
             Self::Unreachable { .. } => {
-                Some("check the network and HF_ENDPOINT; what was fetched already is kept for the next run".to_owned())
+                Some(
+                    "check the network and HF_ENDPOINT; what was fetched already is kept for the next run, and \
+                     `--offline` uses nothing but what this machine has"
+                        .to_owned(),
+                )
             }
             Self::Status { .. } | Self::Cut { .. } => {
                 Some("run again later: what was fetched already is kept".to_owned())

@@ -238,6 +238,12 @@ impl DatasetParams {
     /// Everything that can be known to be wrong without data.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.problem_of_the_split(span).into_iter().collect();
+        if self.split.is_empty() {
+            let message = format!("`{}` takes no rows, whatever the data", self.split.text);
+            let span = self.split.span.unwrap_or(span);
+            let problem = Problem::error("bad-value", span, message, "from a row to the same, or to one before it");
+            problems.push(problem.with_help("`train[:100]` takes the first 100, `train[-100:]` the last"));
+        }
         match (&self.source, &self.datasets) {
             (Some(source), None) => {
                 problems.extend(self.problems_of_a_source(source));

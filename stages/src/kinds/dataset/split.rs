@@ -99,6 +99,15 @@ impl Split {
         })
     }
 
+    /// Whether it takes no row of any data, as `train[0:0]` does.
+    pub fn is_empty(&self) -> bool {
+        let takes_nothing = |slice: &Slice| match (slice.from.unwrap_or(0), slice.to) {
+            (from, Some(to)) if (from < 0) == (to < 0) => to <= from,
+            (_, to) => to == Some(0),
+        };
+        self.slices.iter().all(takes_nothing)
+    }
+
     /// The rows it takes; `rows` gives the length of a split, or `None` where there is no such split. Where
     /// [`Split::needs_count`] says no, any length will do that is not too short, such as `u64::MAX`.
     ///
@@ -224,6 +233,22 @@ impl Parameter for Split {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_takes_no_row_of_any_data_is_known_without_data() {
+        for spec in ["train[0:0]", "train[5:5]", "train[:0]", "train[-2:-5]", "train[10%:10%]", "a[:0]+b[3:1]"] {
+            let split = Split::parse(spec).unwrap();
+            assert!(split.is_empty(), "{spec}");
+            let rows = split.ranges(|_| Some(1000)).unwrap();
+            assert!(rows.iter().all(|range| range.rows.is_empty()), "{spec}: {rows:?}");
+        }
+        for spec in ["train", "train[:1]", "train[5:]", "train[-2:]", "train[-5:-2]", "train[5:-5]", "a[:0]+b"] {
+            let split = Split::parse(spec).unwrap();
+            assert!(!split.is_empty(), "{spec}");
+            let rows = split.ranges(|_| Some(1000)).unwrap();
+            assert!(rows.iter().any(|range| !range.rows.is_empty()), "{spec}: {rows:?}");
+        }
+    }
 
     #[test]
     fn ranges_equal_those_of_datasets() {

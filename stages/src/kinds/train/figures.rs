@@ -199,8 +199,9 @@ impl MetricsLogger {
             format!(" · peak memory {:.2} GiB{of_rank}", bytes as f64 / f64::from(1 << 30))
         });
         format!(
-            "{epoch}|{step}|Loss: {loss:.4}{compared} lr: {learning_rate:.2e} grad_norm: {grad_norm:.3}{skipped} · \
+            "{epoch}|{step}|Loss: {loss:.4}{compared} lr: {} grad_norm: {grad_norm:.3}{skipped} · \
              {:.0} trained tokens/s · {:.0} tokens/s · {:.0} padded tokens/s{}",
+            with_exponent(*learning_rate),
             speed.targets,
             speed.computed,
             speed.padded,
@@ -221,6 +222,11 @@ impl MetricsLogger {
         self.curves.draw(&values, context);
         context.emit(WorkerEvent::Metrics { values });
     }
+}
+
+/// `2.00e-5`, as learning rates are written; nothing is `0`.
+fn with_exponent(rate: f64) -> String {
+    if rate == 0.0 { "0".to_owned() } else { format!("{rate:.2e}") }
 }
 
 /// Tokens per second, by how they are counted.
@@ -310,6 +316,11 @@ mod tests {
             [of_step(preference.clone(), 0.5), of_validation(preference, f64::NAN)]
         };
         figures.into_iter().flat_map(both).collect()
+    }
+
+    #[test]
+    fn a_learning_rate_of_nothing_has_no_exponent() {
+        assert_eq!([2e-5, 0.0, 1.5].map(with_exponent), ["2.00e-5", "0", "1.50e0"]);
     }
 
     #[test]
