@@ -24,9 +24,9 @@ use crate::words;
 /// Nothing runs, and nothing is fetched. Exits with 2 if any file has an error.
 #[derive(Args)]
 pub(crate) struct ValidateArgs {
-    /// Pipeline files.
+    /// Pipeline files, and changes to all of them, as `stage.path=value` or `vars.name=value`.
     #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
+    arguments: Vec<PathBuf>,
     /// How to print the problems.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -56,11 +56,30 @@ struct Checked {
     problems: Vec<Problem>,
 }
 
+impl ValidateArgs {
+    /// The files, and the changes to them: what has a `=` and is no file that is there.
+    fn split(&self) -> (Vec<&Path>, Vec<String>) {
+        let (mut files, mut overrides) = (Vec::new(), Vec::new());
+        for argument in &self.arguments {
+            match argument.to_str() {
+                Some(text) if text.contains('=') && !argument.exists() => overrides.push(text.to_owned()),
+                _ => files.push(argument.as_path()),
+            }
+        }
+        (files, overrides)
+    }
+}
+
 /// Checks each file.
 pub(crate) fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
     let home = global.named_home();
-    let checked: Vec<Checked> = args.files.iter().map(|file| check(file, home.as_deref(), &registry)).collect();
+    let (files, overrides) = args.split();
+    if files.is_empty() {
+        return Err(Failure::wrong("no pipeline file is named, only changes to one"));
+    }
+    let checked: Vec<Checked> =
+        files.into_iter().map(|file| check(file, &overrides, home.as_deref(), &registry)).collect();
     let printed = match args.format {
         Format::Text => text(&checked),
         Format::Json => crate::print_json(&json!(checked.iter().map(file_json).collect::<Vec<_>>())),
@@ -72,12 +91,12 @@ pub(crate) fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
     Failure::after(if all_fine { Exit::Done } else { Exit::Wrong }, printed)
 }
 
-fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
+fn check(file: &Path, overrides: &[String], home: Option<&Path>, registry: &Registry) -> Checked {
     let name = file.display().to_string();
     // A home that is there is looked into, and none is made.
     let whole = Home::at(file, home);
     let home = Home::existing(file, home);
-    match engine::plan::load(file, &[], registry) {
+    match engine::plan::load(file, overrides, registry) {
         Ok(plan) => {
             let targets = check_targets(&plan, &whole, Moment::Ahead);
             let findings = engine::checks::check(&plan, home.as_ref(), None);

@@ -414,3 +414,13 @@ stages:
     let ran = project.run(&["run", "p.yaml", "adapter.lora.target_modules=[q_proj]"]).ends_with(2);
     assert_eq!(codes(&ran), ["× wrong-input"], "{ran}");
 }
+
+#[test]
+fn changes_on_the_command_line_are_checked_as_if_they_stood_in_the_file() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["validate", "data.yaml", "question_packs.max_seq_len=96"]).ends_with(0);
+    let wrong = ["data.yaml", "question_packs.max_seq_len=many"];
+    project.run(&[&["plan"], &wrong[..]].concat()).ends_with(2).warns("[wrong-type]");
+    project.run(&[&["validate"], &wrong[..]].concat()).ends_with(2).warns("[wrong-type]");
+    project.run(&["validate", "question_packs.max_seq_len=96"]).ends_with(2).warns("no pipeline file is named");
+}
