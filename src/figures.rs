@@ -1,27 +1,31 @@
 //! Named figures as tables: metrics, the report of a merge, the steps of a training.
 
+use std::collections::BTreeSet;
+
 use engine::visible::on_one_line;
 use serde_json::{Map, Value};
 use stages::view::show::shortened;
 
-use crate::table::Table;
+use crate::table::{self, Table};
+use crate::terminal::Look;
 use crate::words;
 
 /// Named figures, a nested one under its dotted name.
 pub(crate) fn table(figures: &Value) -> Table {
     let mut table = Table::new(["metric", "value"]);
-    flatten(figures, String::new(), &mut |name, value| table.row([name, in_a_cell(value)]));
+    in_words(figures, String::new(), &mut |name, value| table.row([name, in_a_cell(value)]));
     table
 }
 
-/// Named facts as indented lines, a nested one under its dotted name.
-pub(crate) fn facts(facts: &Map<String, Value>) -> String {
+/// Named facts as indented lines, a nested one under its dotted name; those without a value are left out.
+pub(crate) fn facts(facts: &Map<String, Value>, look: Look) -> String {
     let mut lines = Vec::new();
-    flatten(&Value::Object(facts.clone()), String::new(), &mut |name, value| {
-        lines.push((on_one_line(&name).into_owned(), on_one_line(&in_a_cell(value)).into_owned()));
+    in_words(&Value::Object(facts.clone()), String::new(), &mut |name, value| {
+        if !value.is_null() {
+            lines.push((on_one_line(&name).into_owned(), on_one_line(&in_a_cell(value)).into_owned()));
+        }
     });
-    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    lines.iter().map(|(name, value)| format!("  {name:width$}  {value}\n")).collect()
+    table::list(&lines, look)
 }
 
 /// Named figures as indented lines, a nested one under its dotted name; those without a value are left out.
@@ -32,16 +36,20 @@ pub(crate) fn lines(figures: &Value) -> String {
             lines.push((name, words::figure(value)));
         }
     });
-    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    lines.iter().map(|(name, value)| format!("  {name:width$}  {}\n", words::visible(value))).collect()
+    let lines: Vec<_> = lines.into_iter().map(|(name, value)| (name, words::visible(&value))).collect();
+    table::list(&lines, Look::stdout())
 }
 
 /// Records with the same fields, as many of them as asked for, evenly spread: the first and the last are among them.
 pub(crate) fn spread(records: &[Map<String, Value>], count: usize) -> Table {
-    let names: Vec<&String> = records.first().map(|record| record.keys().collect()).unwrap_or_default();
+    let has_value =
+        |name: &&String| records.iter().any(|record| record.get(*name).is_some_and(|value| !value.is_null()));
+    let names: Vec<&String> =
+        records.first().map(|record| record.keys().filter(has_value).collect()).unwrap_or_default();
+    let cell = |value: &Value| if value.is_null() { String::new() } else { words::figure(value) };
     let mut table = Table::new(names.iter().map(|name| name.as_str()));
     for at in spread_over(records.len(), count) {
-        table.row(names.iter().map(|name| records[at].get(name.as_str()).map(words::figure).unwrap_or_default()));
+        table.row(names.iter().map(|name| records[at].get(name.as_str()).map(cell).unwrap_or_default()));
     }
     table
 }
@@ -84,19 +92,26 @@ fn in_a_cell(value: &Value) -> String {
     }
 }
 
-/// Gives each figure, a nested one under its dotted name; records of a list as a list for each of their fields.
+/// As [`flatten`], for a person: records of a list as a list for each of their fields.
+fn in_words(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
+    flatten(value, name, &mut |name, value| {
+        let records = value.as_array().filter(|records| !records.is_empty() && records.iter().all(Value::is_object));
+        let Some(records) = records else { return add(name, value) };
+        let mut fields: Vec<&String> = records.iter().filter_map(Value::as_object).flat_map(Map::keys).collect();
+        let mut seen = BTreeSet::new();
+        fields.retain(|field| seen.insert(*field));
+        for field in fields {
+            let of_field = records.iter().map(|record| record.get(field).cloned().unwrap_or(Value::Null));
+            add(format!("{name}.{field}"), &Value::Array(of_field.collect()));
+        }
+    });
+}
+
+/// Gives each figure, a nested one under its dotted name.
 pub(crate) fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
     let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match value {
-        Value::Object(map) if map.is_empty() => add(name, &Value::Null),
         Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),
-        Value::Array(records) if records.iter().all(Value::is_object) && !records.is_empty() => {
-            let names = records[0].as_object().into_iter().flat_map(Map::keys);
-            for field in names {
-                let of_field = records.iter().map(|record| record.get(field).cloned().unwrap_or(Value::Null));
-                flatten(&Value::Array(of_field.collect()), below(field), add);
-            }
-        }
         other => add(name, other),
     }
 }
@@ -129,7 +144,8 @@ mod tests {
         let found: std::collections::BTreeSet<Vec<&str>> = lines.into_iter().collect();
         assert_eq!(found, expected.into_iter().map(|line| line.to_vec()).collect(), "{text}");
         let of_model = json!({ "config": { "architectures": ["A"], "rope": null }, "dtype": "f32" });
-        let text = facts(of_model.as_object().unwrap());
+        let look = Look { colour: false, unicode: true, width: 80, live: false };
+        let text = facts(of_model.as_object().unwrap(), look);
         assert!(
             text.contains("  config.architectures  A\n") && text.contains("  config.rope           none\n"),
             "{text}"

@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
 use crate::selection::SelectionArgs;
-use crate::table::{Table, width};
+use crate::table::{Table, list};
+use crate::terminal::Look;
 use crate::{Format, Global, terminal, words};
 
 /// Print what a run would do: which stages are cached, which would run, which field is the reason, and what they
@@ -162,13 +163,14 @@ fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Fai
         }
     }
     let mut out = crate::screen::stdout();
-    writeln!(out, "{table}")?;
+    let look = Look::stdout();
+    writeln!(out, "{}", table.fitted(look))?;
     for forecast in forecasts {
-        write!(out, "{}", expectations(forecast))?;
+        write!(out, "{}", expectations(forecast, look))?;
     }
-    writeln!(out, "{}", conclusion(forecasts))?;
+    writeln!(out, "{}", look.wrap(&conclusion(forecasts), 2))?;
     if let Some(total) = total(plan, forecasts) {
-        writeln!(out, "{}", time(&total))?;
+        writeln!(out, "{}", look.wrap(&time(&total), 2))?;
     }
     if let Some(room) = room(forecasts, home) {
         writeln!(out, "{room}")?;
@@ -177,7 +179,7 @@ fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Fai
 }
 
 /// What a stage would do and cost, a line each; nothing where nothing is known.
-fn expectations(forecast: &StageForecast) -> String {
+fn expectations(forecast: &StageForecast, look: Look) -> String {
     let Preflight { figures, peak_memory_bytes, disk_bytes, .. } = &forecast.preflight;
     let mut lines: Vec<(String, String)> =
         figures.iter().map(|figure| (figure.name.replace('_', " "), figure.text.clone())).collect();
@@ -196,9 +198,7 @@ fn expectations(forecast: &StageForecast) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
-    let lines = lines.iter().map(|(name, text)| format!("  {name:widest$}  {text}\n"));
-    format!("{}\n{}\n", forecast.stage, lines.collect::<String>())
+    format!("{}\n{}\n", forecast.stage, list(&lines, look))
 }
 
 /// How long all stages together would take.

@@ -168,7 +168,10 @@ impl Shown {
     fn print(&self, out: &mut dyn Write, most_steps: u64, look: Look) -> io::Result<()> {
         let size = words::bytes(self.tree.bytes());
         writeln!(out, "{} ({}, {size})", look.paint("1", &self.name), self.record.kind)?;
-        write!(out, "{}", figures::facts(&self.record.facts))?;
+        // The facts of metrics are among those metrics.
+        if !matches!(self.body, Body::Metrics(..)) {
+            write!(out, "{}", figures::facts(&self.record.facts, look))?;
+        }
         match &self.body {
             Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
             Body::Metrics(metrics, steps) => {
@@ -180,7 +183,7 @@ impl Shown {
             }
             Body::Files(report) => {
                 if let Some(report) = report {
-                    write!(out, "\n{}", figures::table(report))?;
+                    write!(out, "\n{}", figures::table(report).fitted(look))?;
                 }
                 let mut table = Table::new(["file", "size"]);
                 self.tree.files().iter().for_each(|file| table.row([file.path.clone(), words::bytes(file.size)]));

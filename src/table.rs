@@ -4,6 +4,22 @@ use std::fmt;
 
 use engine::visible::on_one_line;
 
+use crate::terminal::{Look, wrapped};
+
+/// Columns below which words are not set under each other.
+const NARROWEST_TEXT: usize = 16;
+
+/// Names and what is said of each, set in and under each other; a longer text goes on in its own column for a person
+/// who watches.
+pub(crate) fn list(lines: &[(String, String)], look: Look) -> String {
+    let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+    let line = |(name, text): &(String, String)| {
+        let room = " ".repeat(widest - width(name));
+        look.wrap(&format!("  {name}{room}  {text}"), widest + 2) + "\n"
+    };
+    lines.iter().map(line).collect()
+}
+
 /// Rows of cells under a header.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
@@ -25,6 +41,45 @@ impl Table {
     /// Whether it has no row.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+
+    /// As it is printed for a person who watches: what is long in its last column goes on below, between words, where
+    /// the terminal ends.
+    pub(crate) fn fitted(self, look: Look) -> Self {
+        let last = self.header.len().saturating_sub(1);
+        let cell = |line: &'_ [String], column: usize| line.get(column).map_or(0, |cell| width(cell));
+        let lines = || std::iter::once(&self.header).chain(&self.rows);
+        let before: usize = (0..last).map(|column| 2 + lines().map(|line| cell(line, column)).max().unwrap_or(0)).sum();
+        let room = look.width.saturating_sub(before);
+        if !look.live || room < NARROWEST_TEXT {
+            return self;
+        }
+        let mut rows = Vec::new();
+        for mut row in self.rows {
+            let text = row.get(last).map(|text| wrapped(text, room, 0)).unwrap_or_default();
+            for (number, line) in text.split('\n').enumerate() {
+                if number > 0 {
+                    row = vec![String::new(); last];
+                }
+                row.truncate(last);
+                row.push(line.to_owned());
+                rows.push(row.clone());
+            }
+        }
+        Self { header: self.header, rows }
+    }
+
+    /// Without its last column.
+    pub(crate) fn without_last(mut self) -> Self {
+        let last = self.header.len().saturating_sub(1);
+        self.header.truncate(last);
+        self.rows.iter_mut().for_each(|row| row.truncate(last));
+        self
+    }
+
+    /// Columns that it takes.
+    pub(crate) fn width(&self) -> usize {
+        self.to_string().lines().map(width).max().unwrap_or(0)
     }
 
     /// Columns of figures are set flush right.
@@ -76,6 +131,23 @@ mod tests {
             table.to_string(),
             "metric      before  after\nperplexity   291.5   1.75\nrouge1           0    0.5\n"
         );
+    }
+
+    #[test]
+    fn what_is_long_goes_on_in_its_own_column_where_a_person_watches() {
+        let look = Look { colour: false, unicode: true, width: 30, live: true };
+        let table = || {
+            let mut table = Table::new(["stage", "why"]);
+            table.row(["adapter", "its input is made first, so it may stay"]);
+            table.row(["base", "cached"]);
+            table
+        };
+        let narrow = "stage    why\nadapter  its input is made\n         first, so it may stay\nbase     cached\n";
+        assert_eq!(table().fitted(look).to_string(), narrow);
+        assert_eq!(table().fitted(Look { live: false, ..look }).to_string(), table().to_string());
+        assert_eq!(table().fitted(Look { width: 20, ..look }).to_string(), table().to_string());
+        let lines = [("rows".to_owned(), "48".to_owned()), ("time".to_owned(), "about as long as before".to_owned())];
+        assert_eq!(list(&lines, look), "  rows  48\n  time  about as long as\n        before\n");
     }
 
     #[test]

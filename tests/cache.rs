@@ -196,6 +196,40 @@ fn room_is_made_and_what_is_needed_again_is_made_again() {
 }
 
 #[test]
+fn what_is_published_as_links_takes_no_room_and_is_kept() {
+    let project = Project::with_pipeline("data.yaml");
+    project.edit("data.yaml", "stages:", "publish: { fresh.model: { path: ./out, link: symlink } }\nstages:");
+    let publish = |more: &[&str]| project.run(&[&["run", "data.yaml", "--until", "fresh", "-v"], more].concat());
+    publish(&[]).ends_with(0).warns("published to");
+    let weights = project.path("out/model.safetensors");
+    let object = std::fs::read_link(&weights).unwrap();
+    assert!(object.starts_with(project.path(".pipeline/store/objects")), "{}", object.display());
+    publish(&[]).ends_with(0).warns("is current in");
+    project.run(&["runs", "provenance", "out"]).ends_with(0).says("is what was published");
+    // Nothing that removes results takes what the links lead to.
+    project.run(&["cache", "gc", "--max-size", "0B"]).ends_with(0);
+    assert_eq!(ran(&project, &["--until", "fresh"]), ["text"]);
+    project.run(&["cache", "rm", "data/fresh"]).ends_with(0);
+    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    // A store that lost it all the same makes it again, in the same place.
+    std::fs::remove_file(&object).unwrap();
+    publish(&[]).ends_with(0);
+    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    // A file in the place of a link is the user's.
+    std::fs::remove_file(&weights).unwrap();
+    std::fs::write(&weights, "mine").unwrap();
+    publish(&[]).ends_with(2).warns("was changed since it was published").warns("model.safetensors");
+    publish(&["--overwrite"]).ends_with(0);
+    assert_eq!(std::fs::read_link(&weights).unwrap(), object);
+    // Links and copies are two things.
+    publish(&["publish.fresh.model=./out"]).ends_with(0).warns("published to");
+    assert!(std::fs::symlink_metadata(&weights).unwrap().is_file());
+    // Links hold nothing that are gone.
+    project.run(&["cache", "gc", "--dry-run", "--max-size", "0B"]).ends_with(0);
+    publish(&["publish.fresh.model={ path: ./out, link: hard }"]).ends_with(2).warns("`copy`").warns("`symlink`");
+}
+
+#[test]
 fn results_are_removed_by_stage_and_by_key() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);

@@ -259,7 +259,8 @@ fn limits(schema: &Value) -> String {
 fn table(definition: &Value) -> String {
     let mut found = Vec::new();
     rows(inner(definition).unwrap(), "", "semantic", &mut found);
-    let mut table = "| parameter | type | default | class | meaning |\n|---|---|---|---|---|\n".to_owned();
+    let mut table =
+        "| parameter | type | default | [class](../cache.md#keys) | meaning |\n|---|---|---|---|---|\n".to_owned();
     for Row { path, kind, default, class, meaning } in found {
         writeln!(table, "| `{path}` | {kind} | {default} | {class} | {meaning} |").unwrap();
     }

@@ -14,6 +14,7 @@ pub mod gc;
 pub mod holder;
 pub mod in_use;
 pub mod key;
+mod linked;
 pub mod listing;
 pub mod lock;
 #[cfg(any(test, fuzzing))]

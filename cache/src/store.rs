@@ -269,6 +269,11 @@ impl Store {
         self.sharded("objects", digest)
     }
 
+    /// Where an object lies below a store's folder.
+    pub fn place_of_object(digest: &Digest) -> PathBuf {
+        sharded("objects", digest)
+    }
+
     /// Whether a tree and each of its objects are there, with the right sizes. Reads no content.
     pub fn complete(&self, tree: &Digest) -> bool {
         self.tree(tree).is_ok_and(|tree| tree.files().iter().all(|file| self.has(file)))
@@ -336,7 +341,7 @@ impl Store {
     }
 
     /// Whether an object is there, with its length.
-    pub(crate) fn has(&self, file: &TreeFile) -> bool {
+    pub fn has(&self, file: &TreeFile) -> bool {
         is_whole(&self.object_path(&file.digest), file.size)
     }
 
@@ -385,9 +390,7 @@ impl Store {
     }
 
     fn sharded(&self, name: &str, digest: &Digest) -> PathBuf {
-        let digest = digest.to_string();
-        let (shard, rest) = digest.split_at(2);
-        self.folder(name).join(shard).join(rest)
+        self.root().join(sharded(name, digest))
     }
 
     pub(crate) fn lock_path(&self, name: &str) -> Result<PathBuf, StoreError> {
@@ -398,6 +401,12 @@ impl Store {
         }
         Ok(self.folder("locks").join(name))
     }
+}
+
+fn sharded(name: &str, digest: &Digest) -> PathBuf {
+    let digest = digest.to_string();
+    let (shard, rest) = digest.split_at(2);
+    [name, shard, rest].iter().collect()
 }
 
 fn make_folders(root: &Path) -> Result<(), StoreError> {

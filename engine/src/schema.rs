@@ -10,7 +10,7 @@ use crate::executor::ExecutorSettings;
 use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::Retries;
-use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION};
+use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, PublishTarget};
 use crate::plan::resources::ResourceKeys;
 use crate::remote::RemoteKey;
 use crate::stage::{Registry, StageKind};
@@ -81,7 +81,7 @@ fn file_key(key: &str) -> Value {
         "publish" => json!({
             "type": "object",
             "description": "Outputs copied out of the store when their stage is done: `stage` or `stage.output`, and a folder.",
-            "additionalProperties": { "type": "string" },
+            "additionalProperties": PublishTarget::schema(),
         }),
         "remote" => {
             let mut schema = RemoteKey::schema();

@@ -17,8 +17,8 @@ use crate::{Format, words};
 /// Free disk space: remove files that no result needs, working state of finished stages and, if a limit is given,
 /// results.
 ///
-/// Results in use by an active run stay, and so do those that the newest runs of each pipeline refer to where
-/// `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
+/// Results in use by an active run stay, and so do those that published links lead to (`link: symlink`), and those that
+/// the newest runs of each pipeline refer to where `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
 /// `--max-size` those go first that are large, quick to recompute and long unused.
 #[derive(Args)]
 pub(super) struct GcArgs {
@@ -115,7 +115,7 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
         writeln!(out, "{} would be removed too, but a run uses them", words::plural(in_use, "result"))?;
     }
     if pinned > 0 {
-        writeln!(out, "{} kept for the newest runs", words::plural(pinned, "result"))?;
+        writeln!(out, "{} kept: of the newest runs, or reached by published links", words::plural(pinned, "result"))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::stage::{StageStory, print_attempts};
 use super::{LATEST, Past, state};
 use crate::render::Failure;
-use crate::table::{Table, width};
+use crate::table::{Table, list};
 use crate::terminal::Look;
 use crate::{Format, Global, locate, words};
 
@@ -110,6 +110,9 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
             summary.key.map(|key| key.short()).unwrap_or_default(),
         ]);
     }
+    let look = Look::stdout();
+    // `runs show RUN STAGE` has the keys.
+    let table = if look.live && table.width() > look.width { table.without_last() } else { table };
     write!(out, "\n{table}")?;
     if some_took_earlier {
         writeln!(out, "(in brackets: what it took when it was made)")?;
@@ -149,11 +152,13 @@ fn profiled(recorded: &Recorded) -> Vec<&str> {
 fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
     let (summary, plan) = (&recorded.summary, &recorded.plan);
     let title = format!("run {} of `{}` ({})", summary.run, summary.pipeline, words::path(&summary.file));
-    writeln!(out, "{}", Look::stdout().paint("1", &title))?;
+    let look = Look::stdout();
+    writeln!(out, "{}", look.paint("1", &look.wrap(&title, 2)))?;
     let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
     let ago = Moment::parse(&summary.started).map(|started| words::ago(Moment::now().since(started)));
     let ago = ago.map(|ago| format!(" ({ago})")).unwrap_or_default();
-    writeln!(out, "{}{took}, started {}{ago}", state(summary.state), summary.started)?;
+    let how = format!("{}{took}, started {}{ago}", state(summary.state), summary.started);
+    writeln!(out, "{}", look.wrap(&how, 2))?;
     if summary.damaged_lines > 0 {
         let lines = words::plural(summary.damaged_lines, "line");
         writeln!(out, "{lines} of its record cannot be read: it was cut off while it was written")?;
@@ -164,7 +169,9 @@ fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
     let machine: Vec<String> = machine.into_iter().chain(memory).filter(|word| !word.is_empty()).collect();
     match machine.is_empty() {
         true => writeln!(out, "pipeline {}", plan.program),
-        false => writeln!(out, "pipeline {} on {}", plan.program, machine.join(", ")),
+        false => {
+            writeln!(out, "{}", look.wrap(&format!("pipeline {} on {}", plan.program, machine.join(", ")), 2))
+        }
     }
 }
 
@@ -174,17 +181,13 @@ fn cores(count: usize) -> String {
 
 /// Why each stage ran or was skipped, one reason a line.
 fn reasons(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
-    let with_reasons = || recorded.stages.iter().filter(|stage| !stage.why.is_empty());
-    let widest = with_reasons().map(|stage| width(&stage.summary.stage)).max().unwrap_or(0);
-    if widest > 0 {
-        writeln!(out, "\nwhy")?;
+    let mut lines = Vec::new();
+    for stage in recorded.stages.iter() {
+        let names = std::iter::once(stage.summary.stage.clone()).chain(std::iter::repeat(String::new()));
+        lines.extend(names.zip(stage.why.iter().map(ToString::to_string)));
     }
-    for stage in with_reasons() {
-        let mut name = stage.summary.stage.as_str();
-        for reason in &stage.why {
-            writeln!(out, "  {name}{}  {reason}", " ".repeat(widest - width(name)))?;
-            name = "";
-        }
+    if !lines.is_empty() {
+        write!(out, "\nwhy\n{}", list(&lines, Look::stdout()))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::Past;
 use crate::render::Failure;
-use crate::table::{Table, width};
+use crate::table::{Table, list};
 use crate::terminal::Look;
 use crate::{figures, words};
 
@@ -62,11 +62,11 @@ impl<'a> StageStory<'a> {
     pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         self.heading(out)?;
         for reason in &self.stage.why {
-            writeln!(out, "  because {reason}")?;
+            writeln!(out, "{}", Look::stdout().wrap(&format!("  because {reason}"), 2))?;
         }
         print_attempts(out, self.stage)?;
         for warning in &self.stage.warnings {
-            writeln!(out, "  warning: {warning}")?;
+            writeln!(out, "{}", Look::stdout().wrap(&format!("  warning: {warning}"), 2))?;
         }
         print_values(out, "parameters that differ from the defaults", &self.given())?;
         let Some(made) = &self.made else { return Ok(()) };
@@ -155,9 +155,10 @@ pub(super) fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::
         let Some(failure) = failure else { continue };
         let after = seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
         let attempt = if several { format!(" at attempt {number}") } else { String::new() };
-        writeln!(out, "\n{} failed{attempt}{after}: {}", stage.summary.stage, failure.messages.join(": "))?;
+        let text = format!("{} failed{attempt}{after}: {}", stage.summary.stage, failure.messages.join(": "));
+        writeln!(out, "\n{}", Look::stdout().wrap(&text, 2))?;
         if let Some(help) = &failure.help {
-            writeln!(out, "  help: {help}")?;
+            writeln!(out, "{}", Look::stdout().wrap(&format!("  help: {help}"), 2))?;
         }
     }
     Ok(())
@@ -166,14 +167,11 @@ pub(super) fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::
 /// A value of the parameters, as the file would have it.
 pub(super) fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
     let values = flattened(value);
-    let widest = values.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
-    if widest > 0 {
+    if !values.is_empty() {
         writeln!(out, "\n{title}")?;
     }
-    for (name, value) in values {
-        writeln!(out, "  {name}{}  {}", " ".repeat(widest - width(&name)), words::visible(&value))?;
-    }
-    Ok(())
+    let values: Vec<_> = values.into_iter().map(|(name, value)| (name, words::visible(&value))).collect();
+    write!(out, "{}", list(&values, Look::stdout()))
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Store {
     /// # Errors
     /// Fails where something cannot be read or removed; what was removed by then is garbage all the same.
     pub fn collect_garbage(&self, policy: &Policy, removal: Removal) -> Result<Collected, StoreError> {
-        self.collect(policy, removal, |census, now| policy.choose(census, now))
+        self.collect(policy, removal, Policy::choose)
     }
 
     /// Removes these results, and what no result holds then. One that is in use stays, and is counted.
@@ -88,14 +88,14 @@ impl Store {
     /// # Errors
     /// As [`Store::collect_garbage`].
     pub fn remove_results(&self, keys: &BTreeSet<Digest>, removal: Removal) -> Result<Collected, StoreError> {
-        self.collect(&Policy::default(), removal, |census, now| Policy::choose_these(census, keys, now))
+        self.collect(&Policy::default(), removal, |_, census, now| Policy::choose_these(census, keys, now))
     }
 
     fn collect(
         &self,
         policy: &Policy,
         removal: Removal,
-        choose: impl Fn(&Census, Now) -> Choice,
+        choose: impl Fn(&Policy, &Census, Now) -> Choice,
     ) -> Result<Collected, StoreError> {
         // Two at once would each count what the other removes.
         let _alone = match removal {
@@ -106,10 +106,15 @@ impl Store {
             self.ensure_folders()?;
             lock::sweep(&self.folder("staging"))?;
         }
+        let linked = self.linked_trees(removal)?;
+        let mut policy = policy.clone();
         let census = self.census()?;
+        let is_linked = |result: &&CountedResult| !result.trees.is_disjoint(&linked);
+        policy.pinned.extend(census.results.iter().filter(is_linked).map(|result| result.key));
         let now = Now { now: self.now(), in_use_since: self.in_use_since()? };
-        let choice = choose(&census, now);
-        let mut collecting = Collecting::new(self, policy, &census, now);
+        let choice = choose(&policy, &census, now);
+        let mut collecting = Collecting::new(self, &policy, &census, now);
+        collecting.linked = linked;
         collecting.done.pinned = choice.pinned;
         collecting.done.in_use = choice.in_use;
         match removal {
@@ -134,6 +139,8 @@ struct Collecting<'a> {
     now: Now,
     /// Trees that results named which are gone, and their objects: garbage of known age.
     released: BTreeSet<Digest>,
+    /// Trees whose objects links outside of the store lead to.
+    linked: BTreeSet<Digest>,
     done: Collected,
 }
 
@@ -145,7 +152,8 @@ struct Candidate {
 
 impl<'a> Collecting<'a> {
     fn new(store: &'a Store, policy: &'a Policy, census: &'a Census, now: Now) -> Self {
-        Self { store, policy, census, now, released: BTreeSet::new(), done: Collected::default() }
+        let (released, linked) = (BTreeSet::new(), BTreeSet::new());
+        Self { store, policy, census, now, released, linked, done: Collected::default() }
     }
 
     fn remove(&mut self, choice: &Choice) -> Result<(), StoreError> {
@@ -247,7 +255,7 @@ impl<'a> Collecting<'a> {
     fn unnamed_trees(&self, left: &Census) -> Result<(Vec<Candidate>, BTreeSet<Digest>), StoreError> {
         let (mut candidates, mut kept) = (Vec::new(), BTreeSet::new());
         for tree in left.trees.iter().filter(|tree| tree.names == 0) {
-            if self.may_go(&tree.digest, tree.changed) {
+            if !self.linked.contains(&tree.digest) && self.may_go(&tree.digest, tree.changed) {
                 let path = self.store.tree_path(&tree.digest);
                 // Lists are small, and counted nowhere.
                 candidates.push(Candidate { path, bytes: 0 });
@@ -360,6 +368,39 @@ mod tests {
     fn count(store: &Store) -> (usize, usize, usize) {
         let census = store.census().unwrap();
         (census.results.len(), census.trees.len(), census.objects.len())
+    }
+
+    #[test]
+    fn what_a_live_folder_of_links_leads_to_is_kept() {
+        let (home, store) = store();
+        let kept = put(&store, "kept", 1.0, &[("a", "weights")]);
+        put(&store, "gone", 1.0, &[("b", "other")]);
+        let tree = add(&store, &[("a", "weights")]);
+        let target = home.path().join("published");
+        store.link_folder(&tree, &target, Verify::Contents).unwrap();
+        store.note_linked(&target, &tree).unwrap();
+        days_pass(&store);
+        let collected = store.collect_garbage(&everything(), Removal::Real).unwrap();
+        assert_eq!((collected.results.len(), collected.pinned, count(&store)), (1, 1, (1, 1, 1)), "{collected:?}");
+        // A result that is removed by its key is gone; what the links lead to is not.
+        let removed = store.remove_results(&[kept].into(), Removal::Real).unwrap();
+        assert_eq!((removed.results.len(), count(&store)), (1, (0, 1, 1)), "{removed:?}");
+        // A folder that is gone, one with files of its own in the place of the links, and links that lead elsewhere
+        // keep nothing, once it is certain that the links are not just being made.
+        let notes = || fs::read_dir(store.root().join("linked")).unwrap().map(|note| note.unwrap().path());
+        let replace = |make: &dyn Fn()| {
+            fs::remove_dir_all(&target).unwrap();
+            make();
+        };
+        replace(&|| fill(&target, &[("a", "weights")]));
+        store.collect_garbage(&everything(), Removal::Real).unwrap();
+        assert_eq!(count(&store), (0, 1, 1), "a young note is believed");
+        let note = fs::File::options().write(true).open(notes().next().unwrap()).unwrap();
+        note.set_modified(SystemTime::now() - Duration::from_secs(2 * 3600)).unwrap();
+        let would = store.collect_garbage(&everything(), Removal::DryRun).unwrap();
+        assert_eq!((would.objects, notes().count()), (1, 1));
+        store.collect_garbage(&everything(), Removal::Real).unwrap();
+        assert_eq!((count(&store), notes().count()), ((0, 0, 0), 0));
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::resources::{ResourceKeys, ResourceSpans};
-use super::{Resources, Retries};
+use super::{Link, Resources, Retries};
 use crate::executor::ExecutorSettings;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
-use crate::parameter::{Fields, Json, KeyWriter, Limits, Mapping, Parameter, Period, Reader};
+use crate::parameter::{Fields, Json, KeyWriter, Limits, Mapping, Parameter, Parameters, Period, Reader};
 use crate::remote::RemoteKey;
 
 /// The version of the file's form that this program reads.
@@ -27,7 +27,7 @@ pub(super) struct Document {
     pub slots: Mapping<u32>,
     pub executor: ExecutorSettings,
     pub stages: Vec<StageEntry>,
-    pub publish: Vec<(Text, Text)>,
+    pub publish: Vec<PublishEntry>,
     pub remote: Option<RemoteKey>,
 }
 
@@ -74,6 +74,47 @@ pub(super) struct Text {
     pub span: Span,
 }
 
+/// An entry of `publish:`.
+#[derive(Debug, Clone)]
+pub(super) struct PublishEntry {
+    pub target: Text,
+    pub path: Text,
+    pub link: Link,
+}
+
+/// Where something is published: a folder, or a folder and how.
+pub(crate) struct PublishTarget {
+    path: Text,
+    link: Link,
+}
+
+/// The long form.
+#[derive(Parameters)]
+struct PublishKeys {
+    /// The folder, from the pipeline file's.
+    #[cosmetic]
+    path: Text,
+    /// What its files are: copies, or symbolic links into the store.
+    #[cosmetic(default = Link::Copy)]
+    link: Link,
+}
+
+impl Parameter for PublishTarget {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        if let Value::Map(_) = node.value {
+            return PublishKeys::read(node, reader).map(|PublishKeys { path, link }| Self { path, link });
+        }
+        Some(Self { path: Text::read(node, reader)?, link: Link::Copy })
+    }
+
+    /// Where a result is published does not decide what it is.
+    fn write_key(&self, _key: &mut KeyWriter<'_>) {}
+
+    fn schema() -> Json {
+        serde_json::json!({ "anyOf": [String::schema(), PublishKeys::schema()] })
+    }
+}
+
 /// Reads the frame and reports all that is wrong with it.
 pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     let mut document = Document {
@@ -112,8 +153,8 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
         document.stages.push(read_stage(&entry, reader));
     }
     for entry in publish.unwrap_or_default().0 {
-        if let Some(path) = Text::read(&entry.value, reader) {
-            document.publish.push((Text { text: entry.key, span: entry.key_span }, path));
+        if let Some(PublishTarget { path, link }) = PublishTarget::read(&entry.value, reader) {
+            document.publish.push(PublishEntry { target: Text { text: entry.key, span: entry.key_span }, path, link });
         }
     }
     document

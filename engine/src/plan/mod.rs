@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use devices::DeviceKind;
 use petgraph::graph::DiGraph;
+use serde::{Deserialize, Serialize};
 
 use crate::artifact::{InputFacts, Output};
 use crate::executor::{ExecutorKind, ExecutorSettings, SlurmSettings};
@@ -237,13 +238,25 @@ pub struct Reads {
     pub span: Span,
 }
 
-/// A copy of an artefact outside the store.
+/// What the files of a published folder are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Parameters)]
+#[serde(rename_all = "snake_case")]
+pub enum Link {
+    /// Copies, which are the user's.
+    Copy,
+    /// Links into the store, which take no room and are for reading.
+    Symlink,
+}
+
+/// An artefact outside the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
     pub stage: String,
     pub output: String,
     /// The folder to write, relative to the pipeline file.
     pub path: PathBuf,
+    /// What its files are.
+    pub link: Link,
     /// Where the entry stands.
     pub span: Span,
     /// Where the folder stands.

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::Publish;
 use super::child::{self, unknown_axis};
-use super::entry::{Document, StageEntry, Text};
+use super::entry::{Document, PublishEntry, StageEntry, Text};
 use super::resolve::{Bound, names, pick, places};
 use crate::file::interpolate::with_axes;
 use crate::file::problem::Problem;
@@ -27,7 +27,7 @@ pub(super) fn resolve(
     let mut folders = Folders::default();
     let mut publish = Vec::new();
     let targets = Targets::new(&document.stages, bound);
-    for (entry, (target, path)) in document.publish.iter().enumerate() {
+    for (entry, PublishEntry { target, path, link }) in document.publish.iter().enumerate() {
         let found = targets.find(target, problems);
         if found.is_empty() {
             // The path is checked all the same.
@@ -50,7 +50,8 @@ pub(super) fn resolve(
                 break;
             }
             let (path_span, stage) = (path.span, stage.id.text.clone());
-            publish.push(Publish { stage, output, path: PathBuf::from(text), span: target.span, path_span });
+            let path = PathBuf::from(text);
+            publish.push(Publish { stage, output, path, link: *link, span: target.span, path_span });
         }
     }
     publish

@@ -1,4 +1,4 @@
-//! Publishing: copies of artefacts outside the store, for people and other programs.
+//! Publishing: copies of artefacts outside the store, for people and other programs, or links to what the store holds.
 //!
 //! A copy is exchanged with the old one whole. What was published is written down in a record in the copy, with enough
 //! to tell whether somebody has changed it since; it leaves to the store how a folder is copied and exchanged. Where
@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::atomic::{replace_folder, write_atomically};
-use cache::{Digest, OutputRecord, StatCache, Store, StoreError};
+use cache::{Digest, OutputRecord, StatCache, Store, StoreError, Verify};
 
 pub(crate) use self::record::is_record;
 use self::record::{Look, Record};
@@ -21,7 +21,7 @@ pub use self::targets::{Moment, check_targets};
 use crate::artifact::stored_files;
 use crate::error::{Cause, by_system_error};
 use crate::keys::base_folder;
-use crate::plan::{Plan, Publish};
+use crate::plan::{Link, Plan, Publish};
 
 /// What to do with a target that somebody has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -112,7 +112,7 @@ impl PublishError {
 pub fn publish(
     store: &Store,
     output: &OutputRecord,
-    target: &Path,
+    (target, link): (&Path, Link),
     on_changed: OnChanged,
     seen: &Path,
 ) -> Result<Published, PublishError> {
@@ -131,12 +131,21 @@ pub fn publish(
         }
     };
     match (found, on_changed) {
-        (Ok(Some(published)), _) if published == output.tree => return Ok(Published::Current),
+        (Ok(Some(published)), _) if published == (output.tree, link) => {
+            if link == Link::Copy {
+                return Ok(Published::Current);
+            }
+            // The store may have been moved, or have lost what the links lead to.
+            if record::leads_to(store, &stored_files(store, &output.tree, &output.identity)?, target) {
+                store.note_linked(target, &output.tree)?;
+                return Ok(Published::Current);
+            }
+        }
         (Ok(_), _) | (Err(PublishError::Foreign { .. } | PublishError::Changed { .. }), OnChanged::Overwrite) => {}
         (Err(error), _) => return Err(error),
     }
     let temporary = beside(target, NEW);
-    let written = write(store, output, &temporary, target);
+    let written = write(store, output, link, &temporary, target);
     if written.is_err() {
         // The first error is the one to tell; what stays is removed by the next run.
         let _ = remove(&temporary);
@@ -154,8 +163,8 @@ fn lock_name(target: &Path) -> String {
     format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()))
 }
 
-/// The tree that a target is a copy of, or `None` where nothing is there.
-fn inspect(target: &Path, look: Look<'_>) -> Result<Option<Digest>, PublishError> {
+/// The tree that a target is a copy of, or links to, or `None` where nothing is there.
+fn inspect(target: &Path, look: Look<'_>) -> Result<Option<(Digest, Link)>, PublishError> {
     let foreign = || PublishError::Foreign { target: target.to_owned() };
     let metadata = match fs::symlink_metadata(target) {
         Ok(metadata) => metadata,
@@ -172,7 +181,7 @@ fn inspect(target: &Path, look: Look<'_>) -> Result<Option<Digest>, PublishError
         return if entries.next().is_none() { Ok(None) } else { Err(foreign()) };
     };
     record.compare(target, look)?;
-    Ok(Some(record.tree))
+    Ok(Some((record.tree, record.link)))
 }
 
 /// What the new folder is called while it is made, and the old one where the two cannot be exchanged in one step.
@@ -211,16 +220,28 @@ fn remove(path: &Path) -> Result<(), PublishError> {
     removed.map_err(failed("remove", path))
 }
 
-/// Copies an output beside the target, and puts the copy in its place when it is whole.
-fn write(store: &Store, output: &OutputRecord, temporary: &Path, target: &Path) -> Result<(), PublishError> {
+/// Copies or links an output beside the target, and puts the copy in its place when it is whole.
+fn write(
+    store: &Store,
+    output: &OutputRecord,
+    link: Link,
+    temporary: &Path,
+    target: &Path,
+) -> Result<(), PublishError> {
     let parent = target.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(failed("create folder", parent))?;
     let files = stored_files(store, &output.tree, &output.identity)?;
     if files.get(RECORD).is_some() {
         return Err(PublishError::NameTaken);
     }
-    store.copy_files_out(&files, temporary)?;
-    write_atomically(&temporary.join(RECORD), &Record::new(output, &files).to_json())?;
+    match link {
+        Link::Copy => store.copy_files_out(&files, temporary)?,
+        Link::Symlink => {
+            store.note_linked(target, &output.tree)?;
+            store.link_files(&files, temporary, Verify::Contents)?;
+        }
+    }
+    write_atomically(&temporary.join(RECORD), &Record::new(output, &files, link).to_json())?;
     replace_folder(temporary, target, &beside(target, OLD))?;
     Ok(())
 }

@@ -9,10 +9,10 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use cache::digest::open_regular;
-use cache::{Digest, OutputRecord, StatCache, StoreError, Tree};
+use cache::{Digest, OutputRecord, StatCache, Store, StoreError, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::{PublishError, failed};
+use super::{Link, PublishError, failed};
 use crate::artifact::{ARTIFACT_FILE, ARTIFACT_FORMAT, Description, Facts};
 
 /// The file's name. An output that holds a file of this name cannot be published.
@@ -36,6 +36,16 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Facts::is_empty")]
     facts: Facts,
     files: BTreeMap<String, RecordedFile>,
+    #[serde(default = "copy", skip_serializing_if = "is_copy")]
+    pub link: Link,
+}
+
+fn copy() -> Link {
+    Link::Copy
+}
+
+fn is_copy(link: &Link) -> bool {
+    *link == Link::Copy
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,7 +72,7 @@ pub(super) enum Look<'a> {
 
 impl Record {
     /// The record of a folder that `files` are copied to.
-    pub(super) fn new(output: &OutputRecord, files: &Tree) -> Self {
+    pub(super) fn new(output: &OutputRecord, files: &Tree, link: Link) -> Self {
         let file = |file: &cache::TreeFile| {
             (file.path.clone(), RecordedFile { digest: file.digest, size: file.size, modified: None })
         };
@@ -73,6 +83,7 @@ impl Record {
             identity: output.identity,
             facts: output.facts.clone(),
             files: files.files().iter().map(file).collect(),
+            link,
         }
     }
 
@@ -111,7 +122,7 @@ impl Record {
         list(folder, "", &mut present).map_err(failed("list", folder))?;
         for (path, metadata) in &present {
             let recorded = self.files.get(path).ok_or_else(|| changed(path, "was added"))?;
-            if !recorded.matches(metadata, &folder.join(path), &mut look) {
+            if !recorded.matches(metadata, &folder.join(path), self.link, &mut look) {
                 return Err(changed(path, "has another content"));
             }
         }
@@ -123,7 +134,12 @@ impl Record {
 }
 
 impl RecordedFile {
-    fn matches(&self, metadata: &Metadata, path: &Path, look: &mut Look<'_>) -> bool {
+    fn matches(&self, metadata: &Metadata, path: &Path, link: Link, look: &mut Look<'_>) -> bool {
+        if link == Link::Symlink {
+            // An object is its digest: what else it may hold is a matter of the store (`cache verify`).
+            let leads_to = |object: &Path| object.ends_with(Store::place_of_object(&self.digest));
+            return metadata.is_symlink() && fs::read_link(path).is_ok_and(|object| leads_to(&object));
+        }
         let expected = (self.digest, self.size);
         metadata.is_file()
             && metadata.len() == self.size
@@ -133,6 +149,14 @@ impl RecordedFile {
                 Look::Contents => Digest::of_file(path).is_ok_and(|found| found == expected),
             }
     }
+}
+
+/// Whether all files of a tree are in a folder as links to the objects of this very store, which has them.
+pub(super) fn leads_to(store: &Store, files: &Tree, folder: &Path) -> bool {
+    files.files().iter().all(|file| {
+        let object = store.object_path(&file.digest);
+        fs::read_link(folder.join(&file.path)).is_ok_and(|target| target == object) && store.has(file)
+    })
 }
 
 /// What a folder was published as.

@@ -199,13 +199,13 @@ impl Scheduler<'_> {
         for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
             let Some(output) = stage.outputs.get(&wanted.output) else { continue };
             let (output, seen) = (output.clone(), self.home.published_files());
-            let target = target(self.plan, wanted);
+            let (target, link) = (target(self.plan, wanted), wanted.link);
             let (store, publisher, on_changed) =
                 (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
             self.publishing += 1;
             self.timeline.iter_mut().for_each(|timeline| timeline.begin(&wanted.stage, "publish"));
             thread::spawn(move || {
-                let copy = AssertUnwindSafe(|| publish(&store, &output, &target, on_changed, &seen));
+                let copy = AssertUnwindSafe(|| publish(&store, &output, (&target, link), on_changed, &seen));
                 // The loop waits for this message; without it a defect would be a run that never ends.
                 let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
                 let _ = publisher.send(PublishEnd { entry, target, result });

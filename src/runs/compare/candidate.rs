@@ -19,6 +19,8 @@ pub(super) struct Candidate {
     pub run: String,
     /// Its stage, where stages are compared.
     pub stage: Option<String>,
+    /// The stages of a whole run, each with a dot behind it, as its parameters begin.
+    pub stages: Vec<String>,
     /// How it stands.
     pub status: String,
     /// Parameters by dotted name, those of other stages behind their stage's id.
@@ -55,6 +57,7 @@ impl<'a> Gatherer<'a> {
             name: crate::runs::ls::shortest(run, &ids).to_owned(),
             run: run.to_owned(),
             stage: None,
+            stages: recorded.stages.iter().map(|stage| format!("{}.", stage.summary.stage)).collect(),
             status: crate::runs::state(recorded.summary.state).to_owned(),
             parameters: BTreeMap::new(),
             figures: Vec::new(),
@@ -83,6 +86,7 @@ impl<'a> Gatherer<'a> {
             name: if names.is_empty() { id.to_owned() } else { names.join(" ") },
             run: run.to_owned(),
             stage: Some(id.to_owned()),
+            stages: Vec::new(),
             status: stage.summary.status.clone(),
             parameters: BTreeMap::new(),
             figures: Vec::new(),

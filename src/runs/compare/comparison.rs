@@ -60,6 +60,12 @@ impl Better {
     }
 }
 
+/// Whether a parameter is of a stage that only one of several whole runs has: nothing in the others differs from it.
+fn is_of_one_alone(runs: &[Candidate], parameter: &str) -> bool {
+    let has = |run: &&Candidate| run.stages.iter().any(|stage| parameter.starts_with(stage.as_str()));
+    runs.iter().filter(has).count() == 1
+}
+
 /// A column of the table.
 #[derive(Clone, Copy)]
 enum Column<'a> {
@@ -74,7 +80,7 @@ impl Comparison {
         let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
         let differs = |name: &&&String| {
             let values: BTreeSet<_> = candidates.iter().map(|candidate| candidate.parameters.get(**name)).collect();
-            values.len() > 1
+            values.len() > 1 && !is_of_one_alone(&candidates, name)
         };
         let parameters: Vec<String> = names.iter().filter(differs).map(|name| (*name).clone()).collect();
         scaling::add(&mut candidates, &parameters);

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::history::{Recorded, RunLookup, Words};
+use engine::history::{Recorded, RunLookup, Selection, Words};
 use engine::suggest;
 use serde_json::json;
 
@@ -122,6 +122,17 @@ impl CompareArgs {
             }
             if self.run.is_some() && children.is_empty() {
                 return Err(crate::locate::unknown_stage(stage, &declared(&recorded)));
+            }
+        }
+        if results.is_empty()
+            && let Some(pipeline) = &self.pipeline
+        {
+            let runs = past.history.select(&Selection { pipeline: None, state: None, limit: None });
+            let runs = runs.map_err(Failure::machine)?;
+            let names: BTreeSet<String> = runs.into_iter().map(|run| run.pipeline).collect();
+            if !names.contains(pipeline) {
+                let failure = Failure::wrong(format!("there is no run of a pipeline `{pipeline}`"));
+                return Err(failure.with_help_if(suggest::help(pipeline, "pipelines", &names)));
             }
         }
         if results.is_empty() {

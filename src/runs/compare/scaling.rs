@@ -95,6 +95,7 @@ mod tests {
     fn child(count: &str, rank: &str, figure: (&str, f64)) -> Candidate {
         let parameters = [("resources.count", count), ("lora.rank", rank)];
         Candidate {
+            stages: Vec::new(),
             name: String::new(),
             run: String::new(),
             stage: None,
