@@ -208,7 +208,7 @@ fn what_is_published_as_links_takes_no_room_and_is_kept() {
     project.run(&["runs", "provenance", "out"]).ends_with(0).says("is what was published");
     // Nothing that removes results takes what the links lead to.
     project.run(&["cache", "gc", "--max-size", "0B"]).ends_with(0);
-    assert_eq!(ran(&project, &["--until", "fresh"]), ["text"]);
+    publish(&[]).ends_with(0).warns("1 ran, 1 cached");
     project.run(&["cache", "rm", "data/fresh"]).ends_with(0);
     assert!(std::fs::read(&weights).unwrap().len() > 1000);
     // A store that lost it all the same makes it again, in the same place.

@@ -1,6 +1,7 @@
 //! Which results go, and which go first.
 //!
-//! Never removed: what is pinned (also what links outside the store lead to), and what is in use. Of the rest go, in this order,
+//! Never removed: what is pinned, with what links outside the store lead to, and what is in use. Of the rest go, in
+//! this order,
 //! 1. with [`Unpinned::Remove`], all;
 //! 2. those whose last use lies further back than `older_than`;
 //! 3. while the store holds more than `max_bytes`: first working state whose stage has a result, the longest unwritten

@@ -18,5 +18,5 @@ pub use kind::{
     TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
-pub use rows::{Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape};
+pub use rows::{Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape, TOOLS};
 pub use tokens::{IGNORE_INDEX, OptionalColumn, Role, TokenRow, TokensFacts, TokensReader, TokensWriter};

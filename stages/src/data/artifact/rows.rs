@@ -135,6 +135,10 @@ pub struct Message {
     pub other: Map<String, Value>,
 }
 
+/// The name under which the first message of a conversation has the tools that its assistant may call. No template
+/// knows it: they are given the tools apart.
+pub const TOOLS: &str = "@tools";
+
 impl Message {
     /// A turn of plain text.
     pub fn new(role: &str, content: &str) -> Self {

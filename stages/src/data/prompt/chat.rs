@@ -9,7 +9,7 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 
 use super::python;
 use super::train_on::TrainOn;
-use crate::data::artifact::Message;
+use crate::data::artifact::{Message, TOOLS};
 use crate::data::jinja::{self, Form, Program};
 
 /// Noncharacters, which no text holds, around what `{% generation %}` marks.
@@ -124,11 +124,18 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let tools = messages.first().and_then(|message| message.other.get(TOOLS));
+        let without_tools = tools.is_some().then(|| {
+            let mut messages = messages.to_vec();
+            messages[0].other.remove(TOOLS);
+            messages
+        });
+        let messages = without_tools.as_deref().unwrap_or(messages);
         let context = || {
             context! {
                 messages => Value::from(Serde(messages)),
                 add_generation_prompt => add_generation_prompt,
-                tools => (),
+                tools => tools.map_or(Value::from(()), |tools| Value::from(Serde(tools))),
                 documents => (),
                 ..Value::from(Serde(&self.special_tokens))
             }

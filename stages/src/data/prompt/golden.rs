@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::*;
-use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts};
+use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, TOOLS};
 use crate::data::tokenizer::Tokenizer;
 
 fn golden(path: &str) -> PathBuf {
@@ -41,6 +41,21 @@ fn chat_templates_render_as_in_transformers() {
                 }
                 (made, _) => panic!("{}: {made:?} and not {expected}", case["template"]),
             }
+        }
+    }
+}
+
+#[test]
+fn tools_and_reasoning_are_rendered_as_in_transformers() {
+    let cases = cases("tools.json");
+    assert_eq!(cases.len(), 12);
+    for case in cases {
+        let (template, mut messages) = (chat_template(&case), messages(&case));
+        messages[0].other.insert(TOOLS.to_owned(), case["tools"].clone());
+        for (expected, asked) in [("whole", false), ("asked", true)] {
+            let text = template.render(&messages, asked).unwrap();
+            assert_eq!(text, case[expected].as_str().unwrap(), "{} {expected}", case["template"]);
+            assert!(text.contains("weather"));
         }
     }
 }

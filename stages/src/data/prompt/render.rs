@@ -378,6 +378,20 @@ pub struct PromptRenderer {
     response: String,
     /// The column, or the field of a message, with the weight in the loss.
     weight: Option<String>,
+    /// Whether an assistant's `reasoning_content` is learned with its turn.
+    learn_reasoning: bool,
+}
+
+/// The field of an assistant's message with what it thought before it spoke.
+const REASONING: &str = "reasoning_content";
+
+/// A text around a part of it, where that is in it: before, part, behind.
+fn around<'a>(text: &'a str, part: &str) -> Option<[&'a str; 3]> {
+    let part = part.trim();
+    let from = (!part.is_empty()).then(|| text.find(part)).flatten()?;
+    let (before, rest) = text.split_at(from);
+    let (part, behind) = rest.split_at(part.len());
+    Some([before, part, behind])
 }
 
 impl PromptRenderer {
@@ -398,6 +412,7 @@ impl PromptRenderer {
             template: facts.template.clone(),
             response,
             weight: None,
+            learn_reasoning: true,
         })
     }
 
@@ -411,6 +426,12 @@ impl PromptRenderer {
     #[must_use]
     pub fn weighted_by(self, weight: Option<String>) -> Self {
         Self { weight, ..self }
+    }
+
+    /// The same, where an assistant's `reasoning_content` is learned with its turn or is not.
+    #[must_use]
+    pub fn learning_reasoning(self, learn_reasoning: bool) -> Self {
+        Self { learn_reasoning, ..self }
     }
 
     /// What a row teaches: prompt and response with their ends, a conversation, or a whole text. Of responses that are
@@ -464,9 +485,19 @@ impl PromptRenderer {
                     return Err(PromptError::WeightOfUnknownTurn);
                 }
                 for turn in turns {
-                    let text = prompt.segments.len();
-                    prompt.text(turn.text, turn.learn);
-                    prompt.segments[text].weigh(turn.message.map_or(1.0, |message| weights[message]));
+                    let first = prompt.segments.len();
+                    let masked = turn.message.filter(|_| turn.learn && !self.learn_reasoning);
+                    let reasoning = masked.and_then(|message| messages[message].other.get(REASONING)?.as_str());
+                    match reasoning.and_then(|reasoning| around(&turn.text, reasoning)) {
+                        Some([before, reasoning, behind]) => {
+                            prompt.text(before, true);
+                            prompt.text(reasoning, false);
+                            prompt.text(behind, true);
+                        }
+                        None => prompt.text(turn.text, turn.learn),
+                    }
+                    let weight = turn.message.map_or(1.0, |message| weights[message]);
+                    prompt.segments[first..].iter_mut().for_each(|segment| segment.weigh(weight));
                 }
                 Ok(prompt)
             }

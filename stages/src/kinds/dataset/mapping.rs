@@ -13,7 +13,8 @@ use super::conversation::{conversation, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
 use super::preference::{self, Layout};
-use crate::data::artifact::{Row, RowsFacts, Shape};
+use super::tools;
+use crate::data::artifact::{Row, RowsFacts, Shape, TOOLS};
 use crate::data::prompt::Template;
 
 /// The key of `column_map` for the response, and for the only placeholder of a template that has one.
@@ -25,6 +26,8 @@ const WEIGHT: &str = "weight";
 
 /// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
 const MESSAGES: &str = "messages";
+/// The column of the tools of a conversation.
+const TOOLS_COLUMN: &str = "tools";
 const CONVERSATIONS: &str = "conversations";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +77,7 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
             template.placeholders().into_iter().chain(also).chain([OUTPUT, WEIGHT].map(str::to_owned)).collect()
         }
         None => {
-            let names = [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT, WEIGHT];
+            let names = [MESSAGES, CONVERSATIONS, TOOLS_COLUMN, "text", INPUT, OUTPUT, WEIGHT];
             names.into_iter().chain(preference::KEYS).map(str::to_owned).collect()
         }
     };
@@ -177,7 +180,13 @@ impl RowMapping {
         } else if names_preference {
             return Err(half_a_pair(columns, file));
         } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
-            Self::single(params, RowsFacts::messages(), column)
+            let tools = mapped(TOOLS_COLUMN).map(|source| {
+                // Not every conversation has tools.
+                Column { name: TOOLS_COLUMN.to_owned(), source, need: Need::Weight }
+            });
+            let mut mapping = Self::single(params, RowsFacts::messages(), column);
+            mapping.columns.extend(tools);
+            mapping
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
             Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
         } else if names_key(INPUT) || names_key(OUTPUT) || (has(INPUT) && has(OUTPUT) && !has("instruction")) {
@@ -274,9 +283,16 @@ impl RowMapping {
             Shape::Messages => {
                 let source = &self.columns[0].source;
                 let value = fields.remove(source).ok_or_else(|| missing(source))?;
-                conversation(value, self.turn_order)
-                    .map(Row::Messages)
-                    .map_err(|flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw })
+                let of_column =
+                    |source: &str, flaw: Flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw };
+                let mut messages = conversation(value, self.turn_order).map_err(|flaw| of_column(source, flaw))?;
+                let tools = self.columns.get(1).and_then(|column| Some((column, fields.remove(&column.source)?)));
+                if let Some((column, value)) = tools
+                    && let Some(tools) = tools::read(value).map_err(|flaw| of_column(&column.source, flaw))?
+                {
+                    messages[0].other.insert(TOOLS.to_owned(), tools);
+                }
+                Ok(Row::Messages(messages))
             }
             Shape::Pairs | Shape::Judged => unreachable!("rows of preferences have a layout"),
         }

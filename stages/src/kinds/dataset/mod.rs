@@ -34,6 +34,7 @@ mod spool;
 mod survey;
 mod take;
 mod template_choice;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

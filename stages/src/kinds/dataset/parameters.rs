@@ -151,8 +151,8 @@ pub struct DatasetParams {
     #[semantic(default)]
     pub map: Mapping<NewColumn>,
     /// Which column of the data fills which placeholder of the template; `output` is the response and `weight` the
-    /// row's weight in the loss. For rows without a template: `messages`, `conversations`, `text`, or `input` and
-    /// `output`; for preferences `prompt`, `chosen` and `rejected`, or `prompt`, `completion` and `label`.
+    /// row's weight in the loss. For rows without a template: `messages` or `conversations`, with `tools` for the
+    /// functions that may be called, `text`, or `input` and `output`; for preferences `prompt`, `chosen` and `rejected`, or `prompt`, `completion` and `label`.
     #[semantic(default)]
     pub column_map: Mapping<String>,
     /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with

@@ -93,6 +93,9 @@ pub struct TokenizeParams {
     /// stands beside: 1 where it is missing, and with 0 nothing of it is learned.
     #[semantic(omit_default)]
     pub weight: Option<String>,
+    /// Whether the `reasoning_content` of an assistant's messages is learned, where the chat template shows it.
+    #[semantic(default = true, omit_default)]
+    pub train_on_reasoning: bool,
     /// Where the prompt ends and the response begins, of rows of preferences.
     #[semantic(default = ResponseBorder::Segments, omit_default)]
     pub response_border: ResponseBorder,
@@ -257,7 +260,7 @@ impl Stage for Tokenize {
         if let Some(problem) = params.without_weight(rows.facts(), Span::default()) {
             return Err(StageError::new(Cause::BadParameters, problem.message));
         }
-        let renderer = renderer.weighted_by(params.weight.clone());
+        let renderer = renderer.weighted_by(params.weight.clone()).learning_reasoning(params.train_on_reasoning);
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
             tokenizer: &tokenizer,

@@ -450,6 +450,30 @@ fn chunks_of_long_rows_have_few_of_them() {
 }
 
 #[test]
+fn reasoning_is_learned_by_choice() {
+    let template = "{% for message in messages %}<{{ message.role }}>{% if message.reasoning_content %}[{{ \
+                    message.reasoning_content }}]{% endif %}{{ message.content }}.{% endfor %}\
+                    {% if add_generation_prompt %}<assistant>{% endif %}";
+    let mut answer = Message::new("assistant", "Three");
+    answer.other.insert("reasoning_content".to_owned(), json!("one and two"));
+    let row = Row::Messages(vec![Message::new("user", "Add"), answer]);
+    let run = |with: Value| {
+        let mut with = with;
+        with["chat_template"] = template.into();
+        let (_, rows) = tokenize("bytelevel", RowsFacts::messages(), [row.clone()], with).unwrap();
+        rows.into_iter().next().unwrap()
+    };
+    let (with, without) = (run(json!({})), run(json!({"train_on_reasoning": false})));
+    let learned = |row: &TokenRow| row.labels.iter().filter(|label| **label != -100).count();
+    let masked = learned(&with) - learned(&without);
+    assert!(masked >= 3 && learned(&without) >= 3, "{masked} of {}", learned(&with));
+    // Behind the reasoning the turn is learned again: its answer and its end.
+    let from = without.labels.iter().position(|label| *label != -100).unwrap();
+    let silent = without.labels[from..].iter().position(|label| *label == -100).unwrap();
+    assert!(without.labels[from + silent..].iter().rev().take(2).all(|label| *label != -100), "{:?}", without.labels);
+}
+
+#[test]
 fn a_turn_counts_as_much_as_its_weight_says() {
     let said = |role: &str, content: &str, weight: Value| {
         let mut message = Message::new(role, content);

@@ -16,7 +16,7 @@ use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::artifact::{Row, RowsReader};
+use crate::data::artifact::{Row, RowsReader, TOOLS};
 
 mod numbers;
 mod order;
@@ -203,6 +203,37 @@ fn what_a_turn_says_beside_its_content_stays() {
     let made = run(folder.path(), &[file], json!({})).unwrap();
     let Row::Messages(turns) = &rows(&made)[0] else { panic!("no conversation") };
     assert_eq!(turns[1].other["tool_calls"], json!([{"name": "weather"}]));
+}
+
+#[test]
+fn the_tools_of_a_conversation_go_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = [json!({"role": "user", "content": "Weather?"}), json!({"role": "assistant", "content": "Dry."})];
+    let tool = json!({"type": "function", "function": {"name": "weather"}});
+    let row = |functions: Value| json!({"messages": turns, "functions": functions}).to_string() + "\n";
+    let made = |lines: &[Value], with: Value| {
+        let text: String = lines.iter().map(|functions| row(functions.clone())).collect();
+        run(folder.path(), &[write(folder.path(), "a.jsonl", text)], with)
+    };
+    let mapped = json!({"column_map": {"tools": "functions"}});
+    let all = made(&[json!([tool]), json!([tool]).to_string().into(), json!(null)], mapped.clone()).unwrap();
+    let tools: Vec<Option<Value>> = rows(&all)
+        .iter()
+        .map(|row| {
+            let Row::Messages(turns) = row else { panic!("no conversation") };
+            assert!(turns[1].other.is_empty());
+            turns[0].other.get(TOOLS).cloned()
+        })
+        .collect();
+    assert_eq!(tools, [Some(json!([tool])), Some(json!([tool])), None]);
+    let error = made(&[json!("[{]")], mapped).unwrap_err();
+    assert!(error.message.contains("column `functions` holds text that is no JSON"), "{}", error.message);
+    let error = made(&[json!([tool])], json!({"column_map": {"tools": "tool"}})).unwrap_err();
+    assert!(error.message.contains("has no column `tool`"), "{}", error.message);
+    // Nobody asked for them.
+    let plain = made(&[json!([tool])], json!({})).unwrap();
+    let Row::Messages(turns) = &rows(&plain)[0] else { panic!("no conversation") };
+    assert!(turns[0].other.is_empty());
 }
 
 #[test]
