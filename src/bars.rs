@@ -174,7 +174,7 @@ fn lines_of(note: &str, look: Look) -> String {
 }
 
 /// An id in at most this many columns, without its middle where it is longer: its end tells children of a sweep apart.
-fn in_columns(id: &str, columns: usize, look: Look) -> String {
+pub(crate) fn in_columns(id: &str, columns: usize, look: Look) -> String {
     if table::width(id) <= columns {
         return id.to_owned();
     }

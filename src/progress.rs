@@ -153,8 +153,10 @@ impl Progress {
                 };
                 let text = format!("{text}{}", devices.as_ref().map(words::on_devices).unwrap_or_default());
                 let text = if *attempt > 1 { format!("{text}, try {attempt}") } else { text };
-                self.started(stage, &text, cause(why).filter(|_| *attempt == 1));
-                why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
+                let cause = cause(why).filter(|_| *attempt == 1);
+                self.started(stage, &text, cause);
+                let others = why.iter().filter(|reason| Some(reason.as_str()) != cause);
+                others.for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
             RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
             RunEvent::StageJob { stage, job, news } => self.say(Mark::Note, stage, &words::job(job.as_deref(), news)),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use engine::visible::on_one_line;
 
+use crate::bars::in_columns;
 use crate::terminal::{Look, wrapped};
 
 /// Columns below which words are not set under each other.
@@ -77,6 +78,17 @@ impl Table {
         self
     }
 
+    /// With so many columns less for the ids in its first column, which lose their middle.
+    pub(crate) fn with_short_ids(mut self, less: usize, look: Look) -> Self {
+        let cells = || self.rows.iter().filter_map(|row| row.first());
+        let widest = cells().map(|cell| width(cell)).max().unwrap_or(0);
+        let room = widest.saturating_sub(less).max(NARROWEST_TEXT);
+        for cell in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
+            *cell = in_columns(cell, room, look);
+        }
+        self
+    }
+
     /// Columns that it takes.
     pub(crate) fn width(&self) -> usize {
         self.to_string().lines().map(width).max().unwrap_or(0)
@@ -146,6 +158,12 @@ mod tests {
         assert_eq!(table().fitted(look).to_string(), narrow);
         assert_eq!(table().fitted(Look { live: false, ..look }).to_string(), table().to_string());
         assert_eq!(table().fitted(Look { width: 20, ..look }).to_string(), table().to_string());
+        let mut ids = Table::new(["stage", "state"]);
+        ids.row(["adapter[lora.rank=4,epochs=2]", "done"]);
+        assert_eq!(
+            ids.with_short_ids(8, look).to_string(),
+            "stage                  state\nadapter[lo…,epochs=2]  done\n"
+        );
         let lines = [("rows".to_owned(), "48".to_owned()), ("time".to_owned(), "about as long as before".to_owned())];
         assert_eq!(list(&lines, look), "  rows  48\n  time  about as long as\n        before\n");
     }

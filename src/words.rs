@@ -155,11 +155,16 @@ pub(crate) fn rate(per_second: f64, unit: &str) -> String {
     }
 }
 
+/// Figures of a step that nobody follows from step to step.
+const COUNTED: [&str; 5] = ["kind", "rows", "tokens", "target_tokens", "padded_tokens_per_second"];
+
 /// `step 5, epoch 1, loss 2.31`: named figures in their order, without those that have no value and what is the same
 /// in every step.
+///
+/// What was counted in a step is in `metrics.jsonl`.
 pub(crate) fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
     let is_plain = |name: &str, value: &serde_json::Value| {
-        name == "kind" || value.is_null() || (name == "skipped" && *value == serde_json::Value::Bool(false))
+        COUNTED.contains(&name) || value.is_null() || (name == "skipped" && *value == serde_json::Value::Bool(false))
     };
     let said = values.iter().filter(|(name, value)| !is_plain(name, value));
     said.map(|(name, value)| named_figure(name, value)).collect::<Vec<_>>().join(", ")

@@ -214,3 +214,37 @@ fn a_log_is_followed_until_its_stage_ends() {
     let last = project.run(&["logs", "adapter", "--tail", "1"]).ends_with(0);
     assert!(followed.stdout.ends_with(&last.stdout) && last.stdout.lines().count() == 1, "{last}");
 }
+
+#[test]
+fn the_last_figures_of_preferences_are_compared_and_stages_of_one_run_alone_are_not() {
+    let project = Project::with_pipeline("preference.yaml");
+    let rows = |of: fn(usize) -> serde_json::Value| (0..12).map(|at| format!("{}\n", of(at))).collect::<String>();
+    let pair = |at: usize| serde_json::json!({ "prompt": format!("{at}? "), "chosen": "yes, it is", "rejected": "no" });
+    project.write("text.jsonl", &rows(|at| serde_json::json!({ "text": format!("yes, it is or no {at}?") })));
+    project.write("pairs.jsonl", &rows(pair));
+    project.write("held_out.jsonl", &rows(pair));
+    project.write("judged.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": true}\n");
+    for beta in ["0.1", "0.2"] {
+        let beta = format!("adapter.loss.beta={beta}");
+        project.run(&["run", "preference.yaml", "--until", "adapter", "adapter.max_steps=4", &beta]).ends_with(0);
+    }
+    let json = project.run(&["runs", "compare", "adapter", "--format", "json"]).ends_with(0).json();
+    assert_eq!(json["parameters"], serde_json::json!(["loss.beta"]), "{json:#}");
+    for name in ["rewards/margins", "rewards/accuracies", "validation_rewards/margins"] {
+        for at in [0, 1] {
+            assert!(json["candidates"][at]["metrics"][name].is_number(), "{name}: {json:#}");
+        }
+    }
+    let best = json["candidates"].as_array().unwrap().iter().filter_map(|one| one["best"].as_array());
+    assert!(best.flatten().any(|name| name == "rewards/margins"), "{json:#}");
+
+    project.write(
+        "other.yaml",
+        "version: 1\nstages:\n  text: { uses: dataset, with: { source: ./text.jsonl, limit: 3 } }\n",
+    );
+    project.run(&["run", "other.yaml"]).ends_with(0);
+    let json = project.run(&["runs", "compare", "latest~1", "latest", "--format", "json"]).ends_with(0).json();
+    assert_eq!(json["parameters"], serde_json::json!(["text.limit"]), "{json:#}");
+    let refused = project.run(&["runs", "compare", "adapter", "--pipeline", "preferences"]).ends_with(2);
+    refused.warns("no run of a pipeline `preferences`").warns("did you mean `preference`?");
+}

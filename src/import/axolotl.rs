@@ -4,10 +4,10 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, Names};
-use super::job::{HeldOut, Job, Method};
+use super::hugging_face::{self, Names, SPEED};
+use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
-use super::parameters::{Note, Parameter, Parameters};
+use super::parameters::{Note, Parameters};
 use super::places::Places;
 use super::preference::{self, Smoothing};
 use super::reading::Reading;
@@ -37,7 +37,6 @@ const PREFERENCE: preference::Names = preference::Names {
 };
 
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
-const SPEED: &str = "changes speed or memory, never the result";
 
 /// The keys of `AxolotlInputConfig` and what it inherits.
 pub(super) fn keys() -> Keys {
@@ -657,11 +656,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         reading.put("lora_target_modules", "train.lora.target_modules", modules);
     }
     if let Some(folder) = reading.text("lora_model_dir") {
-        let mut begin = Parameters::default();
-        begin.set("path", places.written(&folder), Note::Given);
-        begin.set("as", "adapter", Note::Given);
-        reading.nothing("lora_model_dir", "the stage `begin`");
-        job.warm_start = Some(begin);
+        job.go_on_from(reading, "lora_model_dir", &folder, places);
     }
 }
 
@@ -835,14 +830,7 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut V
         return;
     }
     let size = reading.number("val_set_size").unwrap_or(0.0);
-    if size > 0.0 {
-        let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
-        let reason = "as many rows, but others: each program draws its own";
-        reading.put_differing("val_set_size", "rows.train_test_split.test_size", size, reason);
-        if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
-            job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
-        }
-    }
+    job.hold_out(reading, "val_set_size", size, DRAWN);
 }
 
 fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>) {

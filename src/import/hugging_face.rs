@@ -29,7 +29,7 @@ pub(super) const NAMES: Names = Names {
 };
 
 const RECORDED: &str = "figures of every step are always recorded (`pipeline runs show`, TensorBoard)";
-const SPEED: &str = "changes speed or memory, never the result";
+pub(super) const SPEED: &str = "changes speed or memory, never the result";
 const STATES: &str = "states to go on from are kept by the store, whatever the folder";
 const HUB: &str = "nothing is uploaded; `publish:` writes a folder that can be";
 

@@ -3,6 +3,8 @@
 use serde_json::{Value as Json, json};
 
 use super::parameters::{Note, Parameter, Parameters};
+use super::places::Places;
+use super::reading::Reading;
 use super::write::Writer;
 
 /// What is trained.
@@ -41,6 +43,33 @@ pub(super) struct Job {
     /// Where the result goes.
     pub(super) output: Option<String>,
     pub(super) parameters: Parameters,
+}
+
+/// Why rows that are held out are not the same ones.
+pub(super) const DRAWN: &str = "as many rows, but others: each program draws its own";
+
+impl Job {
+    /// Goes on from the adapter in a folder, which a key of the tool names.
+    pub(super) fn go_on_from(&mut self, reading: &mut Reading<'_>, key: &'static str, folder: &str, places: &Places) {
+        let mut begin = Parameters::default();
+        begin.set("path", places.written(folder), Note::Given);
+        begin.set("as", "adapter", Note::Given);
+        reading.nothing(key, "the stage `begin`");
+        self.warm_start = Some(begin);
+    }
+
+    /// Holds out what a key of the tool says: a share of the rows below 1, or so many rows; nothing for 0.
+    pub(super) fn hold_out(&mut self, reading: &mut Reading<'_>, key: &'static str, size: f64, reason: &str) {
+        const SIZE: &str = "rows.train_test_split.test_size";
+        if size <= 0.0 {
+            return;
+        }
+        let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
+        reading.put_differing(key, SIZE, size, reason);
+        if let Some(split) = reading.parameters.remove(SIZE) {
+            self.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
+        }
+    }
 }
 
 /// Keys of `train` in the order of its page; what is not named comes last.

@@ -8,18 +8,16 @@ use engine::file::source::{Sources, Span};
 use engine::file::tree::{Entry, Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES};
-use super::job::{HeldOut, Job, Method};
+use super::hugging_face::{self, NAMES, SPEED};
+use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
-use super::parameters::{Note, Parameter, Parameters};
+use super::parameters::{Note, Parameters};
 use super::places::Places;
 use super::preference::{self, Smoothing};
 use super::reading::Reading;
 use super::rows;
 
 pub(super) const VERSION: &str = "0.9.5";
-
-const SPEED: &str = "changes speed or memory, never the result";
 
 /// The keys of `stage: dpo` and `stage: kto`.
 const PREFERENCE: preference::Names = preference::Names {
@@ -364,11 +362,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         reading.put("additional_target", "train.lora.modules_to_save", json!(modules));
     }
     if let Some(folder) = reading.text("adapter_name_or_path") {
-        let mut begin = Parameters::default();
-        begin.set("path", places.written(&folder), Note::Given);
-        begin.set("as", "adapter", Note::Given);
-        reading.nothing("adapter_name_or_path", "the stage `begin`");
-        job.warm_start = Some(begin);
+        job.go_on_from(reading, "adapter_name_or_path", &folder, places);
     }
 }
 
@@ -560,14 +554,7 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, info: &Info, is_pretrainin
         return;
     }
     let size = reading.number("val_size").unwrap_or(0.0);
-    if size > 0.0 {
-        let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
-        let reason = "as many rows, but others: each program draws its own";
-        reading.put_differing("val_size", "rows.train_test_split.test_size", size, reason);
-        if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
-            job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
-        }
-    }
+    job.hold_out(reading, "val_size", size, DRAWN);
 }
 
 fn mixing(reading: &mut Reading<'_>, job: &mut Job) {

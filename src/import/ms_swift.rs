@@ -4,10 +4,10 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES};
-use super::job::{HeldOut, Job, Method};
+use super::hugging_face::{self, NAMES, SPEED};
+use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
-use super::parameters::{Note, Parameter, Parameters};
+use super::parameters::{Note, Parameters};
 use super::places::Places;
 use super::preference::{self, Smoothing};
 use super::reading::Reading;
@@ -15,7 +15,6 @@ use super::rows::{self, Shape};
 
 pub(super) const VERSION: &str = "4.6.0";
 
-const SPEED: &str = "changes speed or memory, never the result";
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 /// The keys of `swift rlhf`.
 const PREFERENCE: preference::Names = preference::Names {
@@ -327,11 +326,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     }
     if let [folder, others @ ..] = reading.texts("adapters").as_slice() {
         if others.is_empty() {
-            let mut begin = Parameters::default();
-            begin.set("path", places.written(folder), Note::Given);
-            begin.set("as", "adapter", Note::Given);
-            reading.nothing("adapters", "the stage `begin`");
-            job.warm_start = Some(begin);
+            job.go_on_from(reading, "adapters", folder, places);
         } else {
             reading.missing("adapters", "training goes on from one adapter");
         }
@@ -496,18 +491,12 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub:
     // Up to 3.x, whose name for it is `train_type`, 1 % of the rows were held out without being asked.
     let is_old = reading.is_given("train_type") || reading.is_given("sft_type");
     let share = reading.number("split_dataset_ratio").unwrap_or(if is_old { 0.01 } else { 0.0 });
-    if share <= 0.0 {
-        return;
-    }
     let reason = if reading.is_given("split_dataset_ratio") {
-        "as many rows, but others: each program draws its own"
+        DRAWN
     } else {
         "what ms-swift 3 holds out without being asked (`train_type` is its name of the key); 4 holds out nothing"
     };
-    reading.put_differing("split_dataset_ratio", "rows.train_test_split.test_size", share, reason);
-    if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
-        job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
-    }
+    job.hold_out(reading, "split_dataset_ratio", share, reason);
 }
 
 fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {

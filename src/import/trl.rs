@@ -5,7 +5,7 @@ use engine::file::tree::{Node, Value};
 use serde_json::json;
 
 use super::hugging_face::{self, NAMES};
-use super::job::{HeldOut, Job, Method};
+use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
 use super::places::Places;
@@ -270,11 +270,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
             job.datasets.push(rows);
         }
         if let Some(share) = reading.number("test_split_size") {
-            let reason = "as many rows, but others: each program draws its own";
-            reading.put_differing("test_split_size", "rows.train_test_split.test_size", share, reason);
-            if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
-                job.held_out = HeldOut::Split(super::parameters::Parameter { path: "test_size".to_owned(), ..split });
-            }
+            job.hold_out(reading, "test_split_size", share, DRAWN);
         }
         return shape;
     }

@@ -111,8 +111,10 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
         ]);
     }
     let look = Look::stdout();
-    // `runs show RUN STAGE` has the keys.
+    // On a narrow terminal without the keys, which `runs show RUN STAGE` has, and with ids that lose their middle.
     let table = if look.live && table.width() > look.width { table.without_last() } else { table };
+    let too_wide = table.width().saturating_sub(look.width);
+    let table = if look.live && too_wide > 0 { table.with_short_ids(too_wide, look) } else { table };
     write!(out, "\n{table}")?;
     if some_took_earlier {
         writeln!(out, "(in brackets: what it took when it was made)")?;
