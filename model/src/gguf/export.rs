@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use rayon::ThreadPool;
 use rayon::prelude::*;
 use serde_json::{Map, Value as Json};
 
@@ -133,7 +134,7 @@ impl Export {
 
     /// Bytes of all tensors, the gaps between them included.
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors.last().map_or(0, |tensor| tensor.offset + tensor.bytes().next_multiple_of(ALIGNMENT))
+        end(&self.tensors)
     }
 
     fn header(&self) -> Vec<u8> {
@@ -157,12 +158,16 @@ impl Export {
         header
     }
 
-    /// Writes the file, on the threads of the pool that it is called in. `observe` is told of the progress, and may
-    /// stop it.
+    /// Writes the file; `threads` read and quantise. `observe` is told of the progress, and may stop it.
     ///
     /// # Errors
     /// Fails if the checkpoint cannot be read or the file not be written.
-    pub fn write(&self, path: &Path, observe: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<(), GgufError> {
+    pub fn write(
+        &self,
+        path: &Path,
+        threads: &ThreadPool,
+        observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<(), GgufError> {
         let mut file = BufWriter::new(File::create(path).map_err(GgufError::write(path))?);
         let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(GgufError::write(path));
         put(&self.header())?;
@@ -173,7 +178,7 @@ impl Export {
             let rows_per_piece = (PIECE_VALUES / row).max(1);
             for first in (0..rows).step_by(rows_per_piece) {
                 let count = rows_per_piece.min(rows - first);
-                let bytes = self.piece(tensor, first, count, row)?;
+                let bytes = threads.install(|| self.piece(tensor, first, count, row))?;
                 put(&bytes)?;
                 done += bytes.len() as u64;
                 if observe(Progress { done, total }).is_break() {
@@ -242,6 +247,30 @@ impl Export {
         let (head, at) = (row / width, row % width);
         head * width + at % 2 * (width / 2) + at / 2
     }
+}
+
+/// Makes sure that GGUF and llama.cpp can hold a model with this `config.json`, as far as that tells. The warnings say
+/// where llama.cpp does not compute what the model does.
+///
+/// # Errors
+/// Fails with what cannot be held.
+pub fn check_config(fields: &Map<String, Json>) -> Result<Vec<String>, GgufError> {
+    let config = Config::from_json(&Json::Object(fields.clone()).to_string())?;
+    let architecture = Architecture::of(&config)?;
+    architecture.metadata(&config, fields)?;
+    architecture.check(&config, fields)
+}
+
+/// Bytes of all tensors of a model with this `config.json`, if it can be held.
+pub fn tensor_bytes(fields: &Map<String, Json>, file_type: FileType) -> Option<u64> {
+    let config = Config::from_json(&Json::Object(fields.clone()).to_string()).ok()?;
+    let tensors = tensors(Architecture::of(&config).ok()?, &config, fields, file_type);
+    Some(end(&tensors))
+}
+
+/// Where the last tensor ends.
+fn end(tensors: &[PlannedTensor]) -> u64 {
+    tensors.last().map_or(0, |tensor| tensor.offset + tensor.bytes().next_multiple_of(ALIGNMENT))
 }
 
 /// The tensors of a file: as the converter orders them, or the quantiser where it has made the file.

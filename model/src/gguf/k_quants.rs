@@ -1,7 +1,8 @@
 //! ggml's K formats: blocks of 256 values, whose sub-blocks have scales that are quantised themselves.
 //!
 //! Scales are found by ggml's own search, operation by operation, so that the bytes are its own. C compilers fuse a
-//! product into the sum that it alone enters, which decides ties and near ties: so these are fused here. Source:
+//! product into the sum that it alone enters, but not in loops whose products they vectorise; which decides ties and
+//! near ties. So it is here. Source:
 //! `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
 
 use half::f16;
@@ -215,13 +216,14 @@ fn decode_offset(header: &[u8], nibbles: &[u8], high: impl Fn(usize, usize) -> u
 fn symmetric(x: &[f32; SMALL_SUB_BLOCK]) -> ([i8; SMALL_SUB_BLOCK], f32) {
     let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     if largest.abs() < LEAST_SCALE {
-        return ([0; SMALL_SUB_BLOCK], 0.0);
+        // The lowest, of which all bits are zero; by a scale of zero it is no other value.
+        return ([-32; SMALL_SUB_BLOCK], 0.0);
     }
     let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x).clamp(-32, 31) as i8);
     let sums = |numbers: &[i8; SMALL_SUB_BLOCK]| {
         x.iter().zip(numbers).fold((0.0f32, 0.0f32), |(sum_lx, sum_l2), (x, number)| {
             let (w, number) = (x * x, f32::from(*number));
-            ((w * x).mul_add(number, sum_lx), (w * number).mul_add(number, sum_l2))
+            (sum_lx + w * x * number, sum_l2 + w * number * number)
         })
     };
     let mut numbers = numbers_by(-32.0 / largest);

@@ -19,7 +19,7 @@ mod vocabulary;
 
 use std::path::PathBuf;
 
-pub use export::{Export, ExportOptions, PlannedTensor, Progress};
+pub use export::{Export, ExportOptions, PlannedTensor, Progress, check_config, tensor_bytes};
 pub use mixture::FileType;
 pub use pre_tokenizer::PRE_TOKENIZERS;
 pub use reader::{GgufFile, TensorEntry};

@@ -63,12 +63,6 @@ impl GgufFile {
         Ok(Self { path: path.to_path_buf(), file, metadata: header.metadata, tensors: header.tensors, data })
     }
 
-    /// Reads a header alone, of a file of so many bytes.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn check(bytes: &[u8], length: u64) -> Result<(), GgufError> {
-        Header::read(bytes, length).map(drop)
-    }
-
     /// All keys, in the order of the file.
     pub fn metadata(&self) -> &[(String, Value)] {
         &self.metadata
