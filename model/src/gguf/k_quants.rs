@@ -1,6 +1,8 @@
 //! ggml's K formats: blocks of 256 values, whose sub-blocks have scales that are quantised themselves.
 //!
-//! Scales are found by ggml's own search, operation by operation, so that the bytes are its own. C compilers fuse a
+//! `q6_K` has the bytes of ggml's own library. The scales of `q4_K` and `q5_K` are found by the search below, which is
+//! that of ggml's source; the library that the reference blocks were made by finds other scales in most blocks, whose
+//! squared error is smaller by up to 1 %. `model/tests/gguf.rs` prints both. C compilers fuse a
 //! product into the sum that it alone enters, but not in loops whose products they vectorise; which decides ties and
 //! near ties. So it is here. Source:
 //! `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
