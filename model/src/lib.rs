@@ -51,6 +51,7 @@ pub mod decoder;
 mod families;
 mod fingerprint;
 pub mod generation;
+pub mod gguf;
 pub mod init;
 pub mod loss;
 pub mod memory;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
+use crate::gguf::GgufFile;
 use crate::peft::AdapterConfig;
 
 /// A safetensors file: each tensor that its header names is in it.
@@ -21,6 +22,19 @@ pub fn safetensors(data: &[u8]) {
             let _ = checkpoint.tensor_f32(name);
             let _ = checkpoint.expect_shape(name, &info.shape);
         }
+    }
+    std::fs::remove_file(&path).expect("it was written above");
+}
+
+/// A GGUF file: each tensor that its header names is in it.
+pub fn gguf(data: &[u8]) {
+    let path = temporary("gguf");
+    std::fs::write(&path, data).expect("the temporary folder can be written to");
+    if let Ok(file) = GgufFile::open(&path) {
+        for tensor in file.tensors() {
+            assert_eq!(file.tensor_f32(tensor).expect("it is in the file").len(), tensor.values(), "{}", tensor.name);
+        }
+        std::hint::black_box(file.get("general.architecture"));
     }
     std::fs::remove_file(&path).expect("it was written above");
 }
@@ -62,6 +76,13 @@ mod tests {
     #[test]
     fn safetensors_near_real_ones() {
         mutations::hold(safetensors, "safetensors");
+    }
+
+    #[test]
+    fn gguf_files_near_real_ones() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/gguf/two.gguf");
+        assert_eq!(GgufFile::open(path.as_ref()).map(|file| file.tensors().len()).ok(), Some(2));
+        mutations::hold(gguf, "gguf");
     }
 
     #[test]

@@ -44,12 +44,14 @@ const ALL: &[Recipe] = recipes! {
     "recipes/" "sweep" []
     "recipes/" "evaluation" []
     "recipes/" "merge" []
+    "recipes/" "gguf" []
     "recipes/" "scaling" []
     "" "xsum_lora" []
     "" "quickstart" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_sweep" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_dpo" ["quickstart/text.jsonl" "quickstart/pairs.jsonl" "quickstart/pairs_held_out.jsonl"]
     "" "quickstart_rank" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
+    "" "quickstart_gguf" ["quickstart/text.jsonl"]
     "" "command" ["command/clean.sh" "command/questions.txt"]
 };
 

@@ -35,13 +35,13 @@ pub(crate) trait BlockCodec: Send + Sync + 'static {
 
 /// The value of largest magnitude, with its sign; the first of several, and zero where all are.
 #[inline(always)]
-fn largest(x: &[f32; BLOCK]) -> f32 {
+pub(crate) fn largest(x: &[f32; BLOCK]) -> f32 {
     x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
 }
 
 /// One over a number, and zero for zero.
 #[inline(always)]
-fn reciprocal(x: f32) -> f32 {
+pub(crate) fn reciprocal(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 

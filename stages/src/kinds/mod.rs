@@ -7,6 +7,7 @@ pub mod dataset;
 pub mod download;
 pub mod evaluate;
 pub mod generate;
+pub mod gguf;
 pub mod log_probs;
 pub mod merge;
 pub mod new_model;
@@ -26,6 +27,7 @@ pub fn registry() -> Registry {
         .with::<log_probs::LogProbabilities>()
         .with::<train::Train>()
         .with::<merge::Merge>()
+        .with::<gguf::Gguf>()
         .with::<evaluate::Evaluate>()
         .with::<generate::Generate>()
         .with::<rank::Rank>()

@@ -64,5 +64,11 @@ impl ArtifactKind for TokensOrPacks {
 }
 
 /// The files that make up a Tokenizer artefact, as far as a checkpoint has them.
-pub const TOKENIZER_FILES: &[&str] =
-    &["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"];
+pub const TOKENIZER_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+];

@@ -1,0 +1,293 @@
+//! ggml's K formats: blocks of 256 values, whose sub-blocks have scales that are quantised themselves.
+//!
+//! `q6_K` has the bytes of ggml's own library. The scales of `q4_K` and `q5_K` are found by the search below, which is
+//! that of ggml's source; the library that the reference blocks were made by finds other scales in most blocks, whose
+//! squared error is smaller by up to 1 %. `model/tests/gguf.rs` prints both. C compilers fuse a
+//! product into the sum that it alone enters, but not in loops whose products they vectorise; which decides ties and
+//! near ties. So it is here. Source:
+//! `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
+
+use half::f16;
+
+use super::blocks::half_at;
+
+/// Values of a block.
+pub(super) const SUPER_BLOCK: usize = 256;
+
+/// Values of a sub-block of `q4_K` and `q5_K`, and of one of `q6_K`.
+const SUB_BLOCK: usize = 32;
+const SMALL_SUB_BLOCK: usize = 16;
+
+/// Scales below this are none.
+const LEAST_SCALE: f32 = 1e-15;
+
+/// Adding it leaves the nearest integer, halves to even, in the low bits; of numbers up to 2²².
+const ROUND: f32 = 12_582_912.0;
+
+/// The integer that [`ROUND`] has been added to.
+fn rounded(sum: f32) -> i32 {
+    (sum.to_bits() as i32 & 0x007f_ffff) - 0x0040_0000
+}
+
+/// The integer nearest to a number, and to a product.
+fn nearest(x: f32) -> i32 {
+    rounded(x + ROUND)
+}
+
+fn nearest_product(x: f32, y: f32) -> i32 {
+    rounded(x.mul_add(y, ROUND))
+}
+
+/// How `q4_K` and `q5_K` look for a scale: numbers up to `most`, the first of the inverse scales tried, and how many
+/// follow, a tenth apart.
+struct Search {
+    most: i32,
+    first: f32,
+    steps: i32,
+}
+
+const SEARCH_Q4: Search = Search { most: 15, first: -1.0, steps: 20 };
+const SEARCH_Q5: Search = Search { most: 31, first: -0.5, steps: 15 };
+
+impl Search {
+    /// Numbers for value ≈ scale · number − offset, with the scale and the offset: the least sum of squares, weighted,
+    /// of those tried.
+    fn run(&self, x: &[f32; SUB_BLOCK], numbers: &mut [u8]) -> (f32, f32) {
+        let mean_square = x.iter().fold(0.0f32, |sum, x| x.mul_add(*x, sum)) / 32.0;
+        let typical = mean_square.sqrt();
+        let weights = x.map(|x| typical + x.abs());
+        let (mut least, mut most) = (x[0], x[0]);
+        let (mut sum_w, mut sum_x) = (weights[0], weights[0] * x[0]);
+        for (x, w) in x.iter().zip(&weights).skip(1) {
+            least = if *x < least { *x } else { least };
+            most = if *x > most { *x } else { most };
+            sum_w += w;
+            sum_x = w.mul_add(*x, sum_x);
+        }
+        let mut least = if least > 0.0 { 0.0 } else { least };
+        if most == least {
+            numbers.fill(0);
+            return (0.0, -least);
+        }
+        let range = most - least;
+        let lowest = least;
+        let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x - lowest).clamp(0, self.most) as u8);
+        let error_of = |numbers: &[u8], scale: f32, least: f32| {
+            let terms = numbers.iter().zip(x).zip(&weights);
+            terms.fold(0.0f32, |sum, ((number, x), w)| {
+                let error = scale.mul_add(f32::from(*number), least) - x;
+                w.mul_add(error * error, sum)
+            })
+        };
+        let inverse = self.most as f32 / range;
+        let mut scale = 1.0 / inverse;
+        numbers.copy_from_slice(&numbers_by(inverse));
+        let mut smallest_error = error_of(numbers, scale, least);
+        for step in 0..=self.steps {
+            let tried = numbers_by((0.1f32.mul_add(step as f32, self.first) + self.most as f32) / range);
+            let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
+            for ((number, x), w) in tried.iter().zip(x).zip(&weights) {
+                let number = f32::from(*number);
+                let weighted = w * number;
+                sum_l += weighted;
+                sum_l2 = weighted.mul_add(number, sum_l2);
+                sum_xl = weighted.mul_add(*x, sum_xl);
+            }
+            let determinant = sum_w.mul_add(sum_l2, -(sum_l * sum_l));
+            if determinant <= 0.0 {
+                continue;
+            }
+            let mut its_scale = sum_w.mul_add(sum_xl, -(sum_x * sum_l)) / determinant;
+            let mut its_least = sum_l2.mul_add(sum_x, -(sum_l * sum_xl)) / determinant;
+            if its_least > 0.0 {
+                its_least = 0.0;
+                its_scale = sum_xl / sum_l2;
+            }
+            let error = error_of(&tried, its_scale, its_least);
+            if error < smallest_error {
+                numbers.copy_from_slice(&tried);
+                (smallest_error, scale, least) = (error, its_scale, its_least);
+            }
+        }
+        (scale, -least)
+    }
+
+    /// A block's two scales and its quantised scales and offsets in 16 bytes, and the numbers by these.
+    fn block(&self, x: &[f32; SUPER_BLOCK], header: &mut [u8], numbers: &mut [u8; SUPER_BLOCK]) {
+        let subs: &[[f32; SUB_BLOCK]] = x.as_chunks().0;
+        let mut scales = [0.0f32; 8];
+        let mut offsets = [0.0f32; 8];
+        for (j, sub) in subs.iter().enumerate() {
+            (scales[j], offsets[j]) = self.run(sub, &mut numbers[j * SUB_BLOCK..][..SUB_BLOCK]);
+        }
+        let largest = |of: &[f32; 8]| of.iter().fold(0.0f32, |most, &x| if x > most { x } else { most });
+        let (scale, offset) = (largest(&scales), largest(&offsets));
+        let six_bits = |x: f32, largest: f32| {
+            let inverse = if largest > 0.0 { 63.0 / largest } else { 0.0 };
+            (nearest_product(inverse, x) as u8).min(63)
+        };
+        let (halves, packed) = header.split_at_mut(4);
+        halves[..2].copy_from_slice(&f16::from_f32(scale / 63.0).to_le_bytes());
+        halves[2..].copy_from_slice(&f16::from_f32(offset / 63.0).to_le_bytes());
+        packed.fill(0);
+        for j in 0..8 {
+            let (s, m) = (six_bits(scales[j], scale), six_bits(offsets[j], offset));
+            if j < 4 {
+                packed[j] = s;
+                packed[j + 4] = m;
+            } else {
+                packed[j + 4] = s & 15 | (m & 15) << 4;
+                packed[j - 4] |= (s >> 4) << 6;
+                packed[j] |= (m >> 4) << 6;
+            }
+        }
+        for (j, sub) in subs.iter().enumerate() {
+            let (scale, offset) = sub_block(header, j);
+            if scale == 0.0 {
+                continue;
+            }
+            for (number, x) in numbers[j * SUB_BLOCK..].iter_mut().zip(sub) {
+                *number = nearest((x + offset) / scale).clamp(0, self.most) as u8;
+            }
+        }
+    }
+}
+
+/// Scale and offset of a sub-block.
+fn sub_block(header: &[u8], j: usize) -> (f32, f32) {
+    let s = &header[4..16];
+    let (scale, offset) = if j < 4 {
+        (s[j] & 63, s[j + 4] & 63)
+    } else {
+        (s[j + 4] & 15 | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4)
+    };
+    (half_at(header, 0) * f32::from(scale), half_at(header, 2) * f32::from(offset))
+}
+
+/// Two sub-blocks to 32 bytes: the lower halves are the first's.
+fn pack_nibbles(numbers: &[u8; SUPER_BLOCK], bytes: &mut [u8]) {
+    for (pair, bytes) in numbers.chunks(2 * SUB_BLOCK).zip(bytes.chunks_mut(SUB_BLOCK)) {
+        let (first, second) = pair.split_at(SUB_BLOCK);
+        for ((byte, first), second) in bytes.iter_mut().zip(first).zip(second) {
+            *byte = first & 15 | (second & 15) << 4;
+        }
+    }
+}
+
+pub(super) fn encode_q4_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
+    let mut numbers = [0; SUPER_BLOCK];
+    let (header, nibbles) = block.split_at_mut(16);
+    SEARCH_Q4.block(x, header, &mut numbers);
+    pack_nibbles(&numbers, nibbles);
+}
+
+pub(super) fn encode_q5_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
+    let mut numbers = [0; SUPER_BLOCK];
+    let (header, rest) = block.split_at_mut(16);
+    let (fifth_bits, nibbles) = rest.split_at_mut(SUB_BLOCK);
+    SEARCH_Q5.block(x, header, &mut numbers);
+    pack_nibbles(&numbers, nibbles);
+    fifth_bits.fill(0);
+    for (at, number) in numbers.iter().enumerate() {
+        fifth_bits[at % SUB_BLOCK] |= (number >> 4) << (at / SUB_BLOCK);
+    }
+}
+
+pub(super) fn decode_q4_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
+    decode_offset(&block[..16], &block[16..], |_, _| 0, x);
+}
+
+pub(super) fn decode_q5_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
+    let fifth_bits = &block[16..48];
+    decode_offset(&block[..16], &block[48..], |j, l| (fifth_bits[l] >> j & 1) << 4, x);
+}
+
+fn decode_offset(header: &[u8], nibbles: &[u8], high: impl Fn(usize, usize) -> u8, x: &mut [f32; SUPER_BLOCK]) {
+    for (j, x) in x.chunks_mut(SUB_BLOCK).enumerate() {
+        let (scale, offset) = sub_block(header, j);
+        for (l, x) in x.iter_mut().enumerate() {
+            let byte = nibbles[SUB_BLOCK * (j / 2) + l];
+            let low = if j % 2 == 0 { byte & 15 } else { byte >> 4 };
+            *x = scale * f32::from(low | high(j, l)) - offset;
+        }
+    }
+}
+
+/// Numbers from −32 to 31 for value ≈ scale · number, and the scale: the most of the values explained, weighted by
+/// their squares, of the scales tried.
+fn symmetric(x: &[f32; SMALL_SUB_BLOCK]) -> ([i8; SMALL_SUB_BLOCK], f32) {
+    let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
+    if largest.abs() < LEAST_SCALE {
+        // The lowest, of which all bits are zero; by a scale of zero it is no other value.
+        return ([-32; SMALL_SUB_BLOCK], 0.0);
+    }
+    let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x).clamp(-32, 31) as i8);
+    let sums = |numbers: &[i8; SMALL_SUB_BLOCK]| {
+        x.iter().zip(numbers).fold((0.0f32, 0.0f32), |(sum_lx, sum_l2), (x, number)| {
+            let (w, number) = (x * x, f32::from(*number));
+            (sum_lx + w * x * number, sum_l2 + w * number * number)
+        })
+    };
+    let mut numbers = numbers_by(-32.0 / largest);
+    let (sum_lx, sum_l2) = sums(&numbers);
+    let mut scale = if sum_l2 == 0.0 { 0.0 } else { sum_lx / sum_l2 };
+    let mut best = scale * sum_lx;
+    for step in (-9..=9).filter(|step| *step != 0) {
+        let tried = numbers_by(-0.1f32.mul_add(step as f32, 32.0) / largest);
+        let (sum_lx, sum_l2) = sums(&tried);
+        if sum_l2 > 0.0 && sum_lx * sum_lx > best * sum_l2 {
+            numbers = tried;
+            scale = sum_lx / sum_l2;
+            best = scale * sum_lx;
+        }
+    }
+    (numbers, scale)
+}
+
+pub(super) fn encode_q6_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
+    let subs: &[[f32; SMALL_SUB_BLOCK]] = x.as_chunks().0;
+    let mut numbers = [0i8; SUPER_BLOCK];
+    let mut scales = [0.0f32; 16];
+    for (j, sub) in subs.iter().enumerate() {
+        let (found, scale) = symmetric(sub);
+        numbers[j * SMALL_SUB_BLOCK..][..SMALL_SUB_BLOCK].copy_from_slice(&found);
+        scales[j] = scale;
+    }
+    let largest = scales.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
+    block.fill(0);
+    if largest.abs() < LEAST_SCALE {
+        return;
+    }
+    let inverse = -128.0 / largest;
+    let (bits, header) = block.split_at_mut(192);
+    header[16..].copy_from_slice(&f16::from_f32(1.0 / inverse).to_le_bytes());
+    for (byte, scale) in header.iter_mut().zip(&scales) {
+        *byte = (nearest_product(inverse, *scale).min(127) as i8).cast_unsigned();
+    }
+    for (j, sub) in subs.iter().enumerate() {
+        let scale = half_at(header, 16) * f32::from(header[j].cast_signed());
+        if scale == 0.0 {
+            continue;
+        }
+        for (number, x) in numbers[j * SMALL_SUB_BLOCK..].iter_mut().zip(sub) {
+            *number = nearest(x / scale).clamp(-32, 31) as i8;
+        }
+    }
+    let (low, high) = bits.split_at_mut(128);
+    for (at, number) in numbers.iter().enumerate() {
+        let number = (number + 32).cast_unsigned();
+        let (n, g, l) = (at / 128, at % 128 / 32, at % 32);
+        low[64 * n + 32 * (g % 2) + l] |= (number & 15) << (4 * (g / 2));
+        high[32 * n + l] |= (number >> 4) << (2 * g);
+    }
+}
+
+pub(super) fn decode_q6_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
+    let (low, high, header) = (&block[..128], &block[128..192], &block[192..]);
+    for (at, x) in x.iter_mut().enumerate() {
+        let (n, g, l) = (at / 128, at % 128 / 32, at % 32);
+        let number = low[64 * n + 32 * (g % 2) + l] >> (4 * (g / 2)) & 15 | (high[32 * n + l] >> (2 * g) & 3) << 4;
+        let scale = half_at(header, 16) * f32::from(header[at / SMALL_SUB_BLOCK].cast_signed());
+        *x = scale * (f32::from(number) - 32.0);
+    }
+}

@@ -1,0 +1,336 @@
+//! The vocabulary of a file, from the tokenizer's files beside a checkpoint.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use super::sentencepiece::{PieceKind, pieces};
+use super::{GgufError, Value, pre_tokenizer};
+use crate::config::Config;
+
+/// What a token is, by its number in files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenKind {
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+/// Scores of tokens that no merge makes, and of ids without a token.
+const ADDED_SCORE: f32 = -1000.0;
+const UNUSED_SCORE: f32 = -10_000.0;
+
+struct Token {
+    text: String,
+    kind: TokenKind,
+    score: f32,
+}
+
+impl Token {
+    fn unused(id: usize) -> Self {
+        Self { text: format!("[PAD{id}]"), kind: TokenKind::Unused, score: UNUSED_SCORE }
+    }
+}
+
+/// A token that `tokenizer.json` or `tokenizer_config.json` lists apart from the vocabulary.
+struct Added {
+    id: usize,
+    content: String,
+    special: bool,
+}
+
+/// The tokenizer's files beside a checkpoint.
+pub(super) struct TokenizerFiles {
+    tokenizer: Json,
+    settings: Json,
+    chat_template: Option<String>,
+    sentencepiece: Option<Vec<u8>>,
+}
+
+impl TokenizerFiles {
+    /// Reads them.
+    pub(super) fn read(folder: &Path) -> Result<Self, GgufError> {
+        let json = |name: &str| {
+            let path = folder.join(name);
+            if !path.exists() {
+                return Ok(None);
+            }
+            let text = fs::read(&path).map_err(GgufError::read(&path))?;
+            let json = serde_json::from_slice::<Json>(&text);
+            json.map(Some).map_err(|error| GgufError::Tokenizer(format!("`{name}` is not JSON: {error}")))
+        };
+        let missing = || GgufError::Tokenizer("there is no `tokenizer.json`".to_owned());
+        let model = folder.join("tokenizer.model");
+        let template = folder.join("chat_template.jinja");
+        Ok(Self {
+            tokenizer: json("tokenizer.json")?.ok_or_else(missing)?,
+            settings: json("tokenizer_config.json")?.unwrap_or_default(),
+            chat_template: match template.exists() {
+                true => Some(fs::read_to_string(&template).map_err(GgufError::read(&template))?),
+                false => None,
+            },
+            sentencepiece: match model.exists() {
+                true => Some(fs::read(&model).map_err(GgufError::read(&model))?),
+                false => None,
+            },
+        })
+    }
+
+    /// All of a file's metadata that is about text. `pre` names the pre-tokenizer where the user does.
+    pub(super) fn metadata(
+        &self,
+        config: &Config,
+        fields: &Map<String, Json>,
+        pre: Option<&str>,
+    ) -> Result<Vec<(String, Value)>, GgufError> {
+        let model = &self.tokenizer["model"];
+        if model["type"].as_str().is_some_and(|kind| kind != "BPE") || !model["vocab"].is_object() {
+            return Err(GgufError::Tokenizer(format!("its model is {}, and only BPE is written", model["type"])));
+        }
+        let is_sentencepiece = model["byte_fallback"] == true;
+        let tokens = if is_sentencepiece { self.pieces(config)? } else { self.byte_level(config)? };
+        let mut said = Said::default();
+        said.add("model", Value::String(if is_sentencepiece { "llama" } else { "gpt2" }.to_owned()));
+        let name = match (pre, is_sentencepiece) {
+            (Some(name), _) => name,
+            (None, true) => "default",
+            (None, false) => pre_tokenizer::name(&self.tokenizer)?,
+        };
+        said.add("pre", Value::String(name.to_owned()));
+        said.add("tokens", Value::strings(tokens.iter().map(|token| token.text.clone())));
+        said.add("token_type", Value::integers(tokens.iter().map(|token| token.kind as i32)));
+        if is_sentencepiece {
+            said.add("scores", Value::floats(tokens.iter().map(|token| token.score)));
+        } else {
+            said.add("merges", Value::strings(self.merges()?));
+        }
+        self.add_special(&tokens, fields, &mut said);
+        self.add_template_flags(&tokens, is_sentencepiece, name, &mut said);
+        if let Some(prefix) = self.space_prefix(config, is_sentencepiece) {
+            said.add("add_space_prefix", Value::Bool(prefix));
+        }
+        let mut metadata = said.0;
+        if let Some(template) = self.chat_template() {
+            metadata.push(("tokenizer.chat_template".to_owned(), Value::String(template)));
+        }
+        Ok(metadata)
+    }
+
+    fn added(&self) -> Vec<Added> {
+        let listed = self.tokenizer["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+        listed.iter().filter_map(|token| Added::of(token, usize::try_from(token["id"].as_u64()?).ok()?)).collect()
+    }
+
+    fn added_by_settings(&self) -> Vec<Added> {
+        let Some(listed) = self.settings["added_tokens_decoder"].as_object() else { return Vec::new() };
+        listed.iter().filter_map(|(id, token)| Added::of(token, id.parse().ok()?)).collect()
+    }
+
+    /// The ids of the vocabulary proper.
+    fn vocabulary(&self) -> impl Iterator<Item = (&str, usize)> {
+        let listed = self.tokenizer["model"]["vocab"].as_object();
+        let pairs = listed.into_iter().flatten();
+        pairs.filter_map(|(text, id)| Some((text.as_str(), usize::try_from(id.as_u64()?).ok()?)))
+    }
+
+    /// A place for every id of the model.
+    fn places(config: &Config) -> Vec<Token> {
+        (0..config.vocab_size).map(Token::unused).collect()
+    }
+
+    fn byte_level(&self, config: &Config) -> Result<Vec<Token>, GgufError> {
+        let mut tokens = Self::places(config);
+        for (text, id) in self.vocabulary() {
+            *place(&mut tokens, id)? = Token { text: text.to_owned(), kind: TokenKind::Normal, score: 0.0 };
+        }
+        for added in self.added() {
+            *place(&mut tokens, added.id)? = added.token();
+        }
+        Ok(tokens)
+    }
+
+    fn pieces(&self, config: &Config) -> Result<Vec<Token>, GgufError> {
+        let Some(file) = &self.sentencepiece else { return self.pieces_by_merges(config) };
+        let mut tokens = Self::places(config);
+        for (id, piece) in pieces(file)?.into_iter().enumerate() {
+            let kind = match piece.kind {
+                PieceKind::Normal | PieceKind::UserDefined => TokenKind::Normal,
+                PieceKind::Unknown => TokenKind::Unknown,
+                PieceKind::Control => TokenKind::Control,
+                PieceKind::Unused => TokenKind::Unused,
+                PieceKind::Byte => TokenKind::Byte,
+            };
+            *place(&mut tokens, id)? = Token { text: piece.text, kind, score: piece.score };
+        }
+        let mut added = self.added_by_settings();
+        if config.model_type == "phi3" {
+            added.extend(self.added());
+        } else {
+            // Those that were added to the model later are in `tokenizer.json` alone.
+            let later = |added: &Added| tokens.get(added.id).is_none_or(|token| token.kind == TokenKind::Unused);
+            added.extend(self.added().into_iter().filter(later));
+        }
+        for added in added {
+            *place(&mut tokens, added.id)? = added.token();
+        }
+        Ok(tokens)
+    }
+
+    /// The pieces as `tokenizer.json` has them: those that merges make have ids in the order of these.
+    fn pieces_by_merges(&self, config: &Config) -> Result<Vec<Token>, GgufError> {
+        let is_byte = |text: &str| text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
+        let first = self.vocabulary().filter(|(text, _)| is_byte(text)).map(|(_, id)| id + 1).max();
+        let first = first.ok_or_else(|| GgufError::Tokenizer("it has no tokens for bytes".to_owned()))?;
+        let unknown = self.tokenizer["model"]["unk_token"].as_str();
+        let mut tokens = Self::places(config);
+        for (text, id) in self.vocabulary() {
+            let kind = match text {
+                text if Some(text) == unknown => TokenKind::Unknown,
+                text if is_byte(text) => TokenKind::Byte,
+                _ => TokenKind::Normal,
+            };
+            let score = -(id.saturating_sub(first) as f32);
+            *place(&mut tokens, id)? = Token { text: text.to_owned(), kind, score };
+        }
+        for added in self.added() {
+            let token = place(&mut tokens, added.id)?;
+            if token.kind != TokenKind::Unknown {
+                *token = added.token();
+            }
+        }
+        Ok(tokens)
+    }
+
+    fn merges(&self) -> Result<Vec<String>, GgufError> {
+        let unfit = || GgufError::Tokenizer("`merges` are neither texts nor pairs of texts".to_owned());
+        let listed = self.tokenizer["model"]["merges"].as_array().ok_or_else(unfit)?;
+        let merge = |merge: &Json| match (merge, merge.as_array().map(Vec::as_slice)) {
+            (Json::String(text), _) => Some(text.clone()),
+            (_, Some([one, other])) => Some(format!("{} {}", one.as_str()?, other.as_str()?)),
+            _ => None,
+        };
+        listed.iter().map(|one| merge(one).ok_or_else(unfit)).collect()
+    }
+
+    /// The ids of special tokens: those that `tokenizer_config.json` names, else those of `config.json`.
+    fn add_special(&self, tokens: &[Token], fields: &Map<String, Json>, said: &mut Said) {
+        for (key, name) in [("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")] {
+            let named = token_name(&self.settings[format!("{key}_token")]);
+            let id = match named.and_then(|name| tokens.iter().position(|token| token.text == name)) {
+                Some(id) => Some(id),
+                None => fields.get(&format!("{key}_token_id")).and_then(|id| usize::try_from(id.as_u64()?).ok()),
+            };
+            if let Some(id) = id.filter(|id| *id < tokens.len()) {
+                said.add(&format!("{name}_token_id"), Value::U32(id as u32));
+            }
+        }
+    }
+
+    /// What is put around a text.
+    fn add_template_flags(&self, tokens: &[Token], is_sentencepiece: bool, pre: &str, said: &mut Said) {
+        let template = self.template();
+        let id_of = |key: &str| token_name(&self.settings[key]);
+        let special = |at: Option<&Json>| at.and_then(|step| step["SpecialToken"]["id"].as_str().map(str::to_owned));
+        let first = template.and_then(|steps| special(steps.first()));
+        let last = template.and_then(|steps| special(steps.last()));
+        let said_of = |key: &str| self.settings[key].as_bool();
+        let begins = first.is_some() && first == id_of("bos_token").map(str::to_owned);
+        let ends = last.is_some() && last == id_of("eos_token").map(str::to_owned);
+        // What llama.cpp does unless it is told.
+        let is_added_unsaid = is_sentencepiece || ["llama-bpe", "tekken"].contains(&pre);
+        let bos = match begins {
+            true => Some(true),
+            false => said_of("add_bos_token").or(is_added_unsaid.then_some(false)),
+        };
+        if let Some(bos) = bos.filter(|_| !tokens.is_empty()) {
+            said.add("add_bos_token", Value::Bool(bos));
+        }
+        if template.is_some() {
+            said.add("add_sep_token", Value::Bool(false));
+        }
+        if let Some(eos) = if ends { Some(true) } else { said_of("add_eos_token") } {
+            said.add("add_eos_token", Value::Bool(eos));
+        }
+    }
+
+    /// The steps of the template for a single text.
+    fn template(&self) -> Option<&[Json]> {
+        let processor = &self.tokenizer["post_processor"];
+        let processors = processor["processors"].as_array().map_or(std::slice::from_ref(processor), Vec::as_slice);
+        let template = processors.iter().find(|processor| processor["type"] == "TemplateProcessing")?;
+        template["single"].as_array().map(Vec::as_slice)
+    }
+
+    /// Whether a space is put before a text, where that has to be said.
+    fn space_prefix(&self, config: &Config, is_sentencepiece: bool) -> Option<bool> {
+        match config.model_type.as_str() {
+            "gemma" | "gemma2" => return Some(false),
+            "llama" | "mistral" => {}
+            _ => return None,
+        }
+        if let Some(said) = self.settings["add_prefix_space"].as_bool() {
+            return Some(said);
+        }
+        let normalizer = &self.tokenizer["normalizer"];
+        let steps = normalizer["normalizers"].as_array().map_or(std::slice::from_ref(normalizer), Vec::as_slice);
+        let pre_tokenizer = &self.tokenizer["pre_tokenizer"];
+        let is_put = steps.iter().any(|step| step["type"] == "Prepend")
+            || pre_tokenizer["type"] == "Metaspace" && pre_tokenizer["prepend_scheme"] != "never";
+        (is_sentencepiece && !is_put).then_some(false)
+    }
+
+    fn chat_template(&self) -> Option<String> {
+        if let Some(template) = &self.chat_template {
+            return Some(template.clone());
+        }
+        match &self.settings["chat_template"] {
+            Json::String(template) => Some(template.clone()),
+            Json::Array(named) => {
+                let default = named.iter().find(|one| one["name"] == "default")?;
+                default["template"].as_str().map(str::to_owned)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Added {
+    fn of(token: &Json, id: usize) -> Option<Self> {
+        let content = token["content"].as_str()?.to_owned();
+        Some(Self { id, content, special: token["special"] == true })
+    }
+
+    fn token(&self) -> Token {
+        let looks_special = |text: &str| text.starts_with("<|") && text.ends_with("|>");
+        let (text, kind) = match self.special || looks_special(&self.content) {
+            true => (self.content.clone(), TokenKind::Control),
+            false => (self.content.replace('▁', " "), TokenKind::UserDefined),
+        };
+        Token { text, kind, score: ADDED_SCORE }
+    }
+}
+
+/// Keys below `tokenizer.ggml`.
+#[derive(Default)]
+struct Said(Vec<(String, Value)>);
+
+impl Said {
+    fn add(&mut self, key: &str, value: Value) {
+        self.0.push((format!("tokenizer.ggml.{key}"), value));
+    }
+}
+
+fn place(tokens: &mut [Token], id: usize) -> Result<&mut Token, GgufError> {
+    let most = tokens.len();
+    let message = || GgufError::Tokenizer(format!("it has id {id}, and the model has {most} ids"));
+    tokens.get_mut(id).ok_or_else(message)
+}
+
+/// A special token in `tokenizer_config.json`: its text, or an object with it.
+fn token_name(named: &Json) -> Option<&str> {
+    named.as_str().or_else(|| named["content"].as_str())
+}

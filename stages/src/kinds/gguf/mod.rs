@@ -1,0 +1,223 @@
+//! `uses: gguf`: a model as one file that llama.cpp, Ollama and others run. The format is [`model::gguf`]'s.
+
+use std::fs;
+use std::ops::ControlFlow;
+
+use engine::artifact::{Facts, Output};
+use engine::context::{Artifact, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+use model::gguf::{Export, ExportOptions, FileType, GgufError, PRE_TOKENIZERS, Progress, Value};
+use serde_json::{Map, Value as Json};
+
+use crate::compute::checkpoint;
+use crate::data::artifact::{Files, Model, OutputKind};
+use crate::preflight::PROCESS_BYTES;
+
+/// The file, and what Ollama makes a model of it by.
+const FILE: &str = "model.gguf";
+const MODELFILE: &str = "Modelfile";
+
+/// What the writer holds beside the process itself: a piece of a tensor as it is stored, and some values per thread.
+const WRITER_BYTES: u64 = 48 << 20;
+
+/// What a pipeline file may say under `with:` for `uses: gguf`.
+#[derive(Parameters, Debug)]
+pub struct GgufParams {
+    /// The model, with its tokenizer.
+    #[semantic]
+    pub model: Input<Model>,
+    /// How weights are stored. Norms and biases are f32 in any case.
+    #[semantic(default = Type::Q8_0, rename = "type")]
+    pub file_type: Type,
+    /// What the model is called in the file; its name on the Hub if left out, or `model`.
+    #[semantic]
+    pub name: Option<String>,
+    /// llama.cpp's name for how a byte-level tokenizer splits text; found by what `tokenizer.json` says if left out.
+    #[semantic]
+    pub pre_tokenizer: Option<String>,
+    /// Whether a `Modelfile` lies beside the file, for `ollama create`.
+    #[semantic(default = false)]
+    pub modelfile: bool,
+}
+
+/// How weights are stored; the names are llama.cpp's.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "the names are those of pipeline files")]
+pub enum Type {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8 bits: 8.5 bits per weight.
+    Q8_0,
+    /// 4 bits: 4.5 bits per weight.
+    Q4_0,
+    /// 5 bits: 5.5 bits per weight.
+    Q5_0,
+    /// 4 bits with quantised scales, 6 where it matters most.
+    Q4_K_M,
+    /// 5 bits with quantised scales, 6 where it matters most.
+    Q5_K_M,
+    /// 6 bits with quantised scales: 6.6 bits per weight.
+    Q6_K,
+}
+
+impl Type {
+    fn file_type(self) -> FileType {
+        match self {
+            Self::F32 => FileType::F32,
+            Self::F16 => FileType::F16,
+            Self::Bf16 => FileType::Bf16,
+            Self::Q8_0 => FileType::Q8_0,
+            Self::Q4_0 => FileType::Q4_0,
+            Self::Q5_0 => FileType::Q5_0,
+            Self::Q4_K_M => FileType::Q4KM,
+            Self::Q5_K_M => FileType::Q5KM,
+            Self::Q6_K => FileType::Q6K,
+        }
+    }
+}
+
+/// The stage kind.
+pub struct Gguf;
+
+impl Stage for Gguf {
+    const NAME: &'static str = "gguf";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
+    type Params = GgufParams;
+    const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
+    const GOAL: bool = true;
+
+    fn outputs(_: &GgufParams) -> Vec<Output> {
+        vec![Files::output("files")]
+    }
+
+    fn check(params: &GgufParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        match config(params, inputs).map(model::gguf::check_config) {
+            Some(Err(error)) => {
+                let label = "this model cannot be a GGUF file";
+                vec![Problem::error("bad-value", span, error.to_string(), label).at("model")]
+            }
+            Some(Ok(_)) | None => Vec::new(),
+        }
+    }
+
+    fn survey(_: &GgufParams, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        Survey::default()
+    }
+
+    fn preflight(params: &GgufParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let fields = config(params, inputs);
+        let bytes = fields.and_then(|fields| model::gguf::tensor_bytes(fields, params.file_type.file_type()));
+        Preflight {
+            work: bytes.map(|bytes| Work::new("bytes", bytes as f64)),
+            disk_bytes: bytes,
+            peak_memory_bytes: Some(PROCESS_BYTES + WRITER_BYTES),
+            ..Preflight::default()
+        }
+    }
+
+    fn threads(_: &GgufParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &GgufParams, context: &mut StageContext) -> Result<(), StageError> {
+        let model = context.open(&params.model)?;
+        let options = ExportOptions {
+            file_type: params.file_type.file_type(),
+            name: name(params, &model),
+            pre_tokenizer: params.pre_tokenizer.clone(),
+        };
+        let export = Export::plan(&model.folder, &options).map_err(failure)?;
+        export.warnings().iter().for_each(|warning| context.warn(warning));
+        let draft = context.create("files")?;
+        let profile = context.profile().clone();
+        let writing = profile.phase("quantise and write");
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(context.threads());
+        let threads = threads.build().or_fail(Cause::Machine, || "cannot start threads".to_owned())?;
+        let mut observe = |Progress { done, total }| {
+            context.progress("bytes", done, Some(total), Some("writing".to_owned()));
+            if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let path = draft.folder.join(FILE);
+        // The observer speaks to the engine from this thread; the pieces are read and quantised on those.
+        export.write(&path, &threads, &mut observe).map_err(failure)?;
+        drop(writing);
+        if params.modelfile {
+            fs::write(draft.folder.join(MODELFILE), modelfile(&export))
+                .or_fail(Cause::Machine, || format!("cannot write `{MODELFILE}`"))?;
+        }
+        context.report(report(&export));
+        context.seal(draft, Facts::new(), None)
+    }
+}
+
+/// The `config.json` of the model, where its facts have it.
+fn config<'a>(params: &GgufParams, inputs: &'a InputFacts) -> Option<&'a Map<String, Json>> {
+    params.model.reference.facts_in(inputs)?.get(checkpoint::CONFIG)?.as_object()
+}
+
+fn name(params: &GgufParams, model: &Artifact) -> String {
+    let repo = model.description.facts.get(checkpoint::REPO).and_then(Json::as_str);
+    let short = |repo: &str| repo.rsplit('/').next().unwrap_or(repo).to_owned();
+    params.name.clone().or_else(|| repo.map(short)).unwrap_or_else(|| "model".to_owned())
+}
+
+/// What was written, and in which types.
+fn report(export: &Export) -> String {
+    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    for tensor in export.tensors() {
+        let name = tensor.tensor_type.name();
+        match kinds.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((name, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.into_iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let megabytes = export.tensor_bytes() as f64 / 1e6;
+    format!("{} tensors ({}), {megabytes:.1} MB", export.tensors().len(), kinds.join(", "))
+}
+
+/// What Ollama makes a model by: it takes the chat template from the file.
+fn modelfile(export: &Export) -> String {
+    let find = |suffix: &str| export.metadata().iter().find(|(key, _)| key.ends_with(suffix)).map(|(_, value)| value);
+    let mut lines = vec![format!("FROM ./{FILE}")];
+    if let Some(Value::U32(length)) = find(".context_length") {
+        lines.push(format!("PARAMETER num_ctx {length}"));
+    }
+    if let (Some(Value::U32(id)), Some(Value::Array(_, tokens))) = (find(".eos_token_id"), find(".tokens"))
+        && let Some(Value::String(end)) = tokens.get(*id as usize)
+    {
+        lines.push(format!("PARAMETER stop {}", Json::from(end.as_str())));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn failure(error: GgufError) -> StageError {
+    let cause = match &error {
+        GgufError::File { .. } => Cause::Machine,
+        GgufError::Stopped => Cause::Cancelled,
+        _ => Cause::BadData,
+    };
+    let help = match &error {
+        GgufError::UnknownPreTokenizer(_) => Some(format!(
+            "if llama.cpp has a name for it, say it with `pre_tokenizer`; found by themselves are {}",
+            PRE_TOKENIZERS.join(", ")
+        )),
+        _ => None,
+    };
+    let error = StageError::new(cause, "cannot write the model as a GGUF file").with_source(error);
+    match help {
+        Some(help) => error.with_help(help),
+        None => error,
+    }
+}
