@@ -35,7 +35,7 @@ fn write_rows(project: &Project) {
 fn settings(recipe: &str) -> (&'static [&'static str], &'static [&'static str]) {
     match recipe {
         "distillation" => (&["teacher=./model"], &[]),
-        "merge" => (&["adapter=./adapter"], &[]),
+        "merge" | "gguf" => (&["adapter=./adapter"], &[]),
         "scaling" => {
             (&["data=./articles.jsonl"], &["adapter.resources.device=cpu", "adapter.matrix.resources.count=[1, 2]"])
         }
@@ -63,7 +63,7 @@ fn every_recipe_is_valid_for_every_family_and_runs() {
     write_rows(&project);
     let recipes = recipes(&project);
     assert!(recipes.len() >= 11, "{recipes:?}");
-    // The adapter that `merge` reads.
+    // The adapter that `merge` and `gguf` read.
     tokenizer.checkpoint("llama31", &project.path("model"));
     copy(&project, "lora");
     project.edit("job.yaml", "epochs: 2", "max_steps: 1");
@@ -75,7 +75,7 @@ fn every_recipe_is_valid_for_every_family_and_runs() {
         for recipe in &recipes {
             let overrides = copy(&project, recipe);
             // An adapter is one model's.
-            let is_of_another = recipe == "merge" && family != "llama31";
+            let is_of_another = ["merge", "gguf"].contains(&recipe.as_str()) && family != "llama31";
             if !is_of_another {
                 project.run(&["validate", "job.yaml"]).ends_with(0);
             }
