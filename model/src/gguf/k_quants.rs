@@ -69,9 +69,8 @@ impl Search {
             numbers.fill(0);
             return (0.0, -least);
         }
-        let range = most - least;
-        let lowest = least;
-        let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x - lowest).clamp(0, self.most) as u8);
+        let numbers_by =
+            |inverse: f32, least: f32| x.map(|x| nearest_product(inverse, x - least).clamp(0, self.most) as u8);
         let error_of = |numbers: &[u8], scale: f32, least: f32| {
             let terms = numbers.iter().zip(x).zip(&weights);
             terms.fold(0.0f32, |sum, ((number, x), w)| {
@@ -79,12 +78,14 @@ impl Search {
                 w.mul_add(error * error, sum)
             })
         };
-        let inverse = self.most as f32 / range;
+        let inverse = self.most as f32 / (most - least);
         let mut scale = 1.0 / inverse;
-        numbers.copy_from_slice(&numbers_by(inverse));
+        numbers.copy_from_slice(&numbers_by(inverse, least));
         let mut smallest_error = error_of(numbers, scale, least);
         for step in 0..=self.steps {
-            let tried = numbers_by((0.1f32.mul_add(step as f32, self.first) + self.most as f32) / range);
+            // From the least value of the best so far, which is no longer that of the block.
+            let inverse = (0.1f32.mul_add(step as f32, self.first) + self.most as f32) / (most - least);
+            let tried = numbers_by(inverse, least);
             let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
             for ((number, x), w) in tried.iter().zip(x).zip(&weights) {
                 let number = f32::from(*number);
