@@ -1,11 +1,7 @@
 //! ggml's K formats: blocks of 256 values, whose sub-blocks have scales that are quantised themselves.
 //!
-//! `q6_K` has the bytes of ggml's own library. The scales of `q4_K` and `q5_K` are found by the search below, which is
-//! that of ggml's source; the library that the reference blocks were made by finds other scales in most blocks, whose
-//! squared error is smaller by up to 1 %. `model/tests/gguf.rs` prints both. C compilers fuse a
-//! product into the sum that it alone enters, but not in loops whose products they vectorise; which decides ties and
-//! near ties. So it is here. Source:
-//! `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
+//! They have the bytes of ggml's own library, whose search is this one, in the same order of sums and without fused
+//! products. Source: `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
 
 use half::f16;
 
@@ -35,7 +31,7 @@ fn nearest(x: f32) -> i32 {
 }
 
 fn nearest_product(x: f32, y: f32) -> i32 {
-    rounded(x.mul_add(y, ROUND))
+    rounded(x * y + ROUND)
 }
 
 /// How `q4_K` and `q5_K` look for a scale: numbers up to `most`, the first of the inverse scales tried, and how many
@@ -53,7 +49,7 @@ impl Search {
     /// Numbers for value ≈ scale · number − offset, with the scale and the offset: the least sum of squares, weighted,
     /// of those tried.
     fn run(&self, x: &[f32; SUB_BLOCK], numbers: &mut [u8]) -> (f32, f32) {
-        let mean_square = x.iter().fold(0.0f32, |sum, x| x.mul_add(*x, sum)) / 32.0;
+        let mean_square = x.iter().fold(0.0f32, |sum, x| sum + x * x) / 32.0;
         let typical = mean_square.sqrt();
         let weights = x.map(|x| typical + x.abs());
         let (mut least, mut most) = (x[0], x[0]);
@@ -62,43 +58,44 @@ impl Search {
             least = if *x < least { *x } else { least };
             most = if *x > most { *x } else { most };
             sum_w += w;
-            sum_x = w.mul_add(*x, sum_x);
+            sum_x += w * x;
         }
         let mut least = if least > 0.0 { 0.0 } else { least };
         if most == least {
             numbers.fill(0);
             return (0.0, -least);
         }
-        let range = most - least;
-        let lowest = least;
-        let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x - lowest).clamp(0, self.most) as u8);
+        let numbers_by =
+            |inverse: f32, least: f32| x.map(|x| nearest_product(inverse, x - least).clamp(0, self.most) as u8);
         let error_of = |numbers: &[u8], scale: f32, least: f32| {
             let terms = numbers.iter().zip(x).zip(&weights);
             terms.fold(0.0f32, |sum, ((number, x), w)| {
-                let error = scale.mul_add(f32::from(*number), least) - x;
-                w.mul_add(error * error, sum)
+                let error = scale * f32::from(*number) + least - x;
+                sum + w * (error * error)
             })
         };
-        let inverse = self.most as f32 / range;
+        let inverse = self.most as f32 / (most - least);
         let mut scale = 1.0 / inverse;
-        numbers.copy_from_slice(&numbers_by(inverse));
+        numbers.copy_from_slice(&numbers_by(inverse, least));
         let mut smallest_error = error_of(numbers, scale, least);
         for step in 0..=self.steps {
-            let tried = numbers_by((0.1f32.mul_add(step as f32, self.first) + self.most as f32) / range);
+            // From the least value of the best so far, which is no longer that of the block.
+            let inverse = (self.first + 0.1 * step as f32 + self.most as f32) / (most - least);
+            let tried = numbers_by(inverse, least);
             let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
             for ((number, x), w) in tried.iter().zip(x).zip(&weights) {
                 let number = f32::from(*number);
                 let weighted = w * number;
                 sum_l += weighted;
-                sum_l2 = weighted.mul_add(number, sum_l2);
-                sum_xl = weighted.mul_add(*x, sum_xl);
+                sum_l2 += weighted * number;
+                sum_xl += weighted * x;
             }
-            let determinant = sum_w.mul_add(sum_l2, -(sum_l * sum_l));
+            let determinant = sum_w * sum_l2 - sum_l * sum_l;
             if determinant <= 0.0 {
                 continue;
             }
-            let mut its_scale = sum_w.mul_add(sum_xl, -(sum_x * sum_l)) / determinant;
-            let mut its_least = sum_l2.mul_add(sum_x, -(sum_l * sum_xl)) / determinant;
+            let mut its_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
+            let mut its_least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
             if its_least > 0.0 {
                 its_least = 0.0;
                 its_scale = sum_xl / sum_l2;
@@ -233,7 +230,7 @@ fn symmetric(x: &[f32; SMALL_SUB_BLOCK]) -> ([i8; SMALL_SUB_BLOCK], f32) {
     let mut scale = if sum_l2 == 0.0 { 0.0 } else { sum_lx / sum_l2 };
     let mut best = scale * sum_lx;
     for step in (-9..=9).filter(|step| *step != 0) {
-        let tried = numbers_by(-0.1f32.mul_add(step as f32, 32.0) / largest);
+        let tried = numbers_by(-(32.0 + 0.1 * step as f32) / largest);
         let (sum_lx, sum_l2) = sums(&tried);
         if sum_l2 > 0.0 && sum_lx * sum_lx > best * sum_l2 {
             numbers = tried;
