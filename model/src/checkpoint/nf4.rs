@@ -126,13 +126,9 @@ impl QuantizedTensor {
             bytes(part).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
         let absmax = match (self.state.nested_blocksize, self.state.nested_offset) {
-            (Some(block_size), Some(offset)) => Absmax::Nested {
-                codes: bytes(0).to_vec(),
-                absmax: floats(2),
-                block_size,
-                levels: floats(3),
-                offset,
-            },
+            (Some(block_size), Some(offset)) => {
+                Absmax::Nested { codes: bytes(0).to_vec(), absmax: floats(2), block_size, levels: floats(3), offset }
+            }
             _ => Absmax::Plain(floats(0)),
         };
         let mut levels = [0.0; 16];

@@ -120,7 +120,12 @@ impl Checkpoint {
     /// # Errors
     /// Fails if the file cannot be mapped, is cut off, or its header is damaged.
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
-        let mut checkpoint = Self { path: path.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new(), nf4: QuantizedTensors::default() };
+        let mut checkpoint = Self {
+            path: path.to_path_buf(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            nf4: QuantizedTensors::default(),
+        };
         checkpoint.tensors = checkpoint.add_file(path)?;
         checkpoint.fold_quantized()?;
         Ok(checkpoint)
@@ -141,7 +146,12 @@ impl Checkpoint {
         for (tensor, shard) in &index.weight_map {
             by_shard.entry(shard).or_default().push(tensor);
         }
-        let mut checkpoint = Self { path: folder.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new(), nf4: QuantizedTensors::default() };
+        let mut checkpoint = Self {
+            path: folder.to_path_buf(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            nf4: QuantizedTensors::default(),
+        };
         for (shard, tensors) in by_shard {
             // An index from elsewhere must not make us read files beside the checkpoint.
             if Path::new(shard).file_name().is_none_or(|name| name != shard) {

@@ -79,3 +79,45 @@ multiversion! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{Dtype, ValueRows};
+    use crate::weights::Nf4;
+
+    /// Rows of an odd number of values begin within a byte, and blocks end within rows.
+    #[test]
+    fn any_part_has_the_dequantised_values_however_they_lie() {
+        for (shape, block_size) in [([37, 45], 32), ([19, 128], 64), ([40, 100], 64), ([3, 1], 64)] {
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|at| (0.37 * at as f32).cos()).collect();
+            let nf4 = Nf4 { block_size, double_quantization: true };
+            let rows = ValueRows::new(&values, shape[1]);
+            let matrix = Nf4Matrix::quantize(&rows, shape, Dtype::BF16, nf4).unwrap();
+            let mut expected = vec![0.0; values.len()];
+            matrix.dequantize(0, &mut expected);
+            assert_ne!(expected, values);
+            let weight = Nf4Weight(Arc::new(matrix));
+            let parts = [(0..shape[0], 0..shape[1]), (1..shape[0], shape[1] / 3..shape[1]), (2..3, 0..1)];
+            for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+                for ((rows, columns), order) in
+                    parts.iter().flat_map(|part| [(part, Order::Rows), (part, Order::Columns)])
+                {
+                    let (height, width) = (rows.len(), columns.len());
+                    let stride = 3 + height.max(width);
+                    let mut target = vec![f32::NAN; stride * height.max(width)];
+                    let part = WeightBlock { rows: rows.clone(), columns: columns.clone(), order, stride };
+                    weight.widen(set, part, &mut target);
+                    for (row, column) in (0..height).flat_map(|row| (0..width).map(move |column| (row, column))) {
+                        let found = match order {
+                            Order::Rows => target[row * stride + column],
+                            Order::Columns => target[column * stride + row],
+                        };
+                        let at = (rows.start + row) * shape[1] + columns.start + column;
+                        assert_eq!(found, expected[at], "{shape:?} {} {order:?}", set.name());
+                    }
+                }
+            }
+        }
+    }
+}
