@@ -85,7 +85,8 @@ fn config(fields: &Fields<'_>) -> Result<Config, ConfigError> {
         }
         _ => {
             refuse_what_none_computes(fields)?;
-            Ok(Config { model_type: (*name).to_owned(), ..read(fields)? })
+            let stored_quantized = fields.object("quantization_config")?.is_some();
+            Ok(Config { model_type: (*name).to_owned(), stored_quantized, ..read(fields)? })
         }
     }
 }
@@ -211,6 +212,7 @@ fn llama_like(fields: &Fields<'_>, unsaid: &Unsaid, activation: Activation) -> R
         attention_bias: AttentionBias::None,
         mlp_bias: MlpBias::None,
         activation,
+        stored_quantized: false,
     })
 }
 

@@ -51,6 +51,16 @@ pub struct Nf4 {
     pub double_quantization: bool,
 }
 
+impl Nf4 {
+    /// The bytes of so many weights.
+    pub fn bytes(self, weights: u64) -> u64 {
+        let blocks = weights.div_ceil(self.block_size as u64);
+        let absmaxes =
+            if self.double_quantization { blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64) } else { 4 * blocks };
+        weights.div_ceil(2) + absmaxes
+    }
+}
+
 impl Default for Nf4 {
     fn default() -> Self {
         Self { block_size: 64, double_quantization: true }
