@@ -428,12 +428,15 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs::copy(tiny.model.folder.join(name), base.join(name)).unwrap();
     }
-    let of = |folder: &str, base: &Path| {
+    let of = |folder: &str, base: Option<&Path>| {
         let tokens = root.path().join(folder).join("rows");
         let facts = training::write_tokens(&tokens, rows());
         let bench = TestBench::new(&root.path().join(folder));
-        let bench = bench.input("base.model", "model", base, engine::artifact::Facts::new()).unwrap();
-        bench.input("tokens.tokens", "tokens", &tokens, facts).unwrap()
+        let bench = match base {
+            Some(base) => bench.input("base.model", "model", base, engine::artifact::Facts::new()),
+            None => bench.input_of("base.model", &tiny.model.folder),
+        };
+        bench.unwrap().input("tokens.tokens", "tokens", &tokens, facts).unwrap()
     };
     let format = json!({
         "base": "nf4", "block_size": 32, "double_quantization": false, "skip_modules": ["lm_head", "layers.1.mlp"],
@@ -441,10 +444,10 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     for dtype in ["f32", "bf16"] {
         let of_dtype = |name: &str| format!("{name} in {dtype}");
         let more = json!({"dtype": dtype, "lora": {"target_modules": "all-linear"}});
-        let plain = train(&of(&of_dtype("plain"), &tiny.model.folder), more.clone()).unwrap();
-        let expected = train(&of(&of_dtype("expected"), &base), more.clone()).unwrap();
+        let plain = train(&of(&of_dtype("plain"), None), more.clone()).unwrap();
+        let expected = train(&of(&of_dtype("expected"), Some(&base)), more.clone()).unwrap();
         let with = merged(more, json!({"quantize": format}));
-        let found = train(&of(&of_dtype("quantised"), &tiny.model.folder), with).unwrap();
+        let found = train(&of(&of_dtype("quantised"), None), with).unwrap();
         assert_eq!(adapter(&found), adapter(&expected), "{dtype}");
         assert_eq!(figure(&found, "loss"), figure(&expected, "loss"), "{dtype}");
         assert_ne!(figure(&found, "loss"), figure(&plain, "loss"), "{dtype}");

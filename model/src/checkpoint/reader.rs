@@ -278,8 +278,8 @@ impl Checkpoint {
         Ok(self.info(name)?.dtype)
     }
 
-    /// The stored bytes of a tensor, little-endian, without a copy. They may lie at any alignment. Of a tensor in 4 bits
-    /// they are its codes.
+    /// The stored bytes of a tensor, little-endian, without a copy. They may lie at any alignment. Of a tensor in 4
+    /// bits they are its codes.
     ///
     /// # Errors
     /// Fails if there is no such tensor.
@@ -331,7 +331,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor's stored bytes from `first` on, little-endian; of a tensor in 4 bits those of its dequantised values.
+    /// Reads a tensor's stored bytes from `first` on, little-endian; of a tensor in 4 bits those of its dequantised
+    /// values.
     ///
     /// # Errors
     /// Fails if there is no such tensor or the file cannot be read.

@@ -50,8 +50,8 @@ pub struct TrainParams {
     /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora` and the
-    /// native backend; as they are stored if left out. The `cpu` kernels keep them so in memory.
+    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora` and
+    /// the native backend; as they are stored if left out. The `cpu` kernels keep them so in memory.
     #[semantic(omit_default)]
     pub quantize: Option<QuantizeParams>,
     /// What training minimises.
