@@ -8,7 +8,8 @@
 //! ```
 //!
 //! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights
-//! and no adapter. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does.
+//! and no adapter. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does;
+//! `--quantize nf4` beside it quantises the linear layers while they are read.
 //! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
 //!
 //! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous
@@ -37,6 +38,7 @@ use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
+use model::weights::{Nf4, QuantizedBase};
 use profile::Profile;
 
 #[path = "support/machine.rs"]
@@ -67,6 +69,8 @@ struct Arguments {
     kernels: Kernels,
     /// The type of the checkpoint that the weights are read from; none where they are made in memory.
     stored: Option<Dtype>,
+    /// How frozen linear layers are quantised while they are read.
+    quantize: Option<QuantizedBase>,
     profile: Profile,
 }
 
@@ -135,6 +139,7 @@ impl Arguments {
             warmup: 2,
             kernels: Kernels::Cpu,
             stored: None,
+            quantize: None,
             profile: Profile::OFF,
         };
         while let Some(word) = words.next() {
@@ -194,6 +199,13 @@ impl Arguments {
                     _ => return Err("weights are stored as f32 or bf16".into()),
                 }
             }
+            "--quantize" => {
+                let skip_modules = vec!["lm_head".to_owned()];
+                self.quantize = match value {
+                    "nf4" => Some(QuantizedBase { nf4: Nf4::default(), skip_modules }),
+                    _ => return Err("a base is quantised to nf4".into()),
+                }
+            }
             "--profile" => self.profile = table::profile(value)?,
             "--kernels" => {
                 self.kernels = match value {
@@ -246,7 +258,10 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
         Some(dtype) => {
             let folder = tempfile::tempdir()?;
             arguments.model.write(folder.path(), SEED, dtype)?;
-            Decoder::load(Arc::new(ops), folder.path(), keep)?
+            match &arguments.quantize {
+                Some(quantize) => Decoder::load_quantized(Arc::new(ops), folder.path(), quantize)?,
+                None => Decoder::load(Arc::new(ops), folder.path(), keep)?,
+            }
         }
         None => Decoder::build(Arc::new(ops), config, keep, |name, shape| {
             let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };

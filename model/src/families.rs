@@ -85,7 +85,8 @@ fn config(fields: &Fields<'_>) -> Result<Config, ConfigError> {
         }
         _ => {
             refuse_what_none_computes(fields)?;
-            Ok(Config { model_type: (*name).to_owned(), ..read(fields)? })
+            let stored_quantized = fields.object("quantization_config")?.is_some();
+            Ok(Config { model_type: (*name).to_owned(), stored_quantized, ..read(fields)? })
         }
     }
 }
@@ -95,10 +96,19 @@ fn refuse_what_none_computes(fields: &Fields<'_>) -> Result<(), ConfigError> {
     for key in ["quantization_config", "compression_config"] {
         let Some(quantization) = fields.object(key)? else { continue };
         let method = quantization.text("quant_method")?.unwrap_or("quantised weights");
+        if method == "bitsandbytes" && quantization.flag("load_in_4bit")? == Some(true) {
+            // bitsandbytes' own default is fp4.
+            let format = quantization.text("bnb_4bit_quant_type")?.unwrap_or("fp4");
+            if format == "nf4" {
+                continue;
+            }
+            let key = "bnb_4bit_quant_type".to_owned();
+            return Err(ConfigError::Unsupported { key, value: format.to_owned(), supported: "nf4" });
+        }
         return Err(ConfigError::Unsupported {
             key: key.to_owned(),
             value: method.to_owned(),
-            supported: "weights that are not quantised: f32, bf16 or f16",
+            supported: "f32, bf16 or f16, or what bitsandbytes stores as nf4",
         });
     }
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
@@ -202,6 +212,7 @@ fn llama_like(fields: &Fields<'_>, unsaid: &Unsaid, activation: Activation) -> R
         attention_bias: AttentionBias::None,
         mlp_bias: MlpBias::None,
         activation,
+        stored_quantized: false,
     })
 }
 

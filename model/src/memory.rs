@@ -9,7 +9,7 @@ use crate::checkpoint::Dtype;
 use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
 use crate::ops::{Compute, WeightRole};
 use crate::trainer::{Recompute, Trained};
-use crate::weights::{BlockFormat, WeightFormat};
+use crate::weights::{BlockFormat, Nf4, WeightFormat};
 
 const F32_BYTES: u64 = 4;
 
@@ -58,8 +58,13 @@ impl Config {
     pub fn matrix_weights(&self) -> u64 {
         let table = self.vocab_size as u64 * self.hidden_size as u64;
         let tables = if self.head == HeadWeight::Tied { table } else { 2 * table };
+        tables + self.layer_weights()
+    }
+
+    /// Number of weights in the projections of all layers.
+    pub fn layer_weights(&self) -> u64 {
         let layer: u64 = self.layer_modules().iter().map(Module::weights).sum();
-        tables + layer * self.num_hidden_layers as u64
+        layer * self.num_hidden_layers as u64
     }
 
     /// Number of weights in the largest matrix.
@@ -76,8 +81,8 @@ pub struct TrainingLoad {
     pub compute: Compute,
     /// The type that frozen weights are read from.
     pub stored: Dtype,
-    /// The format that frozen weights are quantised to when they are loaded.
-    pub quantize: Option<BlockFormat>,
+    /// How frozen linear layers, but for the head, are quantised when they are loaded.
+    pub quantize: Option<Nf4>,
     /// What is trained.
     pub what: Trained,
     /// Trained values.
@@ -147,7 +152,10 @@ impl TrainingMemory {
         let weights = match (load.what, load.compute) {
             // Products read the trained values themselves.
             (Trained::Weights, Compute::F32) => 0,
-            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored, load.quantize),
+            (Trained::Adapter, compute) => {
+                let of_layers = load.quantize.map(|nf4| nf4.bytes(config.layer_weights()));
+                weight_bytes_with(config, compute, load.stored, of_layers)
+            }
             (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32, None),
         };
         let copies = match load.what {
@@ -200,19 +208,24 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
 
 /// Bytes of the prepared weights, read from the stored dtype: f32 is computed in with weights of bf16 and f16, too.
 pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype, quantize: Option<BlockFormat>) -> u64 {
-    let weights = config.matrix_weights();
-    let Some(format) = quantize else {
-        return match (compute, stored) {
-            (Compute::F32, Dtype::F16) => WeightFormat::F16,
-            (Compute::Bf16, _) | (Compute::F32, Dtype::BF16) => WeightFormat::Bf16,
-            (Compute::F32, _) => WeightFormat::F32,
-        }
-        .bytes(weights);
-    };
-    let layer: u64 = config.layer_modules().iter().map(Module::weights).sum();
-    let layers = layer * config.num_hidden_layers as u64;
+    let Some(format) = quantize else { return weight_bytes_with(config, compute, stored, None) };
+    let (weights, layers) = (config.matrix_weights(), config.layer_weights());
     let of = |role: WeightRole, weights: u64| WeightFormat::Blocks(format.for_role(role)).bytes(weights);
     of(WeightRole::Matrix, layers) + of(WeightRole::Table, weights - layers)
+}
+
+/// As [`weight_bytes`] of weights that are not quantised, but for those of layers where these take so many bytes.
+fn weight_bytes_with(config: &Config, compute: Compute, stored: Dtype, of_layers: Option<u64>) -> u64 {
+    let format = match (compute, stored) {
+        (Compute::F32, Dtype::F16) => WeightFormat::F16,
+        (Compute::Bf16, _) | (Compute::F32, Dtype::BF16) => WeightFormat::Bf16,
+        (Compute::F32, _) => WeightFormat::F32,
+    };
+    let (weights, layers) = (config.matrix_weights(), config.layer_weights());
+    match of_layers {
+        Some(of_layers) => format.bytes(weights - layers) + of_layers,
+        None => format.bytes(weights),
+    }
 }
 
 /// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of

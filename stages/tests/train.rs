@@ -37,6 +37,10 @@ fn values_that_would_train_nothing_are_refused() {
         json!({"scheduler": {"name": "linear", "power": 2}}),
         json!({"scheduler": {"name": "polynomial", "lr_end": 1e-2}}),
         json!({"optimizer": {"name": "sgd", "eps": 1e-8}}),
+        json!({"method": "full", "quantize": {"base": "nf4"}}),
+        json!({"quantize": {"base": "nf4", "block_size": 96}}),
+        json!({"quantize": {"base": "nf4", "block_size": 16}}),
+        json!({"quantize": {"base": "fp4"}}),
     ] {
         assert_eq!(problems(with(wrong.clone()), &InputFacts::new()).len(), 1, "{wrong}");
     }

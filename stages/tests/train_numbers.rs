@@ -14,11 +14,13 @@ use engine::error::{Cause, StageError};
 use engine::stage::InputFacts;
 use engine::test_bench::TestBench;
 use model::batch::Batch;
+use model::checkpoint::{Checkpoint, CheckpointWriter, TensorSpec};
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft;
+use model::weights::{Nf4, Nf4Matrix, QuantizedBase};
 use serde_json::{Value, json};
 use stages::data::artifact::{TokenRow, TokensWriter};
 use stages::kinds::train::Train;
@@ -394,4 +396,62 @@ fn curves_lie_in_the_run_and_not_in_the_result() {
         "skipped",
     ];
     assert_eq!(keys, documented);
+}
+
+/// Training on a base in NF4 is training on its dequantised weights, to the bit.
+#[test]
+fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
+    let tiny = Tiny::new();
+    let root = tempfile::tempdir().unwrap();
+    let original = Checkpoint::open(&tiny.model.folder).unwrap();
+    let quantize = QuantizedBase {
+        nf4: Nf4 { block_size: 32, double_quantization: false },
+        skip_modules: vec!["lm_head".to_owned(), "layers.1.mlp".to_owned()],
+    };
+    let specs = original.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
+    let base = root.path().join("dequantised");
+    fs::create_dir_all(&base).unwrap();
+    let mut writer = CheckpointWriter::create(&base, specs, 1 << 30).unwrap();
+    let mut quantised = 0;
+    for (name, info) in original.tensors() {
+        let mut values = original.tensor_f32(name).unwrap();
+        if let (true, &[rows, columns]) = (quantize.covers(name), &info.shape[..]) {
+            let source = original.stored_rows(name, &info.shape, 0).unwrap();
+            let matrix = Nf4Matrix::quantize(&source, [rows, columns], info.dtype, quantize.nf4).unwrap();
+            matrix.dequantize(0, &mut values);
+            quantised += 1;
+        }
+        writer.write_f32(name, &values).unwrap();
+    }
+    assert!(quantised > 7, "{quantised} of two layers, but for one MLP");
+    writer.finish().unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(tiny.model.folder.join(name), base.join(name)).unwrap();
+    }
+    let of = |folder: &str, base: Option<&Path>| {
+        let tokens = root.path().join(folder).join("rows");
+        let facts = training::write_tokens(&tokens, rows());
+        let bench = TestBench::new(&root.path().join(folder));
+        let bench = match base {
+            Some(base) => bench.input("base.model", "model", base, engine::artifact::Facts::new()),
+            None => bench.input_of("base.model", &tiny.model.folder),
+        };
+        bench.unwrap().input("tokens.tokens", "tokens", &tokens, facts).unwrap()
+    };
+    let format = json!({
+        "base": "nf4", "block_size": 32, "double_quantization": false, "skip_modules": ["lm_head", "layers.1.mlp"],
+    });
+    for dtype in ["f32", "bf16"] {
+        let of_dtype = |name: &str| format!("{name} in {dtype}");
+        let more = json!({"dtype": dtype, "lora": {"target_modules": "all-linear"}});
+        let plain = train(&of(&of_dtype("plain"), None), more.clone()).unwrap();
+        let expected = train(&of(&of_dtype("expected"), Some(&base)), more.clone()).unwrap();
+        let with = merged(more, json!({"quantize": format}));
+        let found = train(&of(&of_dtype("quantised"), None), with).unwrap();
+        assert_eq!(adapter(&found), adapter(&expected), "{dtype}");
+        assert_eq!(figure(&found, "loss"), figure(&expected, "loss"), "{dtype}");
+        assert_ne!(figure(&found, "loss"), figure(&plain, "loss"), "{dtype}");
+        assert_eq!(found["adapter"].description.facts.get("quantize"), Some(&format));
+        assert_eq!(plain["adapter"].description.facts.get("quantize"), None);
+    }
 }

@@ -61,6 +61,16 @@ pub enum CheckpointError {
         /// The shard.
         path: PathBuf,
     },
+    /// What describes a quantised tensor does not hold together.
+    #[error("`{tensor}` in `{}` is not what bitsandbytes stores in 4 bits: {what}", path.display())]
+    BadQuantized {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        what: String,
+    },
     /// The file has fewer or more bytes than its header declares.
     #[error("`{}` has {found} bytes where its header declares {expected}: the file is {}", path.display(), if found < expected { "cut off" } else { "too long" })]
     WrongLength {

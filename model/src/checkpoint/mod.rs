@@ -4,13 +4,14 @@
 //! pieces, on all threads. What the tensors mean is left to the decoder, the adapters and the merge.
 
 mod error;
+mod nf4;
 mod reader;
 mod rows;
 mod writer;
 
 pub use error::CheckpointError;
 pub use reader::{Checkpoint, TensorInfo, is_lfs_pointer};
-pub use rows::{HalfRows, Halves, Rows, StoredRows, ValueRows};
+pub use rows::{HalfRows, Halves, Nf4Rows, Rows, StoredRows, ValueRows};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
 pub use writer::{

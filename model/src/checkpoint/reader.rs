@@ -18,7 +18,8 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
-use super::{CheckpointError, INDEX_FILE, SINGLE_FILE};
+use super::nf4::QuantizedTensors;
+use super::{CheckpointError, INDEX_FILE, SINGLE_FILE, encode_float};
 use crate::cpu::{InstructionSet, widen_bf16};
 
 /// Values that one thread reads; more of them are cut over threads.
@@ -57,6 +58,11 @@ impl TensorInfo {
         self.shape.iter().product()
     }
 
+    /// The same elements as another type and shape.
+    pub(super) fn stands_for(&self, dtype: Dtype, shape: &[usize]) -> Self {
+        Self { dtype, shape: shape.to_vec(), ..self.clone() }
+    }
+
     /// Size of the stored values in bytes.
     pub fn size_bytes(&self) -> usize {
         self.end - self.begin
@@ -74,6 +80,8 @@ pub struct Checkpoint {
     path: PathBuf,
     files: Vec<OpenFile>,
     tensors: BTreeMap<String, TensorInfo>,
+    /// Those of them that are stored in NF4.
+    pub(super) nf4: QuantizedTensors,
 }
 
 #[derive(Deserialize)]
@@ -112,8 +120,14 @@ impl Checkpoint {
     /// # Errors
     /// Fails if the file cannot be mapped, is cut off, or its header is damaged.
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
-        let mut checkpoint = Self { path: path.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            path: path.to_path_buf(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            nf4: QuantizedTensors::default(),
+        };
         checkpoint.tensors = checkpoint.add_file(path)?;
+        checkpoint.fold_quantized()?;
         Ok(checkpoint)
     }
 
@@ -132,7 +146,12 @@ impl Checkpoint {
         for (tensor, shard) in &index.weight_map {
             by_shard.entry(shard).or_default().push(tensor);
         }
-        let mut checkpoint = Self { path: folder.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            path: folder.to_path_buf(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            nf4: QuantizedTensors::default(),
+        };
         for (shard, tensors) in by_shard {
             // An index from elsewhere must not make us read files beside the checkpoint.
             if Path::new(shard).file_name().is_none_or(|name| name != shard) {
@@ -151,7 +170,24 @@ impl Checkpoint {
                 checkpoint.tensors.insert(tensor.to_owned(), info);
             }
         }
+        checkpoint.fold_quantized()?;
         Ok(checkpoint)
+    }
+
+    /// Puts a tensor that bitsandbytes stores in NF4 in the place of those that it is stored as.
+    fn fold_quantized(&mut self) -> Result<(), CheckpointError> {
+        let parts = QuantizedTensors::find(self)?;
+        for (name, part) in parts.iter() {
+            self.tensors.retain(|other, _| !part.is_stored_as(name, other));
+            self.tensors.insert(name.clone(), part.info());
+        }
+        self.nf4 = parts;
+        Ok(())
+    }
+
+    /// The stored bytes that this describes.
+    pub(super) fn bytes_of(&self, info: &TensorInfo) -> &[u8] {
+        &self.files[info.file].map[info.begin..info.end]
     }
 
     fn add_file(&mut self, path: &Path) -> Result<BTreeMap<String, TensorInfo>, CheckpointError> {
@@ -242,7 +278,8 @@ impl Checkpoint {
         Ok(self.info(name)?.dtype)
     }
 
-    /// The stored bytes of a tensor, little-endian, without a copy. They may lie at any alignment.
+    /// The stored bytes of a tensor, little-endian, without a copy. They may lie at any alignment. Of a tensor in 4
+    /// bits they are its codes.
     ///
     /// # Errors
     /// Fails if there is no such tensor.
@@ -294,7 +331,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor's stored bytes from `first` on, little-endian.
+    /// Reads a tensor's stored bytes from `first` on, little-endian; of a tensor in 4 bits those of its dequantised
+    /// values.
     ///
     /// # Errors
     /// Fails if there is no such tensor or the file cannot be read.
@@ -303,6 +341,15 @@ impl Checkpoint {
     /// Panics if the range lies outside of the tensor.
     pub fn read_bytes(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
         let info = self.info(name)?;
+        if let Some(matrix) = self.nf4(name)? {
+            let width = info.dtype.bitsize() / 8;
+            let elements = first / width..(first + bytes.len()).div_ceil(width);
+            let (mut values, mut encoded) = (vec![0.0; elements.len()], vec![0; elements.len() * width]);
+            matrix.dequantize(elements.start, &mut values);
+            encode_float(info.dtype, &values, &mut encoded);
+            bytes.copy_from_slice(&encoded[first - elements.start * width..][..bytes.len()]);
+            return Ok(());
+        }
         assert!(first + bytes.len() <= info.size_bytes(), "a range within `{name}`");
         let OpenFile { path, file, .. } = &self.files[info.file];
         let offset = (info.begin + first) as u64;
@@ -318,6 +365,10 @@ impl Checkpoint {
     /// Panics if the range lies outside of the tensor.
     pub fn read_f32(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
         let dtype = self.dtype(name)?;
+        if let Some(matrix) = self.nf4(name)? {
+            matrix.dequantize(first, values);
+            return Ok(());
+        }
         let width = match dtype {
             Dtype::F32 => 4,
             Dtype::BF16 | Dtype::F16 => 2,

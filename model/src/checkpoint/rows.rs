@@ -1,6 +1,9 @@
 //! The rows of a weight as something to read from, so that who keeps them can have them read straight to their place.
 
+use std::sync::Arc;
+
 use super::{Checkpoint, CheckpointError, Dtype};
+use crate::weights::{Nf4, Nf4Matrix};
 
 /// Rows of a weight, which are read when they are needed: some at a time, and on any thread.
 pub trait Rows: Sync {
@@ -13,6 +16,43 @@ pub trait Rows: Sync {
     /// The same rows as they are stored, where that is in 16 bits.
     fn as_halves(&self) -> Option<Halves<'_>> {
         None
+    }
+
+    /// The matrix of all rows, where it is in NF4: what is read is dequantised.
+    fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
+        None
+    }
+}
+
+/// Rows of a matrix in NF4.
+pub struct Nf4Rows(Arc<Nf4Matrix>);
+
+impl Nf4Rows {
+    /// Those of a matrix of this shape, quantised.
+    ///
+    /// # Errors
+    /// Fails if they cannot be read.
+    pub fn quantize(rows: &dyn Rows, shape: [usize; 2], nf4: Nf4) -> Result<Self, CheckpointError> {
+        if let Some(matrix) = rows.as_nf4() {
+            return Ok(Self(matrix));
+        }
+        let dtype = match rows.as_halves() {
+            Some(Halves::Bf16(_)) => Dtype::BF16,
+            Some(Halves::F16(_)) => Dtype::F16,
+            None => Dtype::F32,
+        };
+        Ok(Self(Arc::new(Nf4Matrix::quantize(rows, shape, dtype, nf4)?)))
+    }
+}
+
+impl Rows for Nf4Rows {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        self.0.dequantize(first * self.0.shape[1], values);
+        Ok(())
+    }
+
+    fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
+        Some(Arc::clone(&self.0))
     }
 }
 
@@ -63,6 +103,8 @@ pub struct StoredRows<'a> {
     /// Values in a row.
     columns: usize,
     dtype: Dtype,
+    /// The tensor, where it is stored in NF4.
+    nf4: Option<Arc<Nf4Matrix>>,
 }
 
 impl Checkpoint {
@@ -74,21 +116,34 @@ impl Checkpoint {
         self.expect_shape(name, shape)?;
         self.expect_float(name)?;
         let (columns, dtype) = (shape.iter().skip(1).product(), self.dtype(name)?);
-        Ok(StoredRows { checkpoint: self, name: name.to_owned(), first, columns, dtype })
+        let nf4 = self.nf4(name)?;
+        Ok(StoredRows { checkpoint: self, name: name.to_owned(), first, columns, dtype, nf4 })
     }
 }
 
 impl Rows for StoredRows<'_> {
     fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
-        self.checkpoint.read_f32(&self.name, (self.first + first) * self.columns, values)
+        let first = (self.first + first) * self.columns;
+        match &self.nf4 {
+            Some(matrix) => matrix.dequantize(first, values),
+            None => self.checkpoint.read_f32(&self.name, first, values)?,
+        }
+        Ok(())
     }
 
     fn as_halves(&self) -> Option<Halves<'_>> {
+        if self.nf4.is_some() {
+            return None;
+        }
         match self.dtype {
             Dtype::BF16 => Some(Halves::Bf16(self)),
             Dtype::F16 => Some(Halves::F16(self)),
             _ => None,
         }
+    }
+
+    fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
+        self.nf4.clone().filter(|_| self.first == 0)
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Config {
     pub mlp_bias: MlpBias,
     /// The activation on the gate.
     pub activation: Activation,
+    /// Whether linear layers are stored quantised (`quantization_config`), which the checkpoint's tensors tell of.
+    pub stored_quantized: bool,
 }
 
 /// Where the output projection comes from.

@@ -39,8 +39,14 @@ const OTHER_NAMES: [(&str, &[&str]); 5] = [
 
 /// Keys that decide what kind of model it is. With another value than is computed natively it is none that transformers
 /// would compute as a causal model on unquantised weights.
-const NOT_CAUSAL: [&str; 5] =
-    ["quantization_config", "compression_config", "is_encoder_decoder", "use_bidirectional_attention", "architectures"];
+const NOT_CAUSAL: [&str; 6] = [
+    "quantization_config",
+    "bnb_4bit_quant_type",
+    "compression_config",
+    "is_encoder_decoder",
+    "use_bidirectional_attention",
+    "architectures",
+];
 
 /// What the names of causal models end in.
 const CAUSAL: [&str; 2] = ["ForCausalLM", "LMHeadModel"];

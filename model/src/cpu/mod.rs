@@ -20,6 +20,7 @@ pub(crate) mod instructions;
 mod limits;
 mod loss;
 mod memory;
+mod nf4;
 mod norm;
 mod operand;
 mod operations;

@@ -11,6 +11,7 @@ use profile::{Rate, Work};
 
 use super::Cpu;
 use super::memory::Memory;
+use super::nf4::Nf4Weight;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
 use super::quantized::Quantized;
@@ -177,6 +178,11 @@ impl Cpu {
     ) -> Result<Weight, PrepareError> {
         if let Some(quantization) = self.quantization {
             return Ok(self.quantized_weight(quantization, role, shape, rows)?);
+        }
+        // Each process has its own: it is small.
+        if let Some(matrix) = rows.as_nf4().filter(|matrix| matrix.shape == shape) {
+            let [out_features, in_features] = shape;
+            return Ok(Weight { out_features, in_features, values: Values::Blocks(Box::new(Nf4Weight(matrix))) });
         }
         let shared = |error: SharedWeightsError| PrepareError::Kernel(error.in_operation("prepare"));
         if let Some(weight) = self.next_shared(shape).map_err(shared)? {

@@ -7,10 +7,11 @@ use super::embeddings::Embeddings;
 use super::{Decoder, Layer};
 use crate::adapter::Projection;
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
-use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
+use crate::checkpoint::{Checkpoint, CheckpointError, Nf4Rows, Rows, ValueRows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
 use crate::ops::{AttentionShape, KernelError, PrepareError, RmsNorm, WeightRole};
 use crate::parameter::{Keep, Matrix, Parameter};
+use crate::weights::QuantizedBase;
 
 /// Positions for which tables are made at first.
 const FIRST_POSITIONS: usize = 512;
@@ -44,12 +45,30 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.
     pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
+        Self::read(ops, folder, keep, None)
+    }
+
+    /// As [`Decoder::load`], frozen, with its linear layers quantised while they are read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_quantized(ops: Arc<B>, folder: &Path, quantize: &QuantizedBase) -> Result<Self, LoadError> {
+        Self::read(ops, folder, Keep::Frozen, Some(quantize))
+    }
+
+    fn read(ops: Arc<B>, folder: &Path, keep: Keep, quantize: Option<&QuantizedBase>) -> Result<Self, LoadError> {
         let profile = ops.profile().clone();
         let _phase = profile.phase("load the model");
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
         config.check_weights(&checkpoint)?;
-        let rows: RowsOf<'_> = Box::new(|name, shape| Ok(Some(Box::new(checkpoint.stored_rows(name, &shape, 0)?))));
+        let rows: RowsOf<'_> = Box::new(|name, shape| {
+            let rows = checkpoint.stored_rows(name, &shape, 0)?;
+            Ok(Some(match quantize.filter(|quantize| quantize.covers(name)) {
+                Some(quantize) => Box::new(Nf4Rows::quantize(&rows, shape, quantize.nf4)?),
+                None => Box::new(rows),
+            }))
+        });
         let values = |name: &str, shape: &[usize]| checkpoint.tensor_f32_of_shape(name, shape);
         Self::assemble(ops, config, keep, values, rows)
     }

@@ -237,6 +237,8 @@ impl<'a> Merge<'a> {
         if self.plan.unties_head {
             config.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
         }
+        // Weights in 4 bits are written dequantised.
+        config.remove("quantization_config");
         set_dtype(&mut config, self.options.dtype);
         let path = output.join("config.json");
         write_atomically(&path, format!("{:#}\n", Value::Object(config)).as_bytes())?;

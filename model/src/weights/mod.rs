@@ -6,6 +6,7 @@
 mod format;
 pub(crate) mod int4;
 pub(crate) mod int8;
+mod nf4;
 mod q4_0;
 mod q8_0;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 use half::bf16;
 
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
+pub use nf4::{Absmax, Nf4, Nf4Matrix, QuantizedBase};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;
 

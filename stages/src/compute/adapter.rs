@@ -2,14 +2,38 @@
 
 use cache::Digest;
 use engine::artifact::Facts;
-use engine::context::{Artifact, Draft};
+use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Reference;
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
+use serde_json::Value;
 
 use crate::compute::checkpoint::WEIGHTS;
+
+/// The fact of an adapter that says in which format the frozen weights were that it was trained on, where that is not
+/// the one that they are stored in.
+pub const QUANTIZE: &str = "quantize";
+
+/// Warns where an adapter was trained on weights in another format than it is used with: that of these facts, or the
+/// one that they are stored in.
+pub fn warn_of_base(adapter: &Artifact, used_with: Option<&Facts>, context: &mut StageContext) {
+    let trained_on = adapter.description.facts.get(QUANTIZE);
+    let used_with = used_with.and_then(|facts| facts.get(QUANTIZE));
+    if trained_on == used_with {
+        return;
+    }
+    let name = |format: Option<&Value>| match format.and_then(|format| format["base"].as_str()) {
+        Some(base) => format!("`{base}`"),
+        None => "the format that it is stored in".to_owned(),
+    };
+    let (trained_on, used_with) = (name(trained_on), name(used_with));
+    let with = if trained_on == used_with { "that with other settings".to_owned() } else { used_with };
+    context.warn(format!(
+        "the adapter was trained on its base in {trained_on}, and is used with {with}: what it computes differs a little"
+    ));
+}
 
 /// Reads an adapter that is to be used with a model.
 ///

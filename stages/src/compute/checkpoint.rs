@@ -55,6 +55,9 @@ pub fn architecture(folder: &Path) -> Result<Architecture, StageError> {
 /// The fact of a model that is its `config.json`.
 pub const CONFIG: &str = "config";
 
+/// The entry of a `config.json` that says that weights are stored quantised.
+pub const QUANTIZATION: &str = "quantization_config";
+
 /// The fact of a model from the Hub that is its name there.
 pub const REPO: &str = "repo";
 

@@ -360,6 +360,9 @@ fn open(
     precision: Precision,
     context: &mut StageContext,
 ) -> Result<Box<dyn Inference>, StageError> {
+    if let Some(adapter) = adapter {
+        adapter::warn_of_base(adapter, None, context);
+    }
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
     match kernel_set.on(context.devices().kind) {

@@ -133,6 +133,7 @@ fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageConte
     if let Some(input) = &params.adapter {
         let artifact = context.open(input)?;
         let opened = adapter::open(&artifact, &model)?;
+        adapter::warn_of_base(&artifact, None, context);
         decoder.attach(&opened).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
         of_adapter = Some(identity(&artifact));
     }

@@ -137,6 +137,7 @@ fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageConte
             error.message = format!("adapter `{stage}`: {}", error.message);
             error
         })?;
+        adapter::warn_of_base(&artifact, None, context);
         if adapter::is_of(&artifact.description.facts, &base.description.facts) {
             // Whatever it was called where the adapter was trained.
             adapter.config.base_model = None;

@@ -9,9 +9,8 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("torch_dtype", "write `dtype`: `f32`, `bf16` or `f16`"),
     ("precision", "write `dtype`: `f32`, `bf16` or `f16`"),
     ("load_in_4bit", QLORA),
-    ("load_in_8bit", QLORA),
+    ("load_in_8bit", "write `quantize: { base: nf4 }`: a base in 8 bits is not there"),
     ("quantization_bit", QLORA),
-    ("quantize", QLORA),
     ("qlora", QLORA),
     ("per_device_train_batch_size", "write `micro_batch_size`: rows computed at once, over all devices together"),
     ("train_batch_size", "write `micro_batch_size`: rows computed at once, over all devices together"),
@@ -39,7 +38,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("flash_attention", "write `attention`"),
 ];
 
-const QLORA: &str = "training on a quantised base is not there; `dtype: bf16` halves it";
+const QLORA: &str = "write `quantize: { base: nf4 }`";
 
 #[cfg(test)]
 mod tests {

@@ -41,8 +41,9 @@ use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, Work
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
-    BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss, LossScale, Method,
-    MinLr, OptimizerParams, Reference, SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
+    BaseFormat, BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss,
+    LossScale, Method, MinLr, OptimizerParams, QuantizeParams, Reference, SchedulerParams, Targets, TrainParams,
+    UpdateRule, Warmup,
 };
 
 use inputs::Inputs;

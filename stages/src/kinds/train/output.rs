@@ -10,6 +10,7 @@ use engine::error::{Cause, OrFail, StageError};
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, model_card};
 
+use super::parameters::QuantizeParams;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
 use crate::data::prompt::PROMPT;
@@ -21,6 +22,7 @@ pub(super) fn adapter(
     facts: &Facts,
     base: &Artifact,
     rows: &TokensReader,
+    quantize: Option<&QuantizeParams>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     if let Some((name, revision)) = base_name(&base.description.facts) {
@@ -42,7 +44,8 @@ pub(super) fn adapter(
     written.or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
-    let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows)).collect();
+    let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows));
+    let facts = facts.chain(quantize.map(QuantizeParams::facts).unwrap_or_default()).collect();
     let identity = adapter::identity(config, &mut draft)?;
     context.seal(draft, facts, Some(identity))
 }

@@ -191,7 +191,8 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
-        quantize: None,
+        // Other kernels dequantise what is read.
+        quantize: params.quantize.as_ref().map(|it| it.base().nf4).filter(|_| params.kernels == Kernels::Cpu),
         // Several workers have those in f32 between them, and so do kernels that are not our own.
         stored: match (params.kernels, workers) {
             (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),
@@ -209,8 +210,8 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         recompute: params.recompute(),
     };
     let weights = match (params.kernels, params.trained()) {
-        (Kernels::Cpu, Trained::Adapter) => Weights::Shared,
-        (Kernels::Cpu, Trained::Weights) | (Kernels::Candle, _) => Weights::Own,
+        (Kernels::Cpu, Trained::Adapter) if params.quantize.is_none() => Weights::Shared,
+        (Kernels::Cpu, _) | (Kernels::Candle, _) => Weights::Own,
     };
     let memory = TrainingMemory::estimate(config, &load).of_workers(workers as u64, weights);
     let teacher = match params.loss.teacher() {

@@ -13,10 +13,12 @@ use model::decoder::Decoder;
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
+use model::weights::QuantizedBase;
 
-use super::parameters::{Method, TrainParams};
+use super::parameters::{Method, QuantizeParams, TrainParams};
 use super::{failure, fit};
 use crate::compute::adapter;
+use crate::compute::checkpoint::{self, QUANTIZATION};
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
@@ -29,13 +31,26 @@ pub(super) fn trainer<B: Blocks>(
         Trained::Adapter => Keep::Frozen,
         Trained::Weights => Keep::Trainable,
     };
-    let decoder = Decoder::load(ops, &base.folder, keep);
+    if keep == Keep::Trainable && checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
+        let message = "the model's weights are stored in 4 bits, and `method: full` trains every weight";
+        return Err(StageError::new(Cause::BadParameters, message)
+            .with_help("set `method: lora`, or start from the model before it was quantised"));
+    }
+    let decoder = match &params.quantize {
+        Some(quantize) => {
+            let quantize = quantize.base();
+            warn_of_idle_names(&quantize, base, context)?;
+            Decoder::load_quantized(ops, &base.folder, &quantize)
+        }
+        None => Decoder::load(ops, &base.folder, keep),
+    };
     let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
     let settings = match (params.method, &params.adapter) {
         (Method::Full, _) => None,
         (Method::Lora, None) => Some(fresh(params, &mut decoder, context)?),
         (Method::Lora, Some(input)) => {
             let existing = context.open(input)?;
+            adapter::warn_of_base(&existing, params.quantize.as_ref().map(QuantizeParams::facts).as_ref(), context);
             Some(warm(params, &mut decoder, base, &existing)?)
         }
     };
@@ -62,6 +77,20 @@ pub(super) fn trainer<B: Blocks>(
 fn teacher<B: Blocks>(ops: Arc<B>, student: &Artifact, teacher: &Artifact) -> Result<Decoder<B>, StageError> {
     fit::same_tokens(student, teacher)?;
     Decoder::load(ops, &teacher.folder, Keep::Frozen).or_fail(Cause::BadData, || "cannot load the teacher".to_owned())
+}
+
+/// Warns of names in `quantize.skip_modules` that no module has.
+fn warn_of_idle_names(quantize: &QuantizedBase, base: &Artifact, context: &mut StageContext) -> Result<(), StageError> {
+    let files = Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+    // A tied head is no tensor, and is left as it is.
+    for name in quantize.skip_modules.iter().filter(|name| *name != "lm_head") {
+        let alone = QuantizedBase { skip_modules: vec![name.clone()], ..quantize.clone() };
+        let all = QuantizedBase { skip_modules: Vec::new(), ..quantize.clone() };
+        if !files.names().any(|tensor| all.covers(tensor) && !alone.covers(tensor)) {
+            context.warn(format!("`quantize.skip_modules` names `{name}`, which is no linear layer of the model"));
+        }
+    }
+    Ok(())
 }
 
 /// Attaches an adapter that changes nothing yet.

@@ -99,7 +99,7 @@ pub(super) fn run(
     let values = checkpoints::result(params, &progress, &mut *learner, context)?;
     learner.close(context)?;
     match adapter {
-        Some(config) => output::adapter(config, &values, &facts, &model, &rows, context)?,
+        Some(config) => output::adapter(config, &values, &facts, &model, &rows, params.quantize.as_ref(), context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
     }
     output::metrics(metrics_logger.history().lines(), facts, context)

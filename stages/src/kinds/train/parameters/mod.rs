@@ -4,6 +4,7 @@ mod given;
 mod lora;
 mod loss;
 mod optimizer;
+mod quantize;
 mod scheduler;
 
 use engine::file::problem::Problem;
@@ -18,6 +19,7 @@ pub use lora::{LoraParams, Targets};
 pub(super) use loss::For;
 pub use loss::{Divergence, DpoDivergence, Likelihood, Loss};
 pub use optimizer::{OptimizerParams, UpdateRule};
+pub use quantize::{BaseFormat, QuantizeParams};
 pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
 pub use super::order::Leftover;
@@ -48,6 +50,10 @@ pub struct TrainParams {
     /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
+    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora` and
+    /// the native backend; as they are stored if left out. The `cpu` kernels keep them so in memory.
+    #[semantic(omit_default)]
+    pub quantize: Option<QuantizeParams>,
     /// What training minimises.
     #[semantic(default, omit_default)]
     pub loss: Loss,
@@ -224,8 +230,9 @@ impl TrainParams {
         let mut problems = Vec::new();
         match self.method {
             Method::Lora => problems.extend(self.lora.problems(span)),
-            Method::Full => problems.extend(self.adapter_of_full(span)),
+            Method::Full => problems.extend(self.adapter_of_full(span).into_iter().chain(self.quantize_of_full(span))),
         }
+        problems.extend(self.quantize.iter().filter_map(|quantize| quantize.problem(span)));
         problems.extend(self.problems_of_the_backend(span));
         if self.loss_scale.is_some() && self.dtype != Dtype::F16 {
             let message = "`loss_scale` is for computation in f16, and there is none here";
@@ -270,6 +277,7 @@ impl TrainParams {
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
             None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
+            None if self.quantize.is_some() => Some("`quantize`"),
             None => None,
         }
     }
@@ -343,6 +351,14 @@ impl TrainParams {
         let message = format!("`{name}` describes an adapter, and `method: full` trains every weight");
         let problem = Problem::error("bad-value", span, message, "does not go with `method: full`").at(name);
         Some(problem.with_help(format!("leave `{name}` out, or set `method: lora`")))
+    }
+
+    /// Frozen weights, where every one is trained.
+    fn quantize_of_full(&self, span: Span) -> Option<Problem> {
+        self.quantize.as_ref()?;
+        let message = "`quantize` is for frozen weights, and `method: full` trains every weight";
+        let problem = Problem::error("bad-value", span, message, "does not go with `method: full`").at("quantize");
+        Some(problem.with_help("leave `quantize` out, or set `method: lora`"))
     }
 
     /// What would need validation rows, where there are none.

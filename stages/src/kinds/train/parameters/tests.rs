@@ -64,6 +64,13 @@ fn what_was_added_is_in_no_key_until_it_is_used() {
     assert_eq!(added(json!({"matmul_precision": "high"})), ["matmul_precision = high"]);
     assert_eq!(added(json!({"lora": {"learning_rate_ratio": 16}})), ["lora.learning_rate_ratio = 16.0"]);
     assert_eq!(added(json!({"lora": {"layers_to_transform": [1]}})), ["lora.layers_to_transform = 1"]);
+    let quantize = [
+        "quantize.base = nf4",
+        "quantize.double_quantization = true",
+        "quantize.block_size = 64",
+        "quantize.skip_modules = lm_head",
+    ];
+    assert_eq!(added(json!({"quantize": {"base": "nf4"}})), quantize);
 }
 
 #[test]
@@ -74,6 +81,7 @@ fn what_the_native_backend_alone_computes_is_refused_by_name_elsewhere() {
     for (more, name) in [
         (json!({"neftune_noise_alpha": 5}), "`neftune_noise_alpha`"),
         (json!({"matmul_precision": "high"}), "`matmul_precision`"),
+        (json!({"quantize": {"base": "nf4"}}), "`quantize`"),
         (json!({"lora": {"learning_rate_ratio": 16}}), "`lora.learning_rate_ratio`"),
     ] {
         assert_eq!(problems(more.clone()), [""; 0]);

@@ -1,0 +1,442 @@
+//! NF4, the 4-bit format of `QLoRA` (Dettmers et al., arXiv:2305.14314), to the bits of bitsandbytes.
+//!
+//! A matrix is cut into blocks of 64 values (by default) row by row, across the ends of rows. Each value is one of
+//! sixteen levels times the largest magnitude of its block, its absmax; with double quantisation the absmaxes are
+//! themselves quantised, 256 to a block. Dequantised values are rounded to the dtype that the matrix had.
+
+use std::sync::LazyLock;
+
+use half::f16;
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+use crate::checkpoint::{CheckpointError, Rows};
+use crate::cpu::nearest;
+
+/// The levels: quantiles of a normal distribution.
+const LEVELS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// The least absmax that values are divided by.
+const LEAST_ABSMAX: f32 = 1e-38;
+
+/// Blocks whose absmaxes are quantised together.
+const NESTED_BLOCK: usize = 256;
+
+/// Values that a thread quantises at a time, about.
+const PIECE: usize = 1 << 16;
+
+/// How a matrix is quantised to NF4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nf4 {
+    /// Values of a block: even.
+    pub block_size: usize,
+    /// Whether absmaxes are quantised, too.
+    pub double_quantization: bool,
+}
+
+impl Nf4 {
+    /// The bytes of so many weights.
+    pub fn bytes(self, weights: u64) -> u64 {
+        let blocks = weights.div_ceil(self.block_size as u64);
+        let absmaxes =
+            if self.double_quantization { blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64) } else { 4 * blocks };
+        weights.div_ceil(2) + absmaxes
+    }
+}
+
+impl Default for Nf4 {
+    fn default() -> Self {
+        Self { block_size: 64, double_quantization: true }
+    }
+}
+
+/// Which weights of a model are quantised to NF4 while they are read, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizedBase {
+    /// How.
+    pub nf4: Nf4,
+    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    pub skip_modules: Vec<String>,
+}
+
+impl QuantizedBase {
+    /// Whether the weight of this name is quantised: that of a linear layer which is not skipped.
+    pub fn covers(&self, name: &str) -> bool {
+        let is_linear = name.starts_with("lm_head.") || name.contains(".self_attn.") || name.contains(".mlp.");
+        let path: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
+        let is_in_path = |module: &String| {
+            let module: Vec<&str> = module.split('.').collect();
+            path.windows(module.len()).any(|part| part == module)
+        };
+        is_linear && !self.skip_modules.iter().any(is_in_path)
+    }
+}
+
+/// A matrix `[out, in]` in NF4.
+#[derive(Clone, Debug)]
+pub struct Nf4Matrix {
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// What values are rounded to once they are dequantised: F32, BF16 or F16.
+    pub dtype: Dtype,
+    /// Values of a block.
+    pub block_size: usize,
+    /// The levels.
+    pub levels: [f32; 16],
+    /// Two values to a byte, the first in its high half.
+    pub codes: Vec<u8>,
+    /// The absmax of each block.
+    pub absmax: Absmax,
+}
+
+/// The largest magnitude of each block.
+#[derive(Clone, Debug)]
+pub enum Absmax {
+    /// In f32.
+    Plain(Vec<f32>),
+    /// Quantised: that of block `b` is `levels[codes[b]] · absmax[b / block_size] + offset`.
+    Nested {
+        /// One to a block.
+        codes: Vec<u8>,
+        /// Of each block of blocks.
+        absmax: Vec<f32>,
+        /// How many blocks are one.
+        block_size: usize,
+        /// 256 levels.
+        levels: Vec<f32>,
+        /// What is added.
+        offset: f32,
+    },
+}
+
+impl Absmax {
+    /// Quantises absmaxes, once `offset` is taken from them.
+    #[must_use]
+    pub fn nested(absmaxes: &[f32], offset: f32) -> Self {
+        let mut codes = Vec::with_capacity(absmaxes.len());
+        let mut largest = Vec::new();
+        for block in absmaxes.chunks(NESTED_BLOCK) {
+            let deviation = |absmax: &f32| absmax - offset;
+            let absmax = block.iter().map(deviation).fold(0.0f32, |largest, x| larger(largest, x.abs()));
+            let inverse = 1.0 / absmax;
+            // With a deviation of zero the product is not a number, and the first level stands for it.
+            codes.extend(block.iter().map(|absmax| nearest_level(deviation(absmax) * inverse)));
+            largest.push(absmax);
+        }
+        Self::Nested { codes, absmax: largest, block_size: NESTED_BLOCK, levels: NESTED_LEVELS.clone(), offset }
+    }
+
+    /// That of a block.
+    #[inline(always)]
+    pub fn of(&self, block: usize) -> f32 {
+        match self {
+            Self::Plain(absmax) => absmax[block],
+            Self::Nested { codes, absmax, block_size, levels, offset } => {
+                levels[usize::from(codes[block])] * absmax[block / block_size] + offset
+            }
+        }
+    }
+
+    /// Size in memory.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Plain(absmax) => size_of_val(&absmax[..]),
+            Self::Nested { codes, absmax, levels, .. } => {
+                codes.len() + size_of_val(&absmax[..]) + size_of_val(&levels[..])
+            }
+        }
+    }
+}
+
+impl Nf4Matrix {
+    /// Quantises a matrix of these rows, a few at a time; `dtype` is that of the matrix.
+    ///
+    /// # Errors
+    /// Fails if the rows cannot be read.
+    ///
+    /// # Panics
+    /// Panics if the size of a block is odd or zero.
+    pub fn quantize(rows: &dyn Rows, shape: [usize; 2], dtype: Dtype, nf4: Nf4) -> Result<Self, CheckpointError> {
+        let Nf4 { block_size, double_quantization } = nf4;
+        assert!(block_size > 0 && block_size.is_multiple_of(2), "blocks of whole bytes");
+        let [_, columns] = shape;
+        let length = shape[0] * columns;
+        // So many rows are whole blocks.
+        let least = block_size / greatest_common_divisor(columns, block_size);
+        let values = (PIECE / (least * columns).max(1)).max(1) * least * columns;
+        let (mut codes, mut absmax) = (vec![0; length.div_ceil(2)], vec![0.0; length.div_ceil(block_size)]);
+        let pieces = codes.par_chunks_mut((values / 2).max(1)).zip(absmax.par_chunks_mut((values / block_size).max(1)));
+        pieces.enumerate().try_for_each(|(piece, (codes, absmax))| {
+            let first = piece * values;
+            let mut source = vec![0.0; values.min(length - first)];
+            rows.read(first / columns, &mut source)?;
+            let blocks = source.chunks(block_size).zip(codes.chunks_mut(block_size / 2));
+            blocks.zip(absmax).for_each(|((x, codes), absmax)| *absmax = encode(x, block_size, codes));
+            Ok(())
+        })?;
+        let absmax = if double_quantization {
+            let mean = absmax.iter().map(|absmax| f64::from(*absmax)).sum::<f64>() / absmax.len().max(1) as f64;
+            Absmax::nested(&absmax, mean as f32)
+        } else {
+            Absmax::Plain(absmax)
+        };
+        Ok(Self { shape, dtype, block_size, levels: LEVELS, codes, absmax })
+    }
+
+    /// Its size in memory.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + self.absmax.bytes()
+    }
+
+    /// The values from `first` on, row by row.
+    #[inline(always)]
+    pub fn dequantize(&self, first: usize, mut values: &mut [f32]) {
+        let mut first = first;
+        while !values.is_empty() {
+            let block = first / self.block_size;
+            let count = values.len().min((block + 1) * self.block_size - first);
+            let (of_block, others) = values.split_at_mut(count);
+            decode(&self.codes, first, &self.values_of(block), of_block);
+            (first, values) = (first + count, others);
+        }
+    }
+
+    /// The values that the levels stand for in a block.
+    #[inline(always)]
+    fn values_of(&self, block: usize) -> [f32; 16] {
+        let absmax = self.absmax.of(block);
+        match self.dtype {
+            Dtype::BF16 => self.levels.map(|level| nearest(level * absmax).to_f32()),
+            Dtype::F16 => self.levels.map(|level| f16::from_f32_const(level * absmax).to_f32_const()),
+            _ => self.levels.map(|level| level * absmax),
+        }
+    }
+}
+
+/// Quantises a block, which may be the short last one; returns its absmax.
+fn encode(x: &[f32], block_size: usize, codes: &mut [u8]) -> f32 {
+    let absmax = x.iter().fold(0.0, |largest, x| larger(largest, x.abs()));
+    let divisor = if absmax < LEAST_ABSMAX { LEAST_ABSMAX } else { absmax };
+    // The short one is divided: it differs in the last place.
+    let is_short = x.len() < block_size;
+    let inverse = 1.0 / divisor;
+    let code = |x: f32| code_of(if is_short { x / divisor } else { x * inverse });
+    for (byte, pair) in codes.iter_mut().zip(x.chunks(2)) {
+        *byte = code(pair[0]) << 4 | code(pair.get(1).copied().unwrap_or(0.0));
+    }
+    if is_short { divisor } else { absmax }
+}
+
+/// The larger of two, or what is not a number.
+fn larger(largest: f32, x: f32) -> f32 {
+    if x > largest || x.is_nan() { x } else { largest }
+}
+
+/// How many boundaries lie below a value.
+#[inline(always)]
+fn code_of(x: f32) -> u8 {
+    /// Half way between two levels each.
+    const BOUNDARIES: [f32; 15] = {
+        let mut boundaries = [0.0; 15];
+        let mut index = 0;
+        while index < 15 {
+            boundaries[index] = (LEVELS[index] + LEVELS[index + 1]) / 2.0;
+            index += 1;
+        }
+        boundaries
+    };
+    let mut code = 0;
+    for step in [8, 4, 2, 1] {
+        code += if x > BOUNDARIES[code + step - 1] { step } else { 0 };
+    }
+    code as u8
+}
+
+/// The values of some codes, from one of a block on.
+#[inline(always)]
+fn decode(codes: &[u8], first: usize, levels: &[f32; 16], values: &mut [f32]) {
+    let level = |code: u8| levels[usize::from(code & 15)];
+    let (start, values) = values.split_at_mut(first % 2);
+    if let [start] = start {
+        *start = level(codes[first / 2]);
+    }
+    let (pairs, last) = values.as_chunks_mut::<2>();
+    let codes = &codes[first.div_ceil(2)..];
+    for (pair, byte) in pairs.iter_mut().zip(codes) {
+        *pair = [level(byte >> 4), level(*byte)];
+    }
+    if let [last] = last {
+        *last = level(codes[pairs.len()] >> 4);
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// The nearest of the levels of absmaxes, of two the lower; the first for what is not a number.
+fn nearest_level(x: f32) -> u8 {
+    let above = NESTED_LEVELS.partition_point(|level| *level < x);
+    let distance = |level: f32| (f64::from(level) - f64::from(x)).abs();
+    let nearest = match (above.checked_sub(1), NESTED_LEVELS.get(above)) {
+        (Some(below), Some(level)) if distance(*level) < distance(NESTED_LEVELS[below]) => above,
+        (Some(below), _) => below,
+        (None, _) => 0,
+    };
+    nearest as u8
+}
+
+/// The levels of absmaxes: 8 bits with an exponent of as many bits as its magnitude leaves, in order.
+static NESTED_LEVELS: LazyLock<Vec<f32>> = LazyLock::new(|| {
+    let positive = POSITIVE_LEVELS.map(f32::from_bits);
+    let negative = positive.iter().rev().map(|level| -level);
+    negative.chain([0.0]).chain(positive).chain([1.0]).collect()
+});
+
+/// Those between 0 and 1, as PyTorch computes them in f32.
+const POSITIVE_LEVELS: [u32; 127] = [
+    0x3513_a3b7,
+    0x365a_1a94,
+    0x3702_05ff,
+    0x37b2_4206,
+    0x3837_8034,
+    0x388a_efb3,
+    0x38ba_1f4b,
+    0x3923_d70b,
+    0x398c_e705,
+    0x39c7_e283,
+    0x3a01_6f01,
+    0x3a1e_ecc1,
+    0x3a3c_6a80,
+    0x3a59_e83e,
+    0x3a77_65ff,
+    0x3aa7_ef9d,
+    0x3af1_a9fc,
+    0x3b1d_b22d,
+    0x3b42_8f5c,
+    0x3b67_6c8a,
+    0x3b86_24dd,
+    0x3b98_9374,
+    0x3bab_020d,
+    0x3bbd_70a4,
+    0x3bcf_df3b,
+    0x3be2_4dd3,
+    0x3bf4_bc6a,
+    0x3c03_9581,
+    0x3c0c_cccd,
+    0x3c16_0418,
+    0x3c1f_3b64,
+    0x3c3a_e148,
+    0x3c68_f5c3,
+    0x3c8b_851f,
+    0x3ca2_8f5d,
+    0x3cb9_999a,
+    0x3cd0_a3d7,
+    0x3ce7_ae15,
+    0x3cfe_b852,
+    0x3d0a_e148,
+    0x3d16_6667,
+    0x3d21_eb85,
+    0x3d2d_70a3,
+    0x3d38_f5c3,
+    0x3d44_7ae1,
+    0x3d50_0000,
+    0x3d5b_851f,
+    0x3d67_0a3d,
+    0x3d72_8f5d,
+    0x3d7e_147b,
+    0x3d84_cccd,
+    0x3d8a_8f5d,
+    0x3d90_51eb,
+    0x3d96_147b,
+    0x3d9b_d70a,
+    0x3da1_999a,
+    0x3da7_5c2a,
+    0x3dad_1eb8,
+    0x3db2_e148,
+    0x3db8_a3d7,
+    0x3dbe_6667,
+    0x3dc4_28f7,
+    0x3dc9_eb85,
+    0x3ddb_3334,
+    0x3df8_0000,
+    0x3e0a_6666,
+    0x3e18_cccd,
+    0x3e27_3333,
+    0x3e35_999a,
+    0x3e44_0000,
+    0x3e52_6666,
+    0x3e60_cccd,
+    0x3e6f_3333,
+    0x3e7d_9999,
+    0x3e86_0000,
+    0x3e8d_3334,
+    0x3e94_6666,
+    0x3e9b_999a,
+    0x3ea2_cccc,
+    0x3eaa_0000,
+    0x3eb1_3333,
+    0x3eb8_6666,
+    0x3ebf_999a,
+    0x3ec6_cccc,
+    0x3ece_0000,
+    0x3ed5_3333,
+    0x3edc_6666,
+    0x3ee3_999a,
+    0x3eea_cccc,
+    0x3ef2_0000,
+    0x3ef9_3332,
+    0x3f00_3333,
+    0x3f03_cccc,
+    0x3f07_6666,
+    0x3f0b_0000,
+    0x3f0e_999a,
+    0x3f12_3334,
+    0x3f15_cccd,
+    0x3f19_6666,
+    0x3f1d_0000,
+    0x3f20_999a,
+    0x3f24_3334,
+    0x3f27_cccd,
+    0x3f2b_6666,
+    0x3f2f_0000,
+    0x3f32_999a,
+    0x3f36_3334,
+    0x3f39_cccd,
+    0x3f3d_6666,
+    0x3f41_0000,
+    0x3f44_999a,
+    0x3f48_3333,
+    0x3f4b_cccd,
+    0x3f4f_6666,
+    0x3f53_0000,
+    0x3f56_999a,
+    0x3f5a_3333,
+    0x3f5d_cccd,
+    0x3f61_6666,
+    0x3f65_0000,
+    0x3f68_999a,
+    0x3f6c_3333,
+    0x3f6f_cccd,
+    0x3f73_6666,
+    0x3f77_0000,
+    0x3f7a_999a,
+    0x3f7e_3333,
+];
