@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, Names, SPEED};
+use super::hugging_face::{self, Names, QLORA, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -35,8 +35,6 @@ const PREFERENCE: preference::Names = preference::Names {
     undesirable_weight: Some("kto_undesirable_weight"),
     orpo_scores_prompts: true,
 };
-
-const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 
 /// The keys of `AxolotlInputConfig` and what it inherits.
 pub(super) fn keys() -> Keys {

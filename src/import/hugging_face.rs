@@ -28,6 +28,10 @@ pub(super) const NAMES: Names = Names {
     scheduler: "lr_scheduler_type",
 };
 
+/// Why a quantised base is not carried over.
+pub(super) const QLORA: &str = "a quantised base (QLoRA) is not carried over yet: add `quantize: { base: nf4 }` to the \
+                                `train` stage, else the base keeps the dtype of its files";
+
 const RECORDED: &str = "figures of every step are always recorded (`pipeline runs show`, TensorBoard)";
 pub(super) const SPEED: &str = "changes speed or memory, never the result";
 const STATES: &str = "states to go on from are kept by the store, whatever the folder";

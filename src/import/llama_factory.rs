@@ -8,7 +8,7 @@ use engine::file::source::{Sources, Span};
 use engine::file::tree::{Entry, Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES, SPEED};
+use super::hugging_face::{self, NAMES, QLORA, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -39,7 +39,6 @@ enum Stage {
     Pretraining,
     Preferences,
 }
-const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 
 /// ChatML without a system message of its own.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\

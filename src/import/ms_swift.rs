@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES, SPEED};
+use super::hugging_face::{self, NAMES, QLORA, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -15,7 +15,6 @@ use super::rows::{self, Shape};
 
 pub(super) const VERSION: &str = "4.6.0";
 
-const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 /// The keys of `swift rlhf`.
 const PREFERENCE: preference::Names = preference::Names {
     loss: "rlhf_type",

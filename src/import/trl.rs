@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES};
+use super::hugging_face::{self, NAMES, QLORA};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -14,8 +14,6 @@ use super::reading::Reading;
 use super::rows::{self, Shape};
 
 pub(super) const VERSION: &str = "1.16.0";
-
-const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 
 /// The keys of `trl dpo` and `trl kto`.
 const PREFERENCE: preference::Names = preference::Names {
