@@ -68,7 +68,7 @@ fn what_was_added_is_in_no_key_until_it_is_used() {
         "quantize.base = nf4",
         "quantize.double_quantization = true",
         "quantize.block_size = 64",
-        "quantize.skip_modules = lm_head",
+        "quantize.skip_modules[0] = \"lm_head\"",
     ];
     assert_eq!(added(json!({"quantize": {"base": "nf4"}})), quantize);
 }
