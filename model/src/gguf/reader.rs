@@ -228,7 +228,7 @@ impl<R: Read> Input<R> {
             ValueType::Bool => match self.array()? {
                 [0] => Value::Bool(false),
                 [1] => Value::Bool(true),
-                [other] => return Err(damaged(format!("a truth value is {other}"))),
+                [other] => return Err(damaged(format!("a boolean is {other}"))),
             },
             ValueType::String => Value::String(self.string()?),
             ValueType::Array => self.values()?,

@@ -335,7 +335,7 @@ impl<'a> Expressions<'a> {
     }
 }
 
-/// A value as a column holds it: numbers and truth values are text, as a template would write them.
+/// A value as a column holds it: numbers and booleans are text, as a template would write them.
 fn as_json(value: &Value) -> Result<serde_json::Value, minijinja::Error> {
     match value.kind() {
         ValueKind::None => Ok(serde_json::Value::Null),

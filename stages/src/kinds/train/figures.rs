@@ -65,7 +65,7 @@ pub(super) enum Record {
 impl Record {
     /// Its values in their order.
     fn values(&self) -> Map<String, Value> {
-        match serde_json::to_value(self).expect("numbers and truth values have a JSON form") {
+        match serde_json::to_value(self).expect("numbers and booleans have a JSON form") {
             Value::Object(values) => values,
             _ => unreachable!("a struct is a JSON object"),
         }
