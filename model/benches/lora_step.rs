@@ -38,7 +38,7 @@ use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
-use model::weights::{Nf4, QuantizedBase};
+use model::weights::{BaseFormat, Nf4, QuantizedBase};
 use profile::Profile;
 
 #[path = "support/machine.rs"]
@@ -202,8 +202,9 @@ impl Arguments {
             "--quantize" => {
                 let skip_modules = vec!["lm_head".to_owned()];
                 self.quantize = match value {
-                    "nf4" => Some(QuantizedBase { nf4: Nf4::default(), skip_modules }),
-                    _ => return Err("a base is quantised to nf4".into()),
+                    "nf4" => Some(QuantizedBase { format: BaseFormat::FourBits(Nf4::default()), skip_modules }),
+                    "q8_0" => Some(QuantizedBase { format: BaseFormat::Q8_0, skip_modules }),
+                    _ => return Err("a base is quantised to nf4 or q8_0".into()),
                 }
             }
             "--profile" => self.profile = table::profile(value)?,

@@ -55,6 +55,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let modules = modules.collect();
     let config = AdapterConfig::new(RANK, 32.0, TARGETS.map(str::to_owned).to_vec());
-    Adapter { config, modules, saved_tensors: Default::default() }.save(&adapter)?;
+    Adapter { config, modules, saved_tensors: Default::default(), token_rows: Default::default() }.save(&adapter)?;
     Ok(())
 }

@@ -10,8 +10,10 @@ use serde_json::Value;
 
 use crate::config::{
     AttentionBias, Config, ConfigError, Fields, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm, RopeDialect,
+    StoredQuantized,
 };
 use crate::ops::{Activation, NormWeight};
+use crate::weights::Nf4;
 
 type Read = fn(&Fields<'_>) -> Result<Config, ConfigError>;
 
@@ -85,30 +87,46 @@ fn config(fields: &Fields<'_>) -> Result<Config, ConfigError> {
         }
         _ => {
             refuse_what_none_computes(fields)?;
-            let stored_quantized = fields.object("quantization_config")?.is_some();
+            let stored_quantized = match fields.object("quantization_config")? {
+                None => None,
+                Some(quantization) if quantization.text("quant_method")? == Some(GGUF) => {
+                    let bytes = quantization.optional_number("weight_bytes")?.unwrap_or(0.0) as u64;
+                    Some(StoredQuantized::Gguf { bytes })
+                }
+                Some(quantization) => {
+                    let double_quantization = quantization.flag("bnb_4bit_use_double_quant")?.unwrap_or(false);
+                    Some(StoredQuantized::Nf4(Nf4 { double_quantization, ..Nf4::default() }))
+                }
+            };
             Ok(Config { model_type: (*name).to_owned(), stored_quantized, ..read(fields)? })
         }
     }
 }
+
+/// The `quant_method` of a model whose weights are in a GGUF file.
+const GGUF: &str = "gguf";
 
 /// Refuses settings that change the result, stand in the file of any family, and are computed for none.
 fn refuse_what_none_computes(fields: &Fields<'_>) -> Result<(), ConfigError> {
     for key in ["quantization_config", "compression_config"] {
         let Some(quantization) = fields.object(key)? else { continue };
         let method = quantization.text("quant_method")?.unwrap_or("quantised weights");
+        if method == GGUF {
+            continue;
+        }
         if method == "bitsandbytes" && quantization.flag("load_in_4bit")? == Some(true) {
             // bitsandbytes' own default is fp4.
             let format = quantization.text("bnb_4bit_quant_type")?.unwrap_or("fp4");
-            if format == "nf4" {
+            if ["nf4", "fp4"].contains(&format) {
                 continue;
             }
             let key = "bnb_4bit_quant_type".to_owned();
-            return Err(ConfigError::Unsupported { key, value: format.to_owned(), supported: "nf4" });
+            return Err(ConfigError::Unsupported { key, value: format.to_owned(), supported: "nf4, fp4" });
         }
         return Err(ConfigError::Unsupported {
             key: key.to_owned(),
             value: method.to_owned(),
-            supported: "f32, bf16 or f16, or what bitsandbytes stores as nf4",
+            supported: "f32, bf16 or f16, what bitsandbytes stores in 4 bits, or a GGUF file",
         });
     }
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
@@ -212,7 +230,7 @@ fn llama_like(fields: &Fields<'_>, unsaid: &Unsaid, activation: Activation) -> R
         attention_bias: AttentionBias::None,
         mlp_bias: MlpBias::None,
         activation,
-        stored_quantized: false,
+        stored_quantized: None,
     })
 }
 

@@ -42,6 +42,7 @@
 
 pub mod adapter;
 pub mod batch;
+pub mod bitsandbytes;
 pub mod blocks;
 pub mod candle;
 pub mod checkpoint;
@@ -63,9 +64,11 @@ pub mod peft;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 pub mod random;
+pub mod resize;
 pub mod rope;
 pub mod sampling;
 pub mod schedule;
+pub mod scoring;
 pub mod session;
 pub mod trainer;
 pub mod weights;

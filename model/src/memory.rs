@@ -6,10 +6,10 @@
 
 use crate::checkpoint::Dtype;
 
-use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
+use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm, StoredQuantized};
 use crate::ops::{Compute, WeightRole};
 use crate::trainer::{Recompute, Trained};
-use crate::weights::{BlockFormat, Nf4, WeightFormat};
+use crate::weights::{BaseFormat, BlockFormat, WeightFormat};
 
 const F32_BYTES: u64 = 4;
 
@@ -74,6 +74,30 @@ impl Config {
     }
 }
 
+/// How frozen weights are held in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrozenFormat {
+    /// As they are stored, or in what is computed in.
+    AsStored,
+    /// All of them in blocks.
+    Blocks(BlockFormat),
+    /// The linear layers but for the head quantised.
+    Layers(BaseFormat),
+    /// Of so many bytes in all, as a file has them.
+    Bytes(u64),
+}
+
+impl FrozenFormat {
+    /// That of a checkpoint whose weights are taken as they are stored.
+    pub fn stored(config: &Config) -> Self {
+        match config.stored_quantized {
+            None => Self::AsStored,
+            Some(StoredQuantized::Nf4(nf4)) => Self::Layers(BaseFormat::FourBits(nf4)),
+            Some(StoredQuantized::Gguf { bytes }) => Self::Bytes(bytes),
+        }
+    }
+}
+
 /// What a training run is to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingLoad {
@@ -81,8 +105,8 @@ pub struct TrainingLoad {
     pub compute: Compute,
     /// The type that frozen weights are read from.
     pub stored: Dtype,
-    /// How frozen linear layers, but for the head, are quantised when they are loaded.
-    pub quantize: Option<Nf4>,
+    /// How frozen weights are held.
+    pub frozen: FrozenFormat,
     /// What is trained.
     pub what: Trained,
     /// Trained values.
@@ -152,11 +176,8 @@ impl TrainingMemory {
         let weights = match (load.what, load.compute) {
             // Products read the trained values themselves.
             (Trained::Weights, Compute::F32) => 0,
-            (Trained::Adapter, compute) => {
-                let of_layers = load.quantize.map(|nf4| nf4.bytes(config.layer_weights()));
-                weight_bytes_with(config, compute, load.stored, of_layers)
-            }
-            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32, None),
+            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored, load.frozen),
+            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32, FrozenFormat::AsStored),
         };
         let copies = match load.what {
             // Its matrices are small.
@@ -188,14 +209,8 @@ impl TrainingMemory {
 
 /// An estimate of the memory of running a model without training it, in bytes: its weights, read from the stored type,
 /// and what passes through one layer.
-pub fn inference_bytes(
-    config: &Config,
-    compute: Compute,
-    stored: Dtype,
-    quantize: Option<BlockFormat>,
-    tokens: u64,
-) -> u64 {
-    weight_bytes(config, compute, stored, quantize)
+pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, frozen: FrozenFormat, tokens: u64) -> u64 {
+    weight_bytes(config, compute, stored, frozen)
         + saved_per_token(config, compute) * tokens * F32_BYTES
         + buffer_bytes(config, compute, tokens)
 }
@@ -207,24 +222,21 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
 }
 
 /// Bytes of the prepared weights, read from the stored dtype: f32 is computed in with weights of bf16 and f16, too.
-pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype, quantize: Option<BlockFormat>) -> u64 {
-    let Some(format) = quantize else { return weight_bytes_with(config, compute, stored, None) };
-    let (weights, layers) = (config.matrix_weights(), config.layer_weights());
-    let of = |role: WeightRole, weights: u64| WeightFormat::Blocks(format.for_role(role)).bytes(weights);
-    of(WeightRole::Matrix, layers) + of(WeightRole::Table, weights - layers)
-}
-
-/// As [`weight_bytes`] of weights that are not quantised, but for those of layers where these take so many bytes.
-fn weight_bytes_with(config: &Config, compute: Compute, stored: Dtype, of_layers: Option<u64>) -> u64 {
+pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype, frozen: FrozenFormat) -> u64 {
     let format = match (compute, stored) {
         (Compute::F32, Dtype::F16) => WeightFormat::F16,
         (Compute::Bf16, _) | (Compute::F32, Dtype::BF16) => WeightFormat::Bf16,
         (Compute::F32, _) => WeightFormat::F32,
     };
     let (weights, layers) = (config.matrix_weights(), config.layer_weights());
-    match of_layers {
-        Some(of_layers) => format.bytes(weights - layers) + of_layers,
-        None => format.bytes(weights),
+    match frozen {
+        FrozenFormat::AsStored => format.bytes(weights),
+        FrozenFormat::Bytes(bytes) => bytes,
+        FrozenFormat::Layers(base) => format.bytes(weights - layers) + base.bytes(layers),
+        FrozenFormat::Blocks(blocks) => {
+            let of = |role: WeightRole, weights: u64| WeightFormat::Blocks(blocks.for_role(role)).bytes(weights);
+            of(WeightRole::Matrix, layers) + of(WeightRole::Table, weights - layers)
+        }
     }
 }
 
@@ -309,7 +321,7 @@ mod tests {
         TrainingLoad {
             compute: Compute::Bf16,
             stored: Dtype::BF16,
-            quantize: None,
+            frozen: FrozenFormat::AsStored,
             what: Trained::Adapter,
             trained: 3_407_872,
             optimizer_bytes: 3_407_872 * 8,
@@ -326,6 +338,25 @@ mod tests {
         // The model card says 8.03 billion, norms included: 65 of 4096.
         assert_eq!(config.matrix_weights(), 8_030_261_248 - 65 * 4096);
         assert_eq!(cache_bytes(&config, 1), 2 * 1024 * 32 * 4);
+    }
+
+    #[test]
+    fn weights_that_are_stored_in_4_bits_are_counted_as_such() {
+        let stored = LLAMA_8B.replacen(
+            '{',
+            r#"{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true,
+                "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true},"#,
+            1,
+        );
+        let config = Config::from_json(&stored).unwrap();
+        let bytes = weight_bytes(&config, Compute::Bf16, Dtype::BF16, FrozenFormat::stored(&config));
+        // 4 bits a weight, a byte to a block of 64, and a float to 256 blocks; embeddings and head in 16 bits.
+        let (layers, tables) = (6_979_321_856, 2 * 128_256 * 4096);
+        assert_eq!(bytes, layers / 2 + layers / 64 + layers / 64 / 64 + 2 * tables);
+        let plain = Config::from_json(&stored.replace(r#""bnb_4bit_use_double_quant": true"#, r#""x": 1"#)).unwrap();
+        let bytes = weight_bytes(&plain, Compute::Bf16, Dtype::BF16, FrozenFormat::stored(&plain));
+        assert_eq!(bytes, layers / 2 + layers / 16 + 2 * tables);
+        assert_eq!(FrozenFormat::stored(&Config::from_json(LLAMA_8B).unwrap()), FrozenFormat::AsStored);
     }
 
     #[test]

@@ -12,6 +12,8 @@
 //! - Shapes that do not fit are a bug of the caller: a set may panic. Only the device's own failures are errors.
 //! - Sums run in a fixed order: equal inputs give equal bits on the same machine.
 
+use std::ops::Range;
+
 use profile::Profile;
 
 use crate::batch::Documents;
@@ -76,6 +78,15 @@ pub enum MatmulPrecision {
 /// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a
 /// row's bits do not depend on how many there are.
 pub const FEW_ROWS: usize = 16;
+
+/// Keys and values of one layer for some tokens of a sequence, `[tokens, width]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CachedRows {
+    /// The keys.
+    pub keys: Vec<f32>,
+    /// The values.
+    pub values: Vec<f32>,
+}
 
 /// The result of an operation.
 pub type Result<T = ()> = std::result::Result<T, KernelError>;
@@ -391,6 +402,27 @@ pub trait Ops: Sized + Send + Sync + 'static {
     ) -> Result;
     /// `dx (+)= dy · weight`: the gradient with respect to the input of [`Ops::linear`].
     fn linear_backward(&self, dy: &Self::Tensor, weight: &Self::Weight, write: Write, dx: &mut Self::Tensor) -> Result;
+    /// `y[i] += scaling · B(A x[i])` of some rows, each as if these rows were all there are: what an adapter `(A, B,
+    /// scaling)` adds.
+    fn add_low_rank(
+        &self,
+        x: &Self::Tensor,
+        rows: Range<usize>,
+        (a, b, scaling): (&Self::Tensor, &Self::Tensor, f32),
+        y: &mut Self::Tensor,
+    ) -> Result {
+        let (total, _) = self.shape(y);
+        let gather = |rows: Range<usize>, from: &Self::Tensor| {
+            let (mut part, rows) = (Self::Tensor::default(), rows.map(|row| row as u32).collect::<Vec<_>>());
+            self.gather_rows(from, &rows, &mut part).map(|()| part)
+        };
+        let [before, mut part, after] =
+            [gather(0..rows.start, y)?, gather(rows.clone(), y)?, gather(rows.end..total, y)?];
+        let mut low_rank = Self::Tensor::default();
+        self.matmul(Form::Nt, 1.0, &gather(rows, x)?, a, Write::Replace, &mut low_rank)?;
+        self.matmul(Form::Nt, scaling, &low_rank, b, Write::Add, &mut part)?;
+        self.join_rows(&[&before, &part, &after], y)
+    }
     /// `c (+)= scale · (a times b in this form)`, for tensors that change at each step: adapters and weight
     /// gradients (a weight's gradient is `Form::Tn` of `dy` and `x`, added).
     fn matmul(
@@ -481,6 +513,16 @@ pub trait Ops: Sized + Send + Sync + 'static {
         v: &Self::Tensor,
         documents: &Documents,
     ) -> Result;
+    /// Gives back the memory of a slot whose sequence has ended, where a set can; another begins there at 0.
+    fn cache_clear(&self, _cache: &mut Self::Cache, _slot: usize) {}
+    /// A copy of the keys and values of some tokens of a slot, where a set can make one.
+    fn cache_read(&self, _cache: &Self::Cache, _slot: usize, _tokens: Range<usize>) -> Option<CachedRows> {
+        None
+    }
+    /// Puts such a copy behind the tokens that a slot has.
+    fn cache_extend(&self, _cache: &mut Self::Cache, _slot: usize, _rows: &CachedRows) {
+        unreachable!("a set that makes no copies is given none")
+    }
     /// As [`Ops::attention`], for new rows over the cached keys and values of their slot (which hold theirs already):
     /// the row at position `p` sees positions `0 ..= p`.
     fn attention_cached(

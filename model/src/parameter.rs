@@ -85,6 +85,12 @@ impl<B: Ops> Parameter<B> {
         }
     }
 
+    /// Puts the base model's own back in its place and returns the adapter's copy, if that was there.
+    pub(crate) fn take_copy(&mut self) -> Option<Self> {
+        let base = self.replaced.take()?;
+        Some(std::mem::replace(self, *base))
+    }
+
     /// Exchanges an adapter's copy and the base model's own, which are then kept for each other.
     pub(crate) fn exchange(&mut self) {
         if let Some(mut other) = self.replaced.take() {
@@ -113,11 +119,12 @@ pub struct Matrix<B: Ops> {
     /// The trained values, from which `weight` is prepared again after each step.
     pub trained: Option<Parameter<B>>,
     /// The base model's own, while an adapter's copy stands in for it.
-    replaced: Option<Box<Replaced<B>>>,
+    replaced: Option<Box<MatrixCopy<B>>>,
 }
 
-/// What a matrix was before an adapter's copy came in its place.
-struct Replaced<B: Ops> {
+/// The values of a matrix that are not in use: the base model's own while an adapter's copy stands in for it, or such a
+/// copy.
+pub(crate) struct MatrixCopy<B: Ops> {
     weight: B::Weight,
     trained: Option<Parameter<B>>,
 }
@@ -230,12 +237,36 @@ impl<B: Ops> Matrix<B> {
         Ok(values)
     }
 
+    /// Some of its rows, of the base model's own values.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub(crate) fn base_rows(&self, ops: &B, rows: &[u32]) -> Result<Vec<f32>> {
+        let weight = self.replaced.as_deref().map_or(&self.weight, |replaced| &replaced.weight);
+        let mut values = B::Tensor::default();
+        ops.embed(weight, rows, 1.0, &mut values)?;
+        ops.read(&values)
+    }
+
     /// Puts an adapter's copy in the place of these values, which are kept for [`Matrix::give_back`].
     pub(crate) fn replace_by(&mut self, copy: Self) {
+        self.put_copy(MatrixCopy { weight: copy.weight, trained: copy.trained });
+    }
+
+    /// As [`Matrix::replace_by`], of values that [`Matrix::take_copy`] returned.
+    pub(crate) fn put_copy(&mut self, copy: MatrixCopy<B>) {
         self.give_back();
         let weight = std::mem::replace(&mut self.weight, copy.weight);
         let trained = std::mem::replace(&mut self.trained, copy.trained);
-        self.replaced = Some(Box::new(Replaced { weight, trained }));
+        self.replaced = Some(Box::new(MatrixCopy { weight, trained }));
+    }
+
+    /// Puts the base model's own values back in their place and returns the adapter's copy, if that was there.
+    pub(crate) fn take_copy(&mut self) -> Option<MatrixCopy<B>> {
+        let base = self.replaced.take()?;
+        let weight = std::mem::replace(&mut self.weight, base.weight);
+        let trained = std::mem::replace(&mut self.trained, base.trained);
+        Some(MatrixCopy { weight, trained })
     }
 
     /// Puts the base model's own values back in their place.

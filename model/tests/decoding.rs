@@ -86,8 +86,8 @@ fn answers(decoder: &Decoder<Cpu>, prompts: &[&[u32]]) -> Vec<Vec<Vec<f32>>> {
     let mut session = Session::new(decoder, prompts.len(), 64).unwrap();
     let mut append = |tokens: &dyn Fn(usize) -> Vec<u32>| {
         let tokens: Vec<Vec<u32>> = (0..prompts.len()).map(tokens).collect();
-        let new: Vec<_> = tokens.iter().enumerate().map(|(sequence, tokens)| Append { sequence, tokens }).collect();
-        session.append(&new).unwrap()
+        let new: Vec<_> = tokens.iter().enumerate().map(|(sequence, tokens)| Append::new(sequence, tokens)).collect();
+        session.append(decoder, &new).unwrap()
     };
     let mut steps = vec![append(&|sequence| prompts[sequence].to_vec())];
     for step in 1..4 {

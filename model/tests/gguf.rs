@@ -9,9 +9,16 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use model::batch::Batch;
+use model::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
 use model::config::Config;
-use model::gguf::{Export, ExportOptions, FileType, GgufFile, TensorType, Value};
+use model::cpu::Cpu;
+use model::decoder::Decoder;
+use model::gguf::{Export, ExportOptions, FileType, GgufFile, TensorType, TokenizerJson, Value};
+use model::ops::Compute;
+use model::parameter::Keep;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
@@ -331,4 +338,106 @@ fn what_gguf_cannot_hold_is_an_error_and_a_window_a_warning() {
 
     let windowed = Export::plan(&here.join("mistral"), &options).unwrap();
     assert!(windowed.warnings()[0].contains("up to 16 tokens"), "{:?}", windowed.warnings());
+}
+
+/// A folder as `download` makes it of a file.
+fn imported(file: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(file, folder.path().join(model::gguf::FILE)).unwrap();
+    let read = GgufFile::open(file).unwrap();
+    let config = model::gguf::config(&read).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let TokenizerJson { tokenizer, settings } = model::gguf::tokenizer(&read, None).unwrap();
+    for (name, content) in
+        [("config.json", Json::Object(config)), ("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)]
+    {
+        std::fs::write(folder.path().join(name), content.to_string()).unwrap();
+    }
+    folder
+}
+
+/// The largest difference of a model's logits from those of another.
+fn difference(one: &Path, other: &Path) -> f32 {
+    // A window is no part of a file of mistral's: up to it both are one.
+    let ids: Vec<u32> = (0..16).map(|at| (37 * at + 5) % 251).collect();
+    let logits = |folder: &Path| {
+        let cpu = Arc::new(Cpu::new(1, Compute::F32).unwrap());
+        let mut decoder = Decoder::load(cpu, folder, Keep::Frozen).unwrap_or_else(|error| panic!("{error:?}"));
+        decoder.logits(&Batch::text(ids.clone())).unwrap()
+    };
+    let (one, other) = (logits(one), logits(other));
+    assert_eq!(one.len(), other.len());
+    one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
+}
+
+/// What was written and read back is the model that it was: to the bit in f32; quantised, it is what the dequantised
+/// weights give.
+#[test]
+fn files_are_read_back_as_the_models_that_they_were() {
+    for folder in folders() {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let written = tempfile::tempdir().unwrap();
+        let path = written.path().join(model::gguf::FILE);
+        let mut said = Vec::new();
+        for (kind, file_type) in [
+            ("f32", FileType::F32),
+            ("f16", FileType::F16),
+            ("q8_0", FileType::Q8_0),
+            ("q4_0", FileType::Q4_0),
+            ("q4_k_m", FileType::Q4KM),
+            ("q5_k_m", FileType::Q5KM),
+        ] {
+            export(&folder, file_type, &path);
+            let back = imported(&path);
+            if file_type == FileType::F32 {
+                let apart = difference(&folder, back.path());
+                assert_eq!(apart, 0.0, "{name}");
+                said.push(format!("{kind} {apart:e}"));
+            }
+            let dequantised = dequantised(back.path());
+            let apart = difference(back.path(), dequantised.path());
+            assert_eq!(apart, 0.0, "{name} as {kind}");
+            let again = written.path().join("again.gguf");
+            export(back.path(), file_type, &again);
+            same_file(&path, &again, &format!("{name} as {kind}"), file_type);
+        }
+        println!("gguf/{name}: read back, {}", said.join(", "));
+    }
+}
+
+/// The same checkpoint with its tensors in f32.
+fn dequantised(folder: &Path) -> tempfile::TempDir {
+    let output = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let specs = checkpoint.tensors().map(|(name, info)| TensorSpec::new(name, Dtype::F32, &info.shape)).collect();
+    let mut writer = CheckpointWriter::create(output.path(), specs, 1 << 30).unwrap();
+    for name in checkpoint.names() {
+        writer.write_f32(name, &checkpoint.tensor_f32(name).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+    let mut config = json(&folder.join("config.json"));
+    config.as_object_mut().unwrap().remove("quantization_config");
+    std::fs::write(output.path().join("config.json"), config.to_string()).unwrap();
+    output
+}
+
+/// A file and what was written of what it was read as: the same keys, and the same floats.
+fn same_file(one: &Path, other: &Path, what: &str, file_type: FileType) {
+    let (one, other) = (GgufFile::open(one).unwrap(), GgufFile::open(other).unwrap());
+    // Where the converter writes nothing of a key, what is taken by default is written out.
+    let unsaid = ["tokenizer.ggml.add_sep_token", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"];
+    for (key, value) in one.metadata().iter().filter(|(key, _)| !unsaid.contains(&key.as_str())) {
+        // The scores of a vocabulary without `tokenizer.model` are those of its merges.
+        if ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"].contains(&key.as_str()) {
+            continue;
+        }
+        assert_eq!(other.get(key), Some(value), "{what}: `{key}`");
+    }
+    assert_eq!(one.tensors(), other.tensors(), "{what}");
+    if matches!(file_type, FileType::F32 | FileType::F16) {
+        for tensor in one.tensors() {
+            let (one, other) = (one.tensor_f32(tensor).unwrap(), other.tensor_f32(tensor).unwrap());
+            let apart = one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+            assert!(apart <= 1e-6, "{what}: `{}` differs by {apart}", tensor.name);
+        }
+    }
 }

@@ -65,12 +65,13 @@ const CASES: [&str; 25] = [
 ];
 
 /// The adapters of those cases, likewise.
-const ADAPTERS: [&str; 28] = [
+const ADAPTERS: [&str; 30] = [
     "gemma/attention",
     "gemma/tied_embedding_saved",
     "gemma2/attention",
     "gemma2/dora_lm_head",
     "gemma2/neftune",
+    "gemma2/tied_trainable_tokens",
     "llama2/attention",
     "llama2/dropout",
     "llama2/norms",
@@ -82,6 +83,7 @@ const ADAPTERS: [&str; 28] = [
     "llama31/modules_to_save",
     "llama31/patterns",
     "llama31/rslora",
+    "llama31/trainable_tokens",
     "llama31/warm_start",
     "mistral/attention",
     "mistral/layers",
@@ -199,8 +201,8 @@ fn check_generation<B: Blocks>(decoder: &mut Decoder<B>, expected: &Tensors, fam
     let mut session = Session::new(decoder, 2, ids.len()).unwrap();
     // A second, shorter sequence beside the first must not change it.
     let other = &prompt[..5];
-    let both = [Append { sequence: 0, tokens: &prompt }, Append { sequence: 1, tokens: other }];
-    let mut last = session.append(&both).unwrap().remove(0);
+    let both = [Append::new(0, &prompt), Append::new(1, other)];
+    let mut last = session.append(decoder, &both).unwrap().remove(0);
     let (mut found, mut logits) = (prompt.clone(), Vec::new());
     while found.len() < ids.len() {
         let next = argmax(&last).unwrap();
@@ -208,8 +210,8 @@ fn check_generation<B: Blocks>(decoder: &mut Decoder<B>, expected: &Tensors, fam
         logits.extend_from_slice(&last);
         if found.len() < ids.len() {
             let next = [next];
-            let both = [Append { sequence: 1, tokens: &next }, Append { sequence: 0, tokens: &next }];
-            last = session.append(&both).unwrap().remove(1);
+            let both = [Append::new(1, &next), Append::new(0, &next)];
+            last = session.append(decoder, &both).unwrap().remove(1);
         }
     }
     findings.equal(name("greedy_ids"), &found, &ids);
@@ -309,6 +311,9 @@ fn check_fresh<B: Blocks>(decoder: &Decoder<B>, expected: &Adapter, name: &str, 
         adapter.tensors().into_iter().map(|(tensor, shape, _)| (tensor, shape)).collect()
     };
     findings.equal(format!("{name} shapes"), &shapes(&fresh), &shapes(expected));
+    for (table, rows) in &fresh.token_rows {
+        findings.compare(format!("{name} rows of {table}"), &rows.values, &expected.token_rows[table].values);
+    }
     for (tensor, saved) in &fresh.saved_tensors {
         findings.compare(format!("{name} {tensor}"), &saved.values, &expected.saved_tensors[tensor].values);
     }

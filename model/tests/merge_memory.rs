@@ -51,7 +51,12 @@ fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() -> Result<(), Unme
     let mut modules: BTreeMap<String, AdapterModule> =
         (0..12).map(|layer| (format!("model.layers.{layer}.mlp.down_proj"), on(2048, 512))).collect();
     modules.insert("lm_head".to_owned(), on(512, 16_384));
-    let adapter = Adapter { config: AdapterConfig::new(4, 8.0, vec![]), modules, saved_tensors: Default::default() };
+    let adapter = Adapter {
+        config: AdapterConfig::new(4, 8.0, vec![]),
+        modules,
+        saved_tensors: Default::default(),
+        token_rows: Default::default(),
+    };
 
     let adapters = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];
     for dtype in [None, Some(Dtype::F16)] {

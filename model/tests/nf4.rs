@@ -16,12 +16,12 @@ use model::candle::Candle;
 use model::checkpoint::{Checkpoint, Dtype, ValueRows, encode_float};
 use model::cpu::Cpu;
 use model::decoder::Decoder;
-use model::merge::{MergeOptions, WeightedAdapter, merge};
+use model::merge::{MergeInto, MergeOptions, TrainedOn, WeightedAdapter, merge};
 use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
-use model::weights::{Absmax, Nf4, Nf4Matrix, QuantizedBase};
+use model::weights::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -31,10 +31,12 @@ const NORMS: f64 = 1e-3;
 const ADAPTERS: f64 = 1e-3;
 
 /// What the folder may hold beside folders.
-const FILES: [&str; 8] = [
+const FILES: [&str; 10] = [
     "README.md",
     "agreement.json",
     "codebook.json",
+    "fp4.safetensors",
+    "make_fp4.py",
     "matrices.json",
     "matrices.safetensors",
     "torchao.json",
@@ -172,7 +174,7 @@ fn matrices_have_the_bits_of_bitsandbytes() {
         let source = tensors.floats(&format!("{}.source", case.trim_end_matches(".block128")));
         let rows = ValueRows::new(&source, shape[1]);
         let quantize = |double_quantization| {
-            let nf4 = Nf4 { block_size, double_quantization };
+            let nf4 = Nf4 { block_size, double_quantization, ..Nf4::default() };
             Nf4Matrix::quantize(&rows, shape, dtype_of(&told["dtype"]), nf4).unwrap()
         };
         let plain = quantize(false);
@@ -211,6 +213,60 @@ fn matrices_have_the_bits_of_bitsandbytes() {
     findings.print();
 }
 
+/// Values as they are in another dtype: a unit of it apart at most, by the order of a sum.
+#[test]
+fn torchaos_nf4_has_its_bits() {
+    let cases = folders().1;
+    let tensors = Tensors::read(&cases.join("torchao.safetensors"));
+    let mut findings = Findings::of("nf4/torchao");
+    for (case, told) in json(&cases.join("torchao.json")).as_object().unwrap() {
+        let size = |key: &str| told[key].as_u64().unwrap() as usize;
+        let shape = [0, 1].map(|at| told["shape"][at].as_u64().unwrap() as usize);
+        let dtype = dtype_of(&told["dtype"]);
+        let of = |what: &str| format!("{case}.{what}");
+        let source = tensors.floats(&of("source"));
+        let nf4 = Nf4 { codebook: Codebook::Torchao, block_size: size("block_size"), double_quantization: true };
+        let absmaxes: Vec<f32> =
+            source.chunks(nf4.block_size).map(|x| x.iter().fold(0.0f32, |most, x| most.max(x.abs()))).collect();
+        let mean = tensors.floats(&of("scaler_mean"))[0];
+        let absmax = Absmax::linear(&absmaxes, mean, size("scaler_block_size"), dtype);
+        let Absmax::Linear { codes, factors, .. } = &absmax else { panic!("{case}: not linear") };
+        let codes: Vec<u8> = codes.iter().map(|code| code.cast_unsigned()).collect();
+        findings.equal(&of("scalers"), &codes, tensors.bytes(&of("quantized_scalers")));
+        findings.same_bits(&of("factors"), factors, &tensors.floats(&of("quantization_factor")));
+        if !nf4.fits(shape) {
+            continue;
+        }
+        let matrix = Nf4Matrix::quantize(&ValueRows::new(&source, shape[1]), shape, dtype, nf4).unwrap();
+        findings.same_bits(&of("levels"), &matrix.levels, &tensors.floats(&of("nf4")));
+        findings.equal(&of("codes"), &matrix.codes, tensors.bytes(&of("quantized_data")));
+        let Absmax::Linear { mean: own, .. } = matrix.absmax else { panic!("{case}: not linear") };
+        findings.near(&of("mean"), &[own], &[mean], f64::from(mean) * 3.6e-7);
+        let matrix = Nf4Matrix { absmax, ..matrix };
+        findings.same_bits(&of("values"), &dequantized(&matrix), &tensors.floats(&of("dequantised")));
+    }
+    findings.print();
+}
+
+#[test]
+fn fp4_has_the_bits_of_bitsandbytes() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/nf4");
+    let tensors = Tensors::read(&cases.join("fp4.safetensors"));
+    let mut findings = Findings::of("nf4/fp4");
+    for (case, shape, dtype) in [("normal", [48, 80], Dtype::F32), ("bf16", [32, 64], Dtype::BF16)] {
+        let source = tensors.floats(&format!("{case}.source"));
+        let nf4 = Nf4 { codebook: Codebook::Fp4, double_quantization: false, ..Nf4::default() };
+        let matrix = Nf4Matrix::quantize(&ValueRows::new(&source, shape[1]), shape, dtype, nf4).unwrap();
+        findings.equal(&format!("{case} codes"), &matrix.codes, tensors.bytes(&format!("{case}.packed")));
+        let Absmax::Plain(absmax) = &matrix.absmax else { panic!("{case}: not plain") };
+        findings.same_bits(&format!("{case} absmax"), absmax, &tensors.floats(&format!("{case}.absmax")));
+        let expected = tensors.floats(&format!("{case}.dequantised"));
+        let values = dequantized(&matrix);
+        assert!(values.iter().zip(&expected).all(|(one, other)| one == other), "{case} values");
+    }
+    findings.print();
+}
+
 #[test]
 fn levels_are_those_of_the_codebook() {
     let codebook = json(&folders().1.join("codebook.json"));
@@ -245,9 +301,6 @@ fn check_all<B: Blocks>(ops: impl Fn() -> Arc<B>) {
         let folder = cases.join(&name);
         if !folder.is_dir() {
             assert!(FILES.contains(&name.as_str()), "{} is no case that is known here", folder.display());
-            if name == "torchao.json" {
-                println!("nf4/torchao.json: not run: torchao's NF4 is not offered");
-            }
             continue;
         }
         let mut findings = Findings::of(format!("nf4/{name}, {}", ops().describe()));
@@ -322,7 +375,7 @@ fn check_family<B: Blocks>(
     findings: &mut Findings,
 ) {
     let quantize = |double_quantization| QuantizedBase {
-        nf4: Nf4 { double_quantization, ..Nf4::default() },
+        format: BaseFormat::FourBits(Nf4 { double_quantization, ..Nf4::default() }),
         skip_modules: vec!["lm_head".to_owned()],
     };
     let checkpoint = Checkpoint::open(family).unwrap();
@@ -354,6 +407,23 @@ fn check_family<B: Blocks>(
         let double = json(&folder.join("steps.json"))["nf4"]["double_quantisation"].as_bool().unwrap();
         let decoder = Decoder::load_quantized(ops(), family, &quantize(double)).unwrap();
         check_training(decoder, &folder, &variant, findings);
+        if folder.join("merged.safetensors").exists() {
+            check_merge(family, &folder, &quantize(double), findings);
+        }
+    }
+}
+
+/// The merge into the dequantised weights, which is PEFT's without its last step, that quantises them again.
+fn check_merge(family: &Path, folder: &Path, base: &QuantizedBase, findings: &mut Findings) {
+    let adapter = Adapter::load(&folder.join("adapter")).unwrap();
+    let output = tempfile::tempdir().unwrap();
+    let trained_on = Some(TrainedOn { base, into: MergeInto::Dequantized });
+    let options = MergeOptions { trained_on, ..MergeOptions::default() };
+    merge(family, &[WeightedAdapter { adapter: &adapter, weight: 1.0 }], output.path(), options).unwrap();
+    let (found, expected) =
+        (Checkpoint::open(output.path()).unwrap(), Tensors::read(&folder.join("merged.safetensors")));
+    for name in expected.0.keys().filter(|name| name.ends_with(".weight")) {
+        findings.near(&format!("merged {name}"), &found.tensor_f32(name).unwrap(), &expected.floats(name), 1e-5);
     }
 }
 

@@ -241,7 +241,12 @@ fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
     assert!(trainer.state().unwrap().iter().all(|tensor| tensor.name.contains(".lora_")));
     // Without its adapter the trained model is the one it was.
     let config = AdapterConfig::new(2, 4.0, Vec::new());
-    let nothing = Adapter { config, modules: Default::default(), saved_tensors: Default::default() };
+    let nothing = Adapter {
+        config,
+        modules: Default::default(),
+        saved_tensors: Default::default(),
+        token_rows: Default::default(),
+    };
     trainer.decoder_mut().attach(&nothing).unwrap();
     let mut untouched = support::decoder(&ops, "llama", Keep::Frozen);
     assert_eq!(trainer.decoder_mut().logits(&text).unwrap(), untouched.logits(&text).unwrap());

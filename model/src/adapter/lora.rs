@@ -1,13 +1,13 @@
 //! The low-rank adapter itself.
 
-use super::{Dora, ProjectionSaved};
+use super::{Dora, ProjectionSaved, TokenRows};
 use crate::ops::{Form, Ops, Result, Write};
 use crate::parameter::{Matrix, Parameter};
 use crate::random::{Address, Draws, DropoutMask, Purpose};
 
 /// A low-rank adapter: adds `scaling · B(Ax)`.
 pub struct Lora<B: Ops> {
-    /// A, `[rank, in]`.
+    /// A, `[rank, in]`; of trained rows, their values.
     pub a: Parameter<B>,
     /// B, `[out, rank]`.
     pub b: Parameter<B>,
@@ -17,6 +17,9 @@ pub struct Lora<B: Ops> {
     pub dropout: Option<Dropout>,
     /// Magnitudes of their own.
     pub dora: Option<Dora<B>>,
+    /// Where rows of the matrix are trained in place of low ranks: what they are in the place of. B says which they are
+    /// and is frozen.
+    pub rows: Option<TokenRows<B>>,
 }
 
 /// Dropout on the input of one module's adapter.
@@ -38,12 +41,19 @@ impl Dropout {
 impl<B: Ops> Lora<B> {
     /// Its matrices, and its magnitudes if it has them.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        [&self.a, &self.b].into_iter().chain(self.dora.as_ref().map(|dora| &dora.magnitude))
+        let b = self.rows.is_none().then_some(&self.b);
+        std::iter::once(&self.a).chain(b).chain(self.dora.as_ref().map(|dora| &dora.magnitude))
     }
 
     /// As [`Lora::parameters`], to change.
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        [&mut self.a, &mut self.b].into_iter().chain(self.dora.as_mut().map(|dora| &mut dora.magnitude))
+        let b = self.rows.is_none().then_some(&mut self.b);
+        std::iter::once(&mut self.a).chain(b).chain(self.dora.as_mut().map(|dora| &mut dora.magnitude))
+    }
+
+    /// What multiplies the input: A, or what trained rows differ from those of the matrix by.
+    pub(crate) fn down(&self) -> &B::Tensor {
+        self.rows.as_ref().map_or(&self.a.value, TokenRows::delta)
     }
 
     pub(super) fn is_trained(&self) -> bool {
@@ -58,7 +68,10 @@ impl<B: Ops> Lora<B> {
 
     /// Computes what follows from the adapter's values again, after they or the matrix changed.
     pub(super) fn refresh(&mut self, ops: &B, matrix: &Matrix<B>) -> Result {
-        let Self { a, b, scaling, dora, .. } = self;
+        let Self { a, b, scaling, dora, rows, .. } = self;
+        if let Some(rows) = rows {
+            rows.refresh(ops, &a.value)?;
+        }
         match dora {
             Some(dora) => dora.refresh(ops, matrix, (a, b, *scaling)),
             None => Ok(()),
@@ -73,7 +86,7 @@ impl<B: Ops> Lora<B> {
         y: &mut B::Tensor,
         saved: &mut ProjectionSaved<B::Tensor>,
     ) -> Result {
-        ops.matmul(Form::Nt, 1.0, x, &self.a.value, Write::Replace, &mut saved.low_rank)?;
+        ops.matmul(Form::Nt, 1.0, x, self.down(), Write::Replace, &mut saved.low_rank)?;
         ops.matmul(Form::Nt, self.scaling, &saved.low_rank, &self.b.value, Write::Add, y)
     }
 
@@ -86,8 +99,10 @@ impl<B: Ops> Lora<B> {
         dy: &B::Tensor,
         dx: Option<(Write, &mut B::Tensor)>,
     ) -> Result {
-        let (a, a_gradient) = self.a.split();
-        let (b, b_gradient) = self.b.split();
+        let Self { a, b, rows, .. } = self;
+        let (a, a_gradient) = a.split();
+        let a = rows.as_ref().map_or(a, TokenRows::delta);
+        let (b, b_gradient) = b.split();
         if let Some(gradient) = b_gradient {
             ops.matmul(Form::Tn, self.scaling, dy, &saved.low_rank, Write::Add, gradient)?;
         }

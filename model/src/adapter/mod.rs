@@ -4,11 +4,16 @@
 
 mod dora;
 mod lora;
+mod token_rows;
 
 pub use dora::Dora;
 pub(crate) use dora::row_norms;
 pub use lora::{Dropout, Lora};
+pub use token_rows::{EmbeddingRows, TokenRows};
 
+use std::collections::BTreeMap;
+
+use crate::blocks::{AdapterRows, OfRows};
 use crate::ops::{Ops, Result, Write};
 use crate::parameter::{Matrix, Parameter};
 use crate::random::Draws;
@@ -21,6 +26,8 @@ pub struct Projection<B: Ops> {
     pub bias: Option<Parameter<B>>,
     /// The adapter.
     pub lora: Option<Lora<B>>,
+    /// Adapters by number, each of which some rows of a pass may have.
+    pub residents: BTreeMap<usize, Lora<B>>,
 }
 
 /// What a projection's backward needs besides its input.
@@ -38,6 +45,11 @@ impl<T: Default> Default for ProjectionSaved<T> {
 }
 
 impl<B: Ops> Projection<B> {
+    /// One without adapters.
+    pub fn new(matrix: Matrix<B>, bias: Option<Parameter<B>>) -> Self {
+        Self { matrix, bias, lora: None, residents: BTreeMap::new() }
+    }
+
     /// The module's own name: `q_proj` of `model.layers.0.self_attn.q_proj.weight`.
     pub fn module(&self) -> &str {
         self.path().rsplit_once('.').map_or(self.path(), |(_, module)| module)
@@ -67,11 +79,30 @@ impl<B: Ops> Projection<B> {
         }
     }
 
-    /// `y (+)= Wx + bias`, and what the adapter adds; with `draws`, dropout acts on the adapter's input.
+    /// `y (+)= Wx + bias`, and what the adapters add; with draws, dropout acts on the adapter's input.
     ///
     /// # Errors
     /// Fails if the device does.
     pub fn forward(
+        &self,
+        ops: &B,
+        x: &B::Tensor,
+        OfRows { draws, adapters }: OfRows<'_>,
+        write: Write,
+        y: &mut B::Tensor,
+        saved: &mut ProjectionSaved<B::Tensor>,
+    ) -> Result {
+        self.forward_all(ops, x, draws, write, y, saved)?;
+        for AdapterRows { rows, adapter } in adapters {
+            if let Some(lora) = self.residents.get(adapter) {
+                ops.add_low_rank(x, rows.clone(), (&lora.a.value, &lora.b.value, lora.scaling), y)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the rows have in common: all but what residents add.
+    fn forward_all(
         &self,
         ops: &B,
         x: &B::Tensor,

@@ -5,6 +5,8 @@
 
 pub mod composed;
 
+use std::ops::Range;
+
 use crate::adapter::Projection;
 use crate::batch::Documents;
 use crate::loss::TokenLoss;
@@ -138,6 +140,39 @@ pub struct Pass<'a, B: Ops> {
     pub rope: &'a RopeTables<B::Tensor>,
     /// Dropout's draws, for the rows of the documents; none outside training.
     pub draws: Option<Draws<'a>>,
+    /// Which rows have adapters that reside on the projections; none in training.
+    pub adapters: &'a [AdapterRows],
+}
+
+impl<B: Ops> Pass<'_, B> {
+    /// What it has of each row for projections.
+    pub(crate) fn of_rows(&self) -> OfRows<'_> {
+        OfRows { draws: self.draws, adapters: self.adapters }
+    }
+}
+
+/// Rows of a pass to which a resident adapter adds its part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterRows {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// The adapter's number.
+    pub adapter: usize,
+}
+
+/// In what rows differ for a projection.
+#[derive(Clone, Copy, Default)]
+pub struct OfRows<'a> {
+    /// Dropout's draws; none outside training.
+    pub draws: Option<Draws<'a>>,
+    /// Those that have adapters of their own.
+    pub adapters: &'a [AdapterRows],
+}
+
+impl<'a> From<Option<Draws<'a>>> for OfRows<'a> {
+    fn from(draws: Option<Draws<'a>>) -> Self {
+        Self { draws, adapters: &[] }
+    }
 }
 
 /// Whether anything below a block is trained.
@@ -201,6 +236,14 @@ pub trait Blocks: Ops + Sized {
         x: &mut Self::Tensor,
         saved: &mut Self::MlpSaved,
     ) -> Result;
+
+    /// The MLP block of rows that need no backward, of which some may have adapters that reside on the projections.
+    fn mlp_block_of(&self, block: &MlpBlock<Self>, adapters: &[AdapterRows], x: &mut Self::Tensor) -> Result {
+        match adapters {
+            [] => self.mlp_block(block, None, x, &mut Self::MlpSaved::default()),
+            _ => composed::mlp_block_of(self, block, adapters, x),
+        }
+    }
 
     /// Its backward.
     fn mlp_block_backward(

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use safetensors::{Dtype, SafeTensorError};
 
 use super::{INDEX_FILE, SINGLE_FILE};
+use crate::gguf::GgufError;
 
 /// What is wrong with a checkpoint, or with what was asked of it.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,15 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// What lies there instead, as the end of the message.
         hint: &'static str,
+    },
+    /// The weights are in a GGUF file that cannot be used.
+    #[error("cannot use `{}`", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<GgufError>,
     },
     /// A file could not be opened, mapped or read.
     #[error("cannot read `{}`", path.display())]
@@ -70,6 +80,20 @@ pub enum CheckpointError {
         tensor: String,
         /// What is wrong.
         what: String,
+    },
+    /// A tensor cannot be quantised as asked for.
+    #[error(
+        "tensor `{name}` of `{}` has {values} values, and torchao's NF4 takes multiples of 16384: leave it out with `skip_modules`, or \
+         take `nf4`",
+        path.display()
+    )]
+    NoWholeBlocks {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// How many values it has.
+        values: usize,
     },
     /// The file has fewer or more bytes than its header declares.
     #[error("`{}` has {found} bytes where its header declares {expected}: the file is {}", path.display(), if found < expected { "cut off" } else { "too long" })]

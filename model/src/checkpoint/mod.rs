@@ -1,9 +1,11 @@
-//! Checkpoints in the form of the Hugging Face Hub: safetensors files, one or several with an index.
+//! Checkpoints in the form of the Hugging Face Hub: safetensors files, one or several with an index; or a GGUF file,
+//! whose tensors have the names and the order of rows that they have on the Hub.
 //!
 //! [`Checkpoint`] reads a folder (or one file), [`CheckpointWriter`] streams tensors out, one at a time; both in
 //! pieces, on all threads. What the tensors mean is left to the decoder, the adapters and the merge.
 
 mod error;
+mod gguf;
 mod nf4;
 mod reader;
 mod rows;
@@ -11,7 +13,7 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use reader::{Checkpoint, TensorInfo, is_lfs_pointer};
-pub use rows::{HalfRows, Halves, Nf4Rows, Rows, StoredRows, ValueRows};
+pub use rows::{BlockRows, Halves, RowBytes, Rows, StoredRows, ValueRows};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
 pub use writer::{

@@ -1,5 +1,7 @@
-//! Tensors that bitsandbytes stores in NF4: the codes under the tensor's own name, and beside them, under names that
-//! begin with it, what they mean.
+//! Tensors in NF4: those that bitsandbytes stores so, and those that are quantised when they are read.
+//!
+//! bitsandbytes stores the codes under the tensor's own name, and beside them, under names that begin with it, what
+//! they mean.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{Checkpoint, CheckpointError, TensorInfo};
-use crate::weights::{Absmax, Nf4Matrix};
+use super::{Checkpoint, CheckpointError, Rows, TensorInfo};
+use crate::weights::{Absmax, BaseFormat, Nf4Matrix, QuantizedBase};
 
 /// What the name of a tensor's state ends in, before the format.
 const STATE: &str = ".quant_state.bitsandbytes__";
@@ -19,6 +21,8 @@ const PARTS: [&str; 4] = [".absmax", ".quant_map", ".nested_absmax", ".nested_qu
 #[derive(Default)]
 pub(super) struct QuantizedTensors {
     tensors: BTreeMap<String, QuantizedTensor>,
+    /// What is quantised when it is read.
+    pub(super) when_read: Option<QuantizedBase>,
     /// The one that was read last: who reads a tensor reads it piece by piece.
     last: Mutex<Option<(String, Arc<Nf4Matrix>)>>,
 }
@@ -58,7 +62,18 @@ impl QuantizedTensors {
             let tensor = QuantizedTensor::read(checkpoint, name, state).map_err(bad)?;
             tensors.insert(name.to_owned(), tensor);
         }
-        Ok(Self { tensors, last: Mutex::default() })
+        Ok(Self { tensors, when_read: None, last: Mutex::default() })
+    }
+
+    /// The tensor of this name, where it is the one that was read last.
+    fn last(&self, name: &str) -> Option<Arc<Nf4Matrix>> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().filter(|(last, _)| last == name).map(|(_, matrix)| Arc::clone(matrix))
+    }
+
+    /// Whether a tensor is stored in 4 bits.
+    pub(super) fn is_stored(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &QuantizedTensor)> {
@@ -71,8 +86,8 @@ impl QuantizedTensor {
         let error = |error: CheckpointError| error.to_string();
         let state = checkpoint.bytes(state_name).map_err(error)?;
         let state: State = serde_json::from_slice(state).map_err(|error| format!("its state: {error}"))?;
-        if state.quant_type != "nf4" {
-            return Err(format!("`{}` is not read, `nf4` is", state.quant_type));
+        if !["nf4", "fp4"].contains(&state.quant_type.as_str()) {
+            return Err(format!("`{}` is not read, `nf4` and `fp4` are", state.quant_type));
         }
         let dtype = match state.dtype.as_str() {
             "float32" => Dtype::F32,
@@ -144,20 +159,67 @@ impl QuantizedTensor {
     }
 }
 
+/// The rows of a tensor as they are stored.
+struct AsStored<'a> {
+    checkpoint: &'a Checkpoint,
+    name: &'a str,
+    dtype: Dtype,
+    columns: usize,
+}
+
+impl Rows for AsStored<'_> {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let begin = first * self.columns * self.dtype.bitsize() / 8;
+        self.checkpoint.read_piece(self.name, self.dtype, begin, values)
+    }
+}
+
 impl Checkpoint {
-    /// A tensor that is stored in NF4; `None` of any other.
+    /// The same checkpoint, of which these weights are quantised when they are read: whoever reads their values gets
+    /// dequantised ones. What is stored quantised stays what it is.
+    #[must_use]
+    pub fn quantizing(mut self, base: QuantizedBase) -> Self {
+        self.nf4.when_read = Some(base);
+        self
+    }
+
+    /// A tensor in NF4, which is stored so or quantised when it is read; `None` of any other. The one that was asked
+    /// for last is at hand: who reads a tensor piece by piece on several threads asks for it once before.
     ///
     /// # Errors
-    /// Fails if there is no such tensor.
+    /// Fails if there is no such tensor, or it cannot be read.
     pub fn nf4(&self, name: &str) -> Result<Option<Arc<Nf4Matrix>>, CheckpointError> {
-        self.info(name)?;
-        let Some(tensor) = self.nf4.tensors.get(name) else { return Ok(None) };
-        let mut last = self.nf4.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, matrix)) = last.as_ref().filter(|(last, _)| last == name) {
-            return Ok(Some(Arc::clone(matrix)));
+        let info = self.info(name)?;
+        let stored = self.nf4.tensors.get(name);
+        let is_as_it_was = stored.is_none() && info.gguf.is_none_or(|gguf| !gguf.tensor_type.is_quantized());
+        let when_read = self.nf4.when_read.as_ref().filter(|base| is_as_it_was && base.covers(name));
+        let when_read = when_read.and_then(|base| match base.format {
+            BaseFormat::FourBits(nf4) => Some(nf4),
+            BaseFormat::Q8_0 => None,
+        });
+        if stored.is_none() && when_read.is_none() {
+            return Ok(None);
         }
-        let matrix = Arc::new(tensor.matrix(self));
+        if let Some(matrix) = self.nf4.last(name) {
+            return Ok(Some(matrix));
+        }
+        // Not while the lock is held: a thread that waits for others to quantise takes up work that may ask for it.
+        let matrix = match (stored, when_read, &info.shape[..]) {
+            (Some(stored), ..) => stored.matrix(self),
+            (None, Some(nf4), &[rows, columns]) => {
+                self.expect_float(name)?;
+                if !nf4.fits([rows, columns]) {
+                    let (path, name) = (self.path().to_path_buf(), name.to_owned());
+                    return Err(CheckpointError::NoWholeBlocks { path, name, values: rows * columns });
+                }
+                let source = AsStored { checkpoint: self, name, dtype: info.dtype, columns };
+                Nf4Matrix::quantize(&source, [rows, columns], info.dtype, nf4)?
+            }
+            (None, ..) => return Ok(None),
+        };
         self.release(name);
+        let matrix = Arc::new(matrix);
+        let mut last = self.nf4.last.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some((name.to_owned(), Arc::clone(&matrix)));
         Ok(Some(matrix))
     }

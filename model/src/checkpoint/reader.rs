@@ -1,4 +1,4 @@
-//! Reads safetensors checkpoints and widens their floats to f32.
+//! Reads checkpoints and widens their floats to f32.
 //!
 //! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller. Values are read from the files
 //! piece by piece, on all threads, into memory that is warm: to map them would cost a page fault for every few pages,
@@ -18,9 +18,11 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
+use super::gguf::OfGguf;
 use super::nf4::QuantizedTensors;
 use super::{CheckpointError, INDEX_FILE, SINGLE_FILE, encode_float};
 use crate::cpu::{InstructionSet, widen_bf16};
+use crate::gguf;
 
 /// Values that one thread reads; more of them are cut over threads.
 const PIECE_VALUES: usize = 1 << 16;
@@ -47,9 +49,11 @@ pub struct TensorInfo {
     pub dtype: Dtype,
     /// Extent of each dimension, slowest first.
     pub shape: Vec<usize>,
-    file: usize,
-    begin: usize,
-    end: usize,
+    pub(super) file: usize,
+    pub(super) begin: usize,
+    pub(super) end: usize,
+    /// How it is stored, where that is in a GGUF file.
+    pub(super) gguf: Option<OfGguf>,
 }
 
 impl TensorInfo {
@@ -69,17 +73,28 @@ impl TensorInfo {
     }
 }
 
-struct OpenFile {
-    path: PathBuf,
-    file: File,
+pub(super) struct OpenFile {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
     map: Mmap,
+}
+
+impl OpenFile {
+    pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let io = |source| CheckpointError::Io { path: path.to_path_buf(), source };
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is read-only and private to us. As for every user of a map, the file must not be cut
+        // while it is read; artefacts are written under a temporary name and never changed in place.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Ok(Self { path: path.to_path_buf(), file, map })
+    }
 }
 
 /// A checkpoint opened for reading: every tensor of one or several safetensors files.
 pub struct Checkpoint {
     path: PathBuf,
-    files: Vec<OpenFile>,
-    tensors: BTreeMap<String, TensorInfo>,
+    pub(super) files: Vec<OpenFile>,
+    pub(super) tensors: BTreeMap<String, TensorInfo>,
     /// Those of them that are stored in NF4.
     pub(super) nf4: QuantizedTensors,
 }
@@ -90,7 +105,8 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names.
+    /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names, or
+    /// `model.gguf`.
     ///
     /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it
     /// decides: files that it does not name, and tensors of a shard that it does not list, are passed over.
@@ -108,6 +124,9 @@ impl Checkpoint {
         if index.exists() {
             return Self::open_index(folder, &index);
         }
+        if folder.join(gguf::FILE).exists() {
+            return Self::open_gguf(folder);
+        }
         let pickled =
             ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| folder.join(name).exists());
         let hint =
@@ -120,15 +139,14 @@ impl Checkpoint {
     /// # Errors
     /// Fails if the file cannot be mapped, is cut off, or its header is damaged.
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
-        let mut checkpoint = Self {
-            path: path.to_path_buf(),
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-            nf4: QuantizedTensors::default(),
-        };
+        let mut checkpoint = Self::empty(path);
         checkpoint.tensors = checkpoint.add_file(path)?;
         checkpoint.fold_quantized()?;
         Ok(checkpoint)
+    }
+
+    pub(super) fn empty(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new(), nf4: QuantizedTensors::default() }
     }
 
     fn open_index(folder: &Path, index_path: &Path) -> Result<Self, CheckpointError> {
@@ -146,12 +164,7 @@ impl Checkpoint {
         for (tensor, shard) in &index.weight_map {
             by_shard.entry(shard).or_default().push(tensor);
         }
-        let mut checkpoint = Self {
-            path: folder.to_path_buf(),
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-            nf4: QuantizedTensors::default(),
-        };
+        let mut checkpoint = Self::empty(folder);
         for (shard, tensors) in by_shard {
             // An index from elsewhere must not make us read files beside the checkpoint.
             if Path::new(shard).file_name().is_none_or(|name| name != shard) {
@@ -192,18 +205,15 @@ impl Checkpoint {
 
     fn add_file(&mut self, path: &Path) -> Result<BTreeMap<String, TensorInfo>, CheckpointError> {
         let io = |source| CheckpointError::Io { path: path.to_path_buf(), source };
-        let file = File::open(path).map_err(io)?;
-        let length = file.metadata().map_err(io)?.len();
+        let length = std::fs::metadata(path).map_err(io)?.len();
         if length < 8 {
             return Err(CheckpointError::WrongLength { path: path.to_path_buf(), expected: 8, found: length });
         }
-        // SAFETY: the map is read-only and private to us. As for every user of a map, the file must not be cut
-        // while it is read; artefacts are written under a temporary name and never changed in place.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        check_header(path, &map)?;
-        let (header_bytes, metadata) = match SafeTensors::read_metadata(&map) {
+        let opened = OpenFile::open(path)?;
+        check_header(path, &opened.map)?;
+        let (header_bytes, metadata) = match SafeTensors::read_metadata(&opened.map) {
             Ok(read) => read,
-            Err(source) => return Err(header_error(path, &map, source)),
+            Err(source) => return Err(header_error(path, &opened.map, source)),
         };
         let data = 8 + header_bytes;
         let index = self.files.len();
@@ -217,11 +227,12 @@ impl Checkpoint {
                     file: index,
                     begin: data + begin,
                     end: data + end,
+                    gguf: None,
                 },
             )
         });
         let tensors = tensors.collect();
-        self.files.push(OpenFile { path: path.to_path_buf(), file, map });
+        self.files.push(opened);
         Ok(tensors)
     }
 
@@ -331,8 +342,7 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor's stored bytes from `first` on, little-endian; of a tensor in 4 bits those of its dequantised
-    /// values.
+    /// Reads a tensor's stored bytes from `first` on, little-endian; of a quantised tensor those of its dequantised values.
     ///
     /// # Errors
     /// Fails if there is no such tensor or the file cannot be read.
@@ -341,16 +351,29 @@ impl Checkpoint {
     /// Panics if the range lies outside of the tensor.
     pub fn read_bytes(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
         let info = self.info(name)?;
-        if let Some(matrix) = self.nf4(name)? {
+        if info.gguf.is_some_and(OfGguf::changes_values) || self.blocks(name)?.is_some() || self.nf4(name)?.is_some() {
             let width = info.dtype.bitsize() / 8;
             let elements = first / width..(first + bytes.len()).div_ceil(width);
             let (mut values, mut encoded) = (vec![0.0; elements.len()], vec![0; elements.len() * width]);
-            matrix.dequantize(elements.start, &mut values);
+            self.read_f32(name, elements.start, &mut values)?;
             encode_float(info.dtype, &values, &mut encoded);
             bytes.copy_from_slice(&encoded[first - elements.start * width..][..bytes.len()]);
             return Ok(());
         }
+        self.read_stored_bytes(name, first, bytes)
+    }
+
+    /// Reads from the files, whatever the tensor stands for; the rows are in the order of the checkpoint.
+    pub(super) fn read_stored_bytes(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let info = self.info(name)?;
         assert!(first + bytes.len() <= info.size_bytes(), "a range within `{name}`");
+        match info.gguf.and_then(|gguf| gguf.row_order(info)) {
+            Some(order) => order.pieces(first, bytes).try_for_each(|(at, bytes)| self.read_at(info, at, bytes)),
+            None => self.read_at(info, first, bytes),
+        }
+    }
+
+    fn read_at(&self, info: &TensorInfo, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
         let OpenFile { path, file, .. } = &self.files[info.file];
         let offset = (info.begin + first) as u64;
         file.read_exact_at(bytes, offset).map_err(|source| CheckpointError::Io { path: path.clone(), source })
@@ -369,6 +392,12 @@ impl Checkpoint {
             matrix.dequantize(first, values);
             return Ok(());
         }
+        if let Some(tensor_type) = self.blocks(name)? {
+            let pieces = values.par_chunks_mut(PIECE_VALUES).enumerate();
+            return pieces.try_for_each(|(piece, values)| {
+                self.dequantize_blocks(name, tensor_type, first + piece * PIECE_VALUES, values)
+            });
+        }
         let width = match dtype {
             Dtype::F32 => 4,
             Dtype::BF16 | Dtype::F16 => 2,
@@ -385,14 +414,23 @@ impl Checkpoint {
 
     /// Widens the elements from a byte of a tensor on, on this thread: who reads some rows at a time has threads of its
     /// own, and to hand these to those of another pool would only make it wait for them.
-    fn read_piece(&self, name: &str, dtype: Dtype, begin: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+    pub(super) fn read_piece(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        begin: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
         let set = InstructionSet::detect();
         let width = dtype.bitsize() / 8;
         let mut bytes = [0; READ_BYTES];
         for (index, values) in values.chunks_mut(READ_BYTES / width).enumerate() {
             let bytes = &mut bytes[..values.len() * width];
-            self.read_bytes(name, begin + index * READ_BYTES, bytes)?;
+            self.read_stored_bytes(name, begin + index * READ_BYTES, bytes)?;
             widen(set, dtype, bytes, values);
+        }
+        if self.info(name)?.gguf.is_some_and(OfGguf::changes_values) {
+            values.iter_mut().for_each(|value| *value -= 1.0);
         }
         Ok(())
     }

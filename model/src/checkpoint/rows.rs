@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Checkpoint, CheckpointError, Dtype};
-use crate::weights::{Nf4, Nf4Matrix};
+use crate::weights::{Nf4Matrix, TensorType};
 
 /// Rows of a weight, which are read when they are needed: some at a time, and on any thread.
 pub trait Rows: Sync {
@@ -18,41 +18,15 @@ pub trait Rows: Sync {
         None
     }
 
+    /// The blocks of the rows, where they are stored in a format whose blocks lie within rows: what is read is
+    /// dequantised.
+    fn as_blocks(&self) -> Option<BlockRows<'_>> {
+        None
+    }
+
     /// The matrix of all rows, where it is in NF4: what is read is dequantised.
     fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
         None
-    }
-}
-
-/// Rows of a matrix in NF4.
-pub struct Nf4Rows(Arc<Nf4Matrix>);
-
-impl Nf4Rows {
-    /// Those of a matrix of this shape, quantised.
-    ///
-    /// # Errors
-    /// Fails if they cannot be read.
-    pub fn quantize(rows: &dyn Rows, shape: [usize; 2], nf4: Nf4) -> Result<Self, CheckpointError> {
-        if let Some(matrix) = rows.as_nf4() {
-            return Ok(Self(matrix));
-        }
-        let dtype = match rows.as_halves() {
-            Some(Halves::Bf16(_)) => Dtype::BF16,
-            Some(Halves::F16(_)) => Dtype::F16,
-            None => Dtype::F32,
-        };
-        Ok(Self(Arc::new(Nf4Matrix::quantize(rows, shape, dtype, nf4)?)))
-    }
-}
-
-impl Rows for Nf4Rows {
-    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
-        self.0.dequantize(first * self.0.shape[1], values);
-        Ok(())
-    }
-
-    fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
-        Some(Arc::clone(&self.0))
     }
 }
 
@@ -60,14 +34,23 @@ impl Rows for Nf4Rows {
 #[derive(Clone, Copy)]
 pub enum Halves<'a> {
     /// bfloat16.
-    Bf16(&'a dyn HalfRows),
+    Bf16(&'a dyn RowBytes),
     /// Half precision.
-    F16(&'a dyn HalfRows),
+    F16(&'a dyn RowBytes),
 }
 
-/// Rows of a weight that are stored in 16 bits.
-pub trait HalfRows: Sync {
-    /// Reads the rows from `first` on, as many as `bytes` holds: little-endian numbers.
+/// Rows of a weight that are stored in blocks.
+#[derive(Clone, Copy)]
+pub struct BlockRows<'a> {
+    /// How.
+    pub tensor_type: TensorType,
+    /// The bytes of the blocks.
+    pub bytes: &'a dyn RowBytes,
+}
+
+/// Rows of a weight as they are stored.
+pub trait RowBytes: Sync {
+    /// Reads the rows from `first` on, as many as `bytes` holds: little-endian numbers, or blocks.
     ///
     /// # Errors
     /// Fails if they cannot be read.
@@ -103,8 +86,10 @@ pub struct StoredRows<'a> {
     /// Values in a row.
     columns: usize,
     dtype: Dtype,
-    /// The tensor, where it is stored in NF4.
+    /// The tensor, where it is in NF4.
     nf4: Option<Arc<Nf4Matrix>>,
+    /// How it is stored, where that is in blocks within rows.
+    blocks: Option<TensorType>,
 }
 
 impl Checkpoint {
@@ -116,8 +101,8 @@ impl Checkpoint {
         self.expect_shape(name, shape)?;
         self.expect_float(name)?;
         let (columns, dtype) = (shape.iter().skip(1).product(), self.dtype(name)?);
-        let nf4 = self.nf4(name)?;
-        Ok(StoredRows { checkpoint: self, name: name.to_owned(), first, columns, dtype, nf4 })
+        let (nf4, blocks) = (self.nf4(name)?, self.blocks(name)?);
+        Ok(StoredRows { checkpoint: self, name: name.to_owned(), first, columns, dtype, nf4, blocks })
     }
 }
 
@@ -132,7 +117,7 @@ impl Rows for StoredRows<'_> {
     }
 
     fn as_halves(&self) -> Option<Halves<'_>> {
-        if self.nf4.is_some() {
+        if self.nf4.is_some() || self.blocks.is_some() {
             return None;
         }
         match self.dtype {
@@ -142,14 +127,24 @@ impl Rows for StoredRows<'_> {
         }
     }
 
+    fn as_blocks(&self) -> Option<BlockRows<'_>> {
+        self.blocks.map(|tensor_type| BlockRows { tensor_type, bytes: self })
+    }
+
     fn as_nf4(&self) -> Option<Arc<Nf4Matrix>> {
         self.nf4.clone().filter(|_| self.first == 0)
     }
 }
 
-impl HalfRows for StoredRows<'_> {
+impl RowBytes for StoredRows<'_> {
     fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        self.checkpoint.read_bytes(&self.name, 2 * (self.first + first) * self.columns, bytes)
+        match self.blocks {
+            Some(tensor_type) => {
+                let row_bytes = tensor_type.bytes(self.columns);
+                self.checkpoint.read_blocks(&self.name, (self.first + first) * row_bytes, bytes)
+            }
+            None => self.checkpoint.read_bytes(&self.name, 2 * (self.first + first) * self.columns, bytes),
+        }
     }
 }
 

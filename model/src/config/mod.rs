@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::ops::{Activation, NormWeight};
 use crate::rope::Rope;
+use crate::weights::Nf4;
 
 /// The shape of a decoder, and what its family does its own way.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +67,21 @@ pub struct Config {
     pub mlp_bias: MlpBias,
     /// The activation on the gate.
     pub activation: Activation,
-    /// Whether linear layers are stored quantised (`quantization_config`), which the checkpoint's tensors tell of.
-    pub stored_quantized: bool,
+    /// How weights are stored that are stored quantised (`quantization_config`), as far as the file says: the checkpoint's
+    /// tensors tell the rest.
+    pub stored_quantized: Option<StoredQuantized>,
+}
+
+/// How weights are stored that are stored quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredQuantized {
+    /// The linear layers in bitsandbytes' NF4.
+    Nf4(Nf4),
+    /// In a GGUF file, whose matrices are of so many bytes.
+    Gguf {
+        /// Their size.
+        bytes: u64,
+    },
 }
 
 /// Where the output projection comes from.

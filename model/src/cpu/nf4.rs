@@ -1,14 +1,17 @@
 //! A weight in NF4, which products widen.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::InstructionSet;
-use super::instructions::multiversion;
 use super::product::{BlockWeight, Order, WeightBlock};
+use super::simd::{Routine, Vector};
 use crate::fingerprint;
-use crate::weights::{Absmax, Nf4Matrix};
+use crate::weights::{Absmax, LookUp, Nf4Matrix, Pairs};
 
-/// Rows that are dequantised together where columns are to lie contiguously.
+/// The most rows that are dequantised together where columns are to lie contiguously: one for each lane.
 const ROWS: usize = 16;
 /// Columns that are dequantised at a time there.
 const COLUMNS: usize = 64;
@@ -32,6 +35,10 @@ impl BlockWeight for Nf4Weight {
                 let of_floats = [&absmax[..], levels, &[*offset]].map(fingerprint::of_f32);
                 [fingerprint::of_bytes(codes)].into_iter().chain(of_floats).collect()
             }
+            Absmax::Linear { codes, factors, mean, .. } => {
+                let codes: Vec<u8> = codes.iter().map(|code| code.cast_unsigned()).collect();
+                vec![fingerprint::of_bytes(&codes), fingerprint::of_f32(factors), fingerprint::of_f32(&[*mean])]
+            }
         };
         let of_codes = [fingerprint::of_bytes(&self.0.codes), fingerprint::of_f32(&self.0.levels)];
         fingerprint::of_parts(&[&of_codes[..], &of_absmax].concat())
@@ -43,40 +50,75 @@ impl BlockWeight for Nf4Weight {
     }
 
     fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]) {
-        widen(set, &self.0, part, target);
+        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        unsafe { set.run(Widen { matrix: &self.0, part, target }) };
     }
 }
 
-multiversion! {
-    /// See [`BlockWeight::widen`].
-    fn widen(matrix: &Nf4Matrix, part: WeightBlock, target: &mut [f32]) {
-        let WeightBlock { rows, columns, order, stride } = part;
+/// Dequantises a part; see [`BlockWeight::widen`].
+struct Widen<'a> {
+    matrix: &'a Nf4Matrix,
+    part: WeightBlock,
+    target: &'a mut [f32],
+}
+
+impl Routine for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Self { matrix, part: WeightBlock { rows, columns, order, stride }, target } = self;
         let in_features = matrix.shape[1];
         match order {
             Order::Rows => {
                 for (index, row) in rows.enumerate() {
                     let first = row * in_features + columns.start;
-                    matrix.dequantize(first, &mut target[index * stride..][..columns.len()]);
+                    matrix.dequantize_with::<Lanes<V>>(first, &mut target[index * stride..][..columns.len()]);
                 }
             }
             Order::Columns => {
                 for first_column in columns.clone().step_by(COLUMNS) {
                     let count = COLUMNS.min(columns.end - first_column);
-                    for first_row in rows.clone().step_by(ROWS) {
+                    for first_row in rows.clone().step_by(V::LANES) {
                         let mut values = [[0.0; COLUMNS]; ROWS];
-                        let height = ROWS.min(rows.end - first_row);
+                        let height = V::LANES.min(rows.end - first_row);
                         for (row, values) in (first_row..).zip(&mut values[..height]) {
-                            matrix.dequantize(row * in_features + first_column, &mut values[..count]);
+                            matrix.dequantize_with::<Lanes<V>>(row * in_features + first_column, &mut values[..count]);
+                        }
+                        let at = (first_column - columns.start) * stride + first_row - rows.start;
+                        if height == V::LANES {
+                            let lines = values.each_ref().map(|values| values.as_ptr());
+                            let target = &mut target[at..][..(count - 1) * stride + height];
+                            // SAFETY: the caller vouches for the instructions; each line has so many values, and each
+                            // column of the target as many as there are lanes.
+                            unsafe { V::transpose(&lines[..height], count, target.as_mut_ptr(), stride) };
+                            continue;
                         }
                         for column in 0..count {
-                            let at = (first_column - columns.start + column) * stride + first_row - rows.start;
-                            let target = &mut target[at..][..height];
+                            let target = &mut target[at + column * stride..][..height];
                             target.iter_mut().zip(&values).for_each(|(target, values)| *target = values[column]);
                         }
                     }
                 }
             }
         }
+    }
+}
+
+/// Looks values up for all lanes of a vector at once. For use within [`Widen`], whose caller vouches for the
+/// instructions.
+struct Lanes<V>(PhantomData<V>);
+
+impl<V: Vector> LookUp for Lanes<V> {
+    #[inline(always)]
+    fn look_up(values: &[f32; 16], codes: &[u8], decoded: &mut [f32]) {
+        let whole = decoded.len() / V::LANES * V::LANES;
+        let (of_whole, others) = codes.split_at(whole / 2);
+        for (decoded, codes) in decoded.chunks_exact_mut(V::LANES).zip(of_whole.chunks_exact(V::LANES / 2)) {
+            // SAFETY: the caller vouches for the instructions; there are codes and room for all lanes.
+            unsafe { V::look_up(values, codes.as_ptr()).store(decoded.as_mut_ptr()) };
+        }
+        Pairs::look_up(values, others, &mut decoded[whole..]);
     }
 }
 
@@ -91,7 +133,7 @@ mod tests {
     fn any_part_has_the_dequantised_values_however_they_lie() {
         for (shape, block_size) in [([37, 45], 32), ([19, 128], 64), ([40, 100], 64), ([3, 1], 64)] {
             let values: Vec<f32> = (0..shape[0] * shape[1]).map(|at| (0.37 * at as f32).cos()).collect();
-            let nf4 = Nf4 { block_size, double_quantization: true };
+            let nf4 = Nf4 { block_size, ..Nf4::default() };
             let rows = ValueRows::new(&values, shape[1]);
             let matrix = Nf4Matrix::quantize(&rows, shape, Dtype::BF16, nf4).unwrap();
             let mut expected = vec![0.0; values.len()];

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use profile::{Profile, Work};
@@ -13,8 +14,8 @@ use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
 use crate::loss::{CrossEntropy, LossRow, row_before_cap};
 use crate::ops::{
-    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, LossRows, Ops,
-    PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, CachedRows, Compute, Form, LogitGradient,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
 use crate::optimizer::{Elementwise, Updated};
 use crate::random::DropoutMask;
@@ -405,6 +406,22 @@ impl Ops for Cpu {
         Ok(())
     }
 
+    fn add_low_rank(
+        &self,
+        x: &Tensor,
+        rows: Range<usize>,
+        (a, b, scaling): (&Tensor, &Tensor, f32),
+        y: &mut Tensor,
+    ) -> Result {
+        let (x, width) = (x.view().row_range(rows.clone()), y.columns());
+        let mut low_rank = self.shaped(rows.len(), a.rows());
+        self.product(1.0, x, a.view().transposed(), Write::Replace, low_rank.view_mut());
+        let y = &mut y.values_mut()[rows.start * width..rows.end * width];
+        let y = ViewMut::new(y, rows.len(), width, width);
+        self.product(scaling, low_rank.view(), b.view().transposed(), Write::Add, y);
+        Ok(())
+    }
+
     fn norm(&self, x: &Tensor, weight: &Tensor, norm: RmsNorm, y: &mut Tensor, inverse_rms: &mut Tensor) -> Result {
         let _kernel = self.profile.kernel("norm", || Work::values(2 * x.rows() * x.columns()));
         let (columns, runs) = (x.columns(), x.columns() / weight.columns());
@@ -530,6 +547,18 @@ impl Ops for Cpu {
     fn cache_append(&self, cache: &mut Cache, k: &Tensor, v: &Tensor, documents: &Documents) -> Result {
         cache.append(k.values(), v.values(), documents);
         Ok(())
+    }
+
+    fn cache_clear(&self, cache: &mut Cache, slot: usize) {
+        cache.clear(slot);
+    }
+
+    fn cache_read(&self, cache: &Cache, slot: usize, tokens: Range<usize>) -> Option<CachedRows> {
+        Some(cache.read(slot, tokens))
+    }
+
+    fn cache_extend(&self, cache: &mut Cache, slot: usize, rows: &CachedRows) {
+        cache.extend(slot, rows);
     }
 
     fn attention_cached(

@@ -7,9 +7,9 @@ use super::plain::Plain;
 use super::product::{BlockWeight, Order, WeightBlock};
 use super::simd::{Routine, Vector};
 use super::{Cpu, InstructionSet};
-use crate::checkpoint::{CheckpointError, Rows};
+use crate::checkpoint::{CheckpointError, RowBytes, Rows};
 use crate::fingerprint;
-use crate::weights::{BLOCK, BlockCodec};
+use crate::weights::{BLOCK, BlockCodec, BlockDecoder};
 
 /// Rows that are dequantised together where columns are to lie contiguously.
 const ROWS: usize = 16;
@@ -25,16 +25,13 @@ pub(super) struct StoredBlocks<C> {
 }
 
 impl<C: BlockCodec> StoredBlocks<C> {
-    /// Bytes of a block.
-    const BLOCK_BYTES: usize = C::FORMAT.block_bytes() as usize;
-
     /// Quantises a weight of these rows, over the threads.
     pub(super) fn read(
         cpu: &Cpu,
         [out_features, in_features]: [usize; 2],
         rows: &dyn Rows,
     ) -> Result<Self, CheckpointError> {
-        let row_bytes = in_features.div_ceil(BLOCK) * Self::BLOCK_BYTES;
+        let row_bytes = Self::row_bytes(in_features);
         let bytes = cpu.read_rows(cpu.weights.zeros(out_features * row_bytes), row_bytes, |first, bytes| {
             let mut values = vec![0.0; bytes.len() / row_bytes * in_features];
             rows.read(first, &mut values)?;
@@ -44,15 +41,33 @@ impl<C: BlockCodec> StoredBlocks<C> {
         })?;
         Ok(Self { out_features, in_features, bytes, codec: PhantomData })
     }
+}
+
+impl<C: BlockDecoder> StoredBlocks<C> {
+    /// A weight of blocks that are read as they are.
+    pub(super) fn copied(
+        cpu: &Cpu,
+        [out_features, in_features]: [usize; 2],
+        rows: &dyn RowBytes,
+    ) -> Result<Self, CheckpointError> {
+        let row_bytes = Self::row_bytes(in_features);
+        let bytes = cpu.weights.zeros(out_features * row_bytes);
+        let bytes = cpu.read_rows(bytes, row_bytes, |first, bytes| rows.read_bytes(first, bytes))?;
+        Ok(Self { out_features, in_features, bytes, codec: PhantomData })
+    }
+
+    fn row_bytes(in_features: usize) -> usize {
+        in_features.div_ceil(C::PARTS * BLOCK) * C::BLOCK_BYTES
+    }
 
     /// The blocks of a row.
     fn row(&self, row: usize) -> &[u8] {
-        let row_bytes = self.in_features.div_ceil(BLOCK) * Self::BLOCK_BYTES;
+        let row_bytes = Self::row_bytes(self.in_features);
         &self.bytes[row * row_bytes..(row + 1) * row_bytes]
     }
 }
 
-impl<C: BlockCodec> BlockWeight for StoredBlocks<C> {
+impl<C: BlockDecoder> BlockWeight for StoredBlocks<C> {
     fn shape(&self) -> [usize; 2] {
         [self.out_features, self.in_features]
     }
@@ -66,10 +81,11 @@ impl<C: BlockCodec> BlockWeight for StoredBlocks<C> {
     }
 
     fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
-        let blocks = self.row(row).chunks_exact(Self::BLOCK_BYTES);
-        for (block, target) in blocks.zip(target.chunks_mut(BLOCK)) {
+        let blocks = self.row(row).chunks_exact(C::BLOCK_BYTES);
+        let parts = blocks.flat_map(|block| (0..C::PARTS).map(move |part| (block, part)));
+        for ((block, part), target) in parts.zip(target.chunks_mut(BLOCK)) {
             let mut values = [0.0; BLOCK];
-            C::decode(block, &mut values);
+            C::decode_part(block, part, &mut values);
             target.iter_mut().zip(values).for_each(|(target, value)| *target = factor * value);
         }
     }
@@ -99,7 +115,7 @@ impl<C: BlockCodec> Routine for Encode<'_, C> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let blocks = self.bytes.chunks_exact_mut(StoredBlocks::<C>::BLOCK_BYTES);
+        let blocks = self.bytes.chunks_exact_mut(<C as BlockDecoder>::BLOCK_BYTES);
         for (values, bytes) in self.values.chunks(BLOCK).zip(blocks) {
             let mut block = [0.0; BLOCK];
             block[..values.len()].copy_from_slice(values);
@@ -116,7 +132,7 @@ struct Widen<'a, C> {
 }
 
 #[allow(unsafe_code, reason = "the machine has the set that was chosen")]
-impl<C: BlockCodec> Routine for Widen<'_, C> {
+impl<C: BlockDecoder> Routine for Widen<'_, C> {
     type Output = ();
 
     #[inline(always)]
@@ -130,10 +146,8 @@ impl<C: BlockCodec> Routine for Widen<'_, C> {
                 let mut values = [[0.0; BLOCK]; ROWS];
                 let count = ROWS.min(rows.end - row);
                 for (row, values) in (row..row + count).zip(&mut values) {
-                    C::decode(
-                        &weight.row(row)[index * StoredBlocks::<C>::BLOCK_BYTES..][..StoredBlocks::<C>::BLOCK_BYTES],
-                        values,
-                    );
+                    let block = &weight.row(row)[index / C::PARTS * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
+                    C::decode_part(block, index % C::PARTS, values);
                 }
                 let row = row - rows.start;
                 match order {

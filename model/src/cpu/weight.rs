@@ -14,15 +14,15 @@ use super::memory::Memory;
 use super::nf4::Nf4Weight;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
-use super::quantized::Quantized;
+use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::stored::StoredBlocks;
 use super::tensor::Tensor;
-use crate::checkpoint::{CheckpointError, Rows};
+use crate::checkpoint::{BlockRows, CheckpointError, Rows};
 use crate::fingerprint;
 use crate::ops::{Compute, PrepareError, WeightRole, Write};
-use crate::weights::{Activations, BlockFormat, Q4_0, Q8_0, Quantization};
+use crate::weights::{Activations, BlockFormat, Q4_0, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quantization, TensorType};
 
 /// A weight `[out, in]`, as it is stored.
 pub struct Weight {
@@ -179,7 +179,15 @@ impl Cpu {
         if let Some(quantization) = self.quantization {
             return Ok(self.quantized_weight(quantization, role, shape, rows)?);
         }
-        // Each process has its own: it is small.
+        // Each process has its own: they are small.
+        if let Some(blocks) = rows.as_blocks() {
+            let [out_features, in_features] = shape;
+            return Ok(Weight {
+                out_features,
+                in_features,
+                values: Values::Blocks(self.stored_blocks(shape, blocks)?),
+            });
+        }
         if let Some(matrix) = rows.as_nf4().filter(|matrix| matrix.shape == shape) {
             let [out_features, in_features] = shape;
             return Ok(Weight { out_features, in_features, values: Values::Blocks(Box::new(Nf4Weight(matrix))) });
@@ -189,6 +197,20 @@ impl Cpu {
             return Ok(weight);
         }
         self.move_to_shared(self.weight_of_rows(shape, rows)?).map_err(shared)
+    }
+
+    /// A weight of blocks as they are stored.
+    fn stored_blocks(&self, shape: [usize; 2], rows: BlockRows<'_>) -> Result<Box<dyn BlockWeight>, CheckpointError> {
+        Ok(match rows.tensor_type {
+            TensorType::Q4_0 => Box::new(StoredBlocks::<Q4_0>::copied(self, shape, rows.bytes)?),
+            TensorType::Q5_0 => Box::new(StoredBlocks::<Q5_0>::copied(self, shape, rows.bytes)?),
+            TensorType::Q5_1 => Box::new(StoredBlocks::<Q5_1>::copied(self, shape, rows.bytes)?),
+            TensorType::Q8_0 => Box::new(StoredBlocks::<Q8_0>::copied(self, shape, rows.bytes)?),
+            TensorType::Q4K => Box::new(StoredBlocks::<Q4K>::copied(self, shape, rows.bytes)?),
+            TensorType::Q5K => Box::new(StoredBlocks::<Q5K>::copied(self, shape, rows.bytes)?),
+            TensorType::Q6K => Box::new(StoredBlocks::<Q6K>::copied(self, shape, rows.bytes)?),
+            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => unreachable!("no blocks"),
+        })
     }
 
     /// A weight of these rows in blocks. Each process has its own.
@@ -201,6 +223,13 @@ impl Cpu {
     ) -> Result<Weight, CheckpointError> {
         let format = quantization.format.for_role(role);
         let shape = [out_features, in_features];
+        // What is stored in as many bits, or fewer, is not rounded again.
+        let stored = rows.as_blocks().filter(|_| quantization.activations == Activations::Int8);
+        if let Some((bits, rows)) = stored.and_then(|rows| Some((Bits::stored(rows.tensor_type, format)?, rows.bytes)))
+        {
+            let values = Values::Integers(Quantized::of_blocks(self, shape, rows, bits)?);
+            return Ok(Weight { out_features, in_features, values });
+        }
         let values = match format {
             BlockFormat::Int8 | BlockFormat::Int4 => {
                 let blocks = Quantized::read(self, out_features, in_features, rows, format)?;

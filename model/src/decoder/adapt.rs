@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::Decoder;
 use super::embeddings::{Copies, copy_of_matrix};
-use crate::adapter::{Dora, Dropout, Lora, Projection, row_norms};
+use crate::adapter::{Dora, Dropout, EmbeddingRows, Lora, Projection, TokenRows, row_norms};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
 use crate::parameter::{Matrix, Parameter};
 use crate::peft::targets::{EMBEDDING, HEAD, TargetError};
 use crate::peft::{
     Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, BaseTensors, Modules, SavedTensor,
-    adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
+    adapter_tensor_name, parse_saved_tensor_name, parse_token_rows_name, saved_tensor_name, targets, token_rows_name,
 };
 
 /// Why an adapter does not go with a model.
@@ -75,6 +75,7 @@ impl<B: Blocks> Decoder<B> {
         for (name, tensor) in &adapter.saved_tensors {
             self.replace(name, tensor)?;
         }
+        self.attach_token_rows(adapter)?;
         let ops = Arc::clone(&self.ops);
         let mut missing: BTreeMap<&str, &AdapterModule> =
             adapter.modules.iter().map(|(name, module)| (name.as_str(), module)).collect();
@@ -87,6 +88,36 @@ impl<B: Blocks> Decoder<B> {
             Some(name) => Err(AttachError::NoSuchModule(name.to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// Gives rows of the embedding and the head values of their own.
+    fn attach_token_rows(&mut self, adapter: &Adapter) -> Result<(), AttachError> {
+        let tables: Vec<(String, Vec<u32>)> = targets::resolve_tokens(&Modules::from(&self.config), &adapter.config)?
+            .into_iter()
+            .map(|(path, tokens)| (path, tokens.to_vec()))
+            .collect();
+        if let Some(stray) = adapter.token_rows.keys().find(|path| tables.iter().all(|(table, _)| table != *path)) {
+            return Err(AttachError::NoSuchModule(stray.clone()));
+        }
+        let ops = Arc::clone(&self.ops);
+        for (path, tokens) in tables {
+            let tensor = token_rows_name(&path);
+            let rows = adapter.token_rows.get(&path).ok_or_else(|| AttachError::NoSuchModule(tensor.clone()))?;
+            let model = vec![tokens.len(), self.config.hidden_size];
+            if rows.shape != model {
+                return Err(AttachError::SavedShape { tensor, adapter: rows.shape.clone(), model });
+            }
+            let values = Parameter::new(&*ops, tensor, &rows.shape, &rows.values)?;
+            let is_tied = self.embeddings.is_shared();
+            if path == EMBEDDING && !is_tied {
+                let rows = TokenRows::new(&*ops, self.embeddings.embed_tokens(), &tokens, &values.value)?;
+                self.embeddings.put_rows(EmbeddingRows { values, rows });
+                continue;
+            }
+            let output = self.embeddings.output_mut();
+            output.lora = Some(Lora::of_rows(&*ops, &output.matrix, &tokens, values)?);
+        }
+        Ok(())
     }
 
     /// Takes the adapter off: the model is the base again.
@@ -182,7 +213,7 @@ impl<B: Blocks> Decoder<B> {
         let read = |parameter: &Parameter<B>| self.ops.read(&parameter.value);
         let mut modules = BTreeMap::new();
         for projection in self.projections() {
-            let Some(lora) = &projection.lora else { continue };
+            let Some(lora) = projection.lora.as_ref().filter(|lora| lora.rows.is_none()) else { continue };
             let module = AdapterModule {
                 rank: lora.a.shape[0],
                 in_features: projection.matrix.in_features,
@@ -193,14 +224,18 @@ impl<B: Blocks> Decoder<B> {
             };
             modules.insert(projection.path().to_owned(), module);
         }
-        let mut saved_tensors = BTreeMap::new();
+        let [mut saved_tensors, mut token_rows] = [BTreeMap::new(), BTreeMap::new()];
         for parameter in self.parameters() {
+            if let Some(table) = parse_token_rows_name(&parameter.name) {
+                let rows = SavedTensor { shape: parameter.shape.clone(), values: read(parameter)? };
+                token_rows.insert(table.to_owned(), rows);
+            }
             if let Some(tensor) = parse_saved_tensor_name(&parameter.name) {
                 let saved = SavedTensor { shape: parameter.shape.clone(), values: read(parameter)? };
                 saved_tensors.insert(tensor.to_owned(), saved);
             }
         }
-        Ok(Adapter { config: config.clone(), modules, saved_tensors })
+        Ok(Adapter { config: config.clone(), modules, saved_tensors, token_rows })
     }
 }
 
@@ -219,6 +254,13 @@ impl<B: Blocks> BaseTensors for Decoder<B> {
             Some(BaseTensor::Matrix(matrix)) => Ok(matrix.base_values(&*self.ops)?),
             Some(BaseTensor::Parameter(parameter)) => Ok(self.ops.read(&parameter.value)?),
             None => Err(AttachError::NoSuchModule(tensor.to_owned())),
+        }
+    }
+
+    fn rows(&self, tensor: &str, rows: &[u32]) -> Result<Vec<f32>, AttachError> {
+        match self.base_tensor(tensor) {
+            Some(BaseTensor::Matrix(matrix)) => Ok(matrix.base_rows(&*self.ops, rows)?),
+            _ => Err(AttachError::NoSuchModule(tensor.to_owned())),
         }
     }
 
@@ -259,6 +301,15 @@ fn is_weight_of(tensor: &str, module: &str) -> bool {
 }
 
 impl<B: Blocks> Lora<B> {
+    /// Rows of a head, or of a matrix that is both embedding and head, with values of their own.
+    fn of_rows(ops: &B, matrix: &Matrix<B>, tokens: &[u32], values: Parameter<B>) -> Result<Self, KernelError> {
+        let rows = TokenRows::new(ops, matrix, tokens, &values.value)?;
+        let mut places = vec![0.0; matrix.out_features * tokens.len()];
+        tokens.iter().enumerate().for_each(|(number, id)| places[*id as usize * tokens.len() + number] = 1.0);
+        let b = Parameter::new(ops, "rows of tokens", &[matrix.out_features, tokens.len()], &places)?;
+        Ok(Self { a: values, b, scaling: 1.0, dropout: None, dora: None, rows: Some(rows) })
+    }
+
     pub(super) fn new(
         ops: &B,
         projection: &Projection<B>,
@@ -283,6 +334,6 @@ impl<B: Blocks> Lora<B> {
             }
             None => None,
         };
-        Ok(Self { a, b, scaling, dropout: Dropout::new(path, config.dropout), dora })
+        Ok(Self { a, b, scaling, dropout: Dropout::new(path, config.dropout), dora, rows: None })
     }
 }

@@ -1,9 +1,9 @@
 //! The embedding and the output projection, which of a tied model are one matrix, unless an adapter has a copy of one
 //! of them.
 
-use crate::adapter::Projection;
+use crate::adapter::{EmbeddingRows, Projection, TokenRows};
 use crate::ops::{Ops, Result, WeightRole};
-use crate::parameter::{Matrix, Parameter};
+use crate::parameter::{Matrix, MatrixCopy, Parameter};
 use crate::peft::targets::HEAD;
 use crate::peft::{SavedTensor, saved_tensor_name};
 
@@ -24,19 +24,22 @@ pub(super) enum Embeddings<B: Ops> {
     Untied {
         /// The embedding.
         embed_tokens: Matrix<B>,
+        /// Rows of it that are trained by themselves.
+        rows: Option<EmbeddingRows<B>>,
         /// The output projection.
         lm_head: Projection<B>,
     },
 }
 
-/// An adapter's copies of the matrix of a tied model.
+/// An adapter's copies of the matrix of a tied model, or its rows of an embedding that is not the head.
 pub(super) struct Copies<B: Ops> {
     table: Option<Matrix<B>>,
     head: Option<Projection<B>>,
+    rows: Option<EmbeddingRows<B>>,
 }
 
 impl<B: Ops> Copies<B> {
-    pub(super) const NONE: Self = Self { table: None, head: None };
+    pub(super) const NONE: Self = Self { table: None, head: None, rows: None };
 }
 
 impl<B: Ops> Embeddings<B> {
@@ -44,7 +47,7 @@ impl<B: Ops> Embeddings<B> {
     pub(super) fn tied(mut embed_tokens: Matrix<B>) -> Self {
         // A projection is known by its matrix.
         embed_tokens.name = format!("{HEAD}.weight");
-        let shared = Projection { matrix: embed_tokens, bias: None, lora: None };
+        let shared = Projection::new(embed_tokens, None);
         Self::Tied { shared, table: None, head: None }
     }
 
@@ -86,22 +89,63 @@ impl<B: Ops> Embeddings<B> {
         matches!(self, Self::Tied { table: None, head: None, .. })
     }
 
-    /// The embedding's values, where they are kept, and the output's parameters without them.
-    pub(super) fn parameters_mut(&mut self) -> (Option<&mut Parameter<B>>, Vec<&mut Parameter<B>>) {
+    /// The rows of the embedding that have values of their own, and these.
+    pub(super) fn rows(&self) -> Option<(&TokenRows<B>, &Parameter<B>)> {
+        match self {
+            Self::Tied { shared, .. } => shared.lora.as_ref().and_then(|lora| Some((lora.rows.as_ref()?, &lora.a))),
+            Self::Untied { rows, .. } => rows.as_ref().map(|of| (&of.rows, &of.values)),
+        }
+    }
+
+    /// As [`Embeddings::rows`], to change the values.
+    pub(super) fn rows_mut(&mut self) -> Option<(&TokenRows<B>, &mut Parameter<B>)> {
+        match self {
+            Self::Tied { shared, .. } => shared.lora.as_mut().and_then(|lora| Some((lora.rows.as_ref()?, &mut lora.a))),
+            Self::Untied { rows, .. } => rows.as_mut().map(|of| (&of.rows, &mut of.values)),
+        }
+    }
+
+    /// Gives rows of an embedding that is not the head values of their own.
+    pub(super) fn put_rows(&mut self, of_embedding: EmbeddingRows<B>) {
+        match self {
+            Self::Tied { .. } => unreachable!("the rows of a tied model are its head's"),
+            Self::Untied { rows, .. } => *rows = Some(of_embedding),
+        }
+    }
+
+    /// The values of such rows: those of a tied model are among the output's.
+    pub(super) fn values_of_rows(&self) -> Option<&Parameter<B>> {
+        match self {
+            Self::Tied { .. } => None,
+            Self::Untied { rows, .. } => rows.as_ref().map(|of| &of.values),
+        }
+    }
+
+    /// Prepares what follows from such values again.
+    pub(super) fn refresh_rows(&mut self, ops: &B) -> Result {
+        match self {
+            Self::Untied { rows: Some(EmbeddingRows { values, rows }), .. } => rows.refresh(ops, &values.value),
+            Self::Untied { rows: None, .. } | Self::Tied { .. } => Ok(()),
+        }
+    }
+
+    /// The embedding's values, where they are kept, and those of its rows; and the output's parameters without them.
+    pub(super) fn parameters_mut(&mut self) -> (Vec<&mut Parameter<B>>, Vec<&mut Parameter<B>>) {
         match self {
             Self::Tied { shared, table: None, head: None } => {
-                let Projection { matrix, bias, lora } = shared;
+                let Projection { matrix, bias, lora, .. } = shared;
                 let lora = lora.iter_mut().flat_map(crate::adapter::Lora::parameters_mut);
-                (matrix.trained.as_mut(), bias.iter_mut().chain(lora).collect())
+                (matrix.trained.iter_mut().collect(), bias.iter_mut().chain(lora).collect())
             }
             Self::Tied { shared, table, head } => match (table, head) {
-                (Some(table), None) => (table.trained.as_mut(), shared.parameters_mut().collect()),
-                (Some(table), Some(head)) => (table.trained.as_mut(), head.parameters_mut().collect()),
-                (None, Some(head)) => (shared.matrix.trained.as_mut(), head.parameters_mut().collect()),
+                (Some(table), None) => (table.trained.iter_mut().collect(), shared.parameters_mut().collect()),
+                (Some(table), Some(head)) => (table.trained.iter_mut().collect(), head.parameters_mut().collect()),
+                (None, Some(head)) => (shared.matrix.trained.iter_mut().collect(), head.parameters_mut().collect()),
                 (None, None) => unreachable!("matched above"),
             },
-            Self::Untied { embed_tokens, lm_head } => {
-                (embed_tokens.trained.as_mut(), lm_head.parameters_mut().collect())
+            Self::Untied { embed_tokens, rows, lm_head } => {
+                let of_rows = rows.iter_mut().map(|of| &mut of.values);
+                (embed_tokens.trained.iter_mut().chain(of_rows).collect(), lm_head.parameters_mut().collect())
             }
         }
     }
@@ -110,7 +154,7 @@ impl<B: Ops> Embeddings<B> {
     pub(super) fn base(&self) -> (&Matrix<B>, &Matrix<B>) {
         match self {
             Self::Tied { shared, .. } => (&shared.matrix, &shared.matrix),
-            Self::Untied { embed_tokens, lm_head } => (embed_tokens, &lm_head.matrix),
+            Self::Untied { embed_tokens, lm_head, .. } => (embed_tokens, &lm_head.matrix),
         }
     }
 
@@ -133,7 +177,7 @@ impl<B: Ops> Embeddings<B> {
     /// Puts an adapter's copy in the place of the output's matrix.
     pub(super) fn replace_output(&mut self, copy: Matrix<B>) {
         match self {
-            Self::Tied { head, .. } => *head = Some(Projection { matrix: copy, bias: None, lora: None }),
+            Self::Tied { head, .. } => *head = Some(Projection::new(copy, None)),
             Self::Untied { lm_head, .. } => lm_head.matrix.replace_by(copy),
         }
     }
@@ -146,7 +190,31 @@ impl<B: Ops> Embeddings<B> {
                 std::mem::swap(table, &mut aside.table);
                 std::mem::swap(head, &mut aside.head);
             }
-            Self::Untied { embed_tokens, .. } => embed_tokens.exchange(),
+            Self::Untied { embed_tokens, rows, .. } => {
+                embed_tokens.exchange();
+                std::mem::swap(rows, &mut aside.rows);
+            }
+        }
+    }
+
+    /// Takes an adapter's copies away, but for that of an untied output, and puts the base model's own in their places.
+    pub(super) fn take_copies(&mut self) -> (Option<MatrixCopy<B>>, Copies<B>) {
+        match self {
+            Self::Tied { table, head, .. } => (None, Copies { table: table.take(), head: head.take(), rows: None }),
+            Self::Untied { embed_tokens, rows, .. } => {
+                (embed_tokens.take_copy(), Copies { rows: rows.take(), ..Copies::NONE })
+            }
+        }
+    }
+
+    /// Puts copies back that [`Embeddings::take_copies`] took away.
+    pub(super) fn put_copies(&mut self, copy: Option<MatrixCopy<B>>, copies: Copies<B>) {
+        match self {
+            Self::Tied { table, head, .. } => (*table, *head) = (copies.table, copies.head),
+            Self::Untied { embed_tokens, rows, .. } => {
+                copy.into_iter().for_each(|copy| embed_tokens.put_copy(copy));
+                *rows = copies.rows;
+            }
         }
     }
 
@@ -154,8 +222,9 @@ impl<B: Ops> Embeddings<B> {
     pub(super) fn give_back(&mut self) {
         match self {
             Self::Tied { table, head, .. } => (*table, *head) = (None, None),
-            Self::Untied { embed_tokens, lm_head } => {
+            Self::Untied { embed_tokens, rows, lm_head } => {
                 embed_tokens.give_back();
+                *rows = None;
                 lm_head.matrix.give_back();
             }
         }

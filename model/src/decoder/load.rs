@@ -1,5 +1,6 @@
 //! Builds a decoder from a checkpoint.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use super::embeddings::Embeddings;
 use super::{Decoder, Layer};
 use crate::adapter::Projection;
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
-use crate::checkpoint::{Checkpoint, CheckpointError, Nf4Rows, Rows, ValueRows};
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
 use crate::ops::{AttentionShape, KernelError, PrepareError, RmsNorm, WeightRole};
 use crate::parameter::{Keep, Matrix, Parameter};
@@ -62,13 +63,11 @@ impl<B: Blocks> Decoder<B> {
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
         config.check_weights(&checkpoint)?;
-        let rows: RowsOf<'_> = Box::new(|name, shape| {
-            let rows = checkpoint.stored_rows(name, &shape, 0)?;
-            Ok(Some(match quantize.filter(|quantize| quantize.covers(name)) {
-                Some(quantize) => Box::new(Nf4Rows::quantize(&rows, shape, quantize.nf4)?),
-                None => Box::new(rows),
-            }))
-        });
+        let checkpoint = match quantize {
+            Some(quantize) => checkpoint.quantizing(quantize.clone()),
+            None => checkpoint,
+        };
+        let rows: RowsOf<'_> = Box::new(|name, shape| Ok(Some(Box::new(checkpoint.stored_rows(name, &shape, 0)?))));
         let values = |name: &str, shape: &[usize]| checkpoint.tensor_f32_of_shape(name, shape);
         Self::assemble(ops, config, keep, values, rows)
     }
@@ -99,7 +98,17 @@ impl<B: Blocks> Decoder<B> {
         let head = builder.head()?;
         let rope_positions = FIRST_POSITIONS.min(config.max_position_embeddings);
         let rope = config.rope.tables(&*ops, rope_positions)?;
-        Ok(Self { ops, config, embeddings, layers, head, rope, rope_positions, embedding_noise: None })
+        Ok(Self {
+            ops,
+            config,
+            embeddings,
+            layers,
+            head,
+            rope,
+            rope_positions,
+            embedding_noise: None,
+            residents: BTreeSet::new(),
+        })
     }
 }
 
@@ -153,7 +162,7 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
             Bias::None => None,
             Bias::Present => Some(self.parameter(format!("{name}.bias"), shape[0])?),
         };
-        Ok(Projection { matrix, bias, lora: None })
+        Ok(Projection::new(matrix, bias))
     }
 
     fn embeddings(&mut self) -> Result<Embeddings<B>, LoadError> {
@@ -161,8 +170,8 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         match self.config.head {
             HeadWeight::Tied => Ok(Embeddings::tied(embed_tokens)),
             HeadWeight::Own => {
-                let lm_head = Projection { matrix: self.table("lm_head")?, bias: None, lora: None };
-                Ok(Embeddings::Untied { embed_tokens, lm_head })
+                let lm_head = Projection::new(self.table("lm_head")?, None);
+                Ok(Embeddings::Untied { embed_tokens, rows: None, lm_head })
             }
         }
     }

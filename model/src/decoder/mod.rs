@@ -4,6 +4,7 @@
 //! [`crate::blocks`], how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
 
 mod adapt;
+mod adapters;
 mod embeddings;
 mod fit;
 mod load;
@@ -11,9 +12,11 @@ mod noise;
 mod run;
 mod streamed;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub use adapt::AttachError;
+pub use adapters::{Adapters, Carried};
 pub use load::LoadError;
 pub use noise::EmbeddingNoise;
 pub(crate) use run::TargetWeights;
@@ -39,6 +42,8 @@ pub struct Decoder<B: Blocks> {
     rope_positions: usize,
     /// Noise on the token embeddings of training passes.
     embedding_noise: Option<EmbeddingNoise>,
+    /// The numbers of the adapters that reside on the projections.
+    residents: BTreeSet<usize>,
 }
 
 struct Layer<B: Ops> {
@@ -65,6 +70,7 @@ impl<B: Blocks> Decoder<B> {
     /// All parameters in use, trained or not, in the order of the layers; not the matrices that are frozen for good.
     pub fn parameters(&self) -> Vec<&Parameter<B>> {
         let mut found: Vec<&Parameter<B>> = self.embeddings.embed_tokens().trained.iter().collect();
+        found.extend(self.embeddings.values_of_rows());
         for layer in &self.layers {
             found.extend(layer.attention.norms().map(|norm| &norm.weight));
             found.extend(layer.attention.projections().flat_map(Projection::parameters));
@@ -78,8 +84,7 @@ impl<B: Blocks> Decoder<B> {
 
     /// As [`Decoder::parameters`], to change.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
-        let (embed_tokens, output) = self.embeddings.parameters_mut();
-        let mut found: Vec<&mut Parameter<B>> = embed_tokens.into_iter().collect();
+        let (mut found, output) = self.embeddings.parameters_mut();
         for layer in &mut self.layers {
             let (norms, projections) = layer.attention.parts_mut();
             found.extend(norms.map(|norm| &mut norm.weight));
@@ -147,6 +152,7 @@ impl<B: Blocks> Decoder<B> {
         if !self.embeddings.is_shared() {
             self.embeddings.embed_tokens_mut().refresh(&ops)?;
         }
+        self.embeddings.refresh_rows(&ops)?;
         self.projections_mut().into_iter().try_for_each(|projection| projection.refresh(&ops))
     }
 }

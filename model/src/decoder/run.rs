@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Decoder, Layer};
 use crate::batch::{Batch, BatchError, Documents, TargetScope, Targets, TokenPlace};
-use crate::blocks::{Blocks, HeadLoss, InputGradient, Pass, TeacherHead};
+use crate::blocks::{AdapterRows, Blocks, HeadLoss, InputGradient, Pass, TeacherHead};
 use crate::loss::{CrossEntropy, DocumentScore, TokenLoss, score_documents};
 use crate::ops::{AttentionShape, KernelError, Result as KernelResult, TokenScore};
 use crate::random::{Draws, StepSeed};
@@ -363,7 +363,7 @@ impl<B: Blocks> Decoder<B> {
         self.prepare(batch, TargetScope::Response)?;
         let documents = Documents::new(&batch.document_lengths);
         let mut x = self.embed(&batch.input_ids)?;
-        let pass = Pass { documents: &documents, rope: &self.rope, draws: None };
+        let pass = Pass { documents: &documents, rope: &self.rope, draws: None, adapters: &[] };
         let mut saved = LayerActivations::<B>::new();
         let mut outputs = Vec::with_capacity(self.layers.len());
         for Layer { attention, mlp } in &self.layers {
@@ -374,29 +374,54 @@ impl<B: Blocks> Decoder<B> {
         Ok(outputs)
     }
 
-    /// The capped logits of some rows, over cached keys and values.
-    pub(crate) fn logits_cached(
+    /// The residual stream of new rows up to the last layer's MLP, over cached keys and values, to which theirs are
+    /// added. What follows is computed for the rows whose logits are needed: [`Decoder::logits_of_rows`].
+    pub(crate) fn append_cached(
         &self,
         ids: &[u32],
         pass: &Pass<'_, B>,
-        rows: &[u32],
         caches: &mut [B::Cache],
     ) -> KernelResult<B::Tensor> {
         let mut x = self.embed(ids)?;
-        let mut saved = B::MlpSaved::default();
         let last = self.layers.len() - 1;
         for (index, (Layer { attention, mlp }, cache)) in self.layers.iter().zip(caches).enumerate() {
             self.ops.attention_block_cached(attention, pass, cache, &mut x)?;
-            if index == last {
-                let mut needed = B::Tensor::default();
-                self.ops.gather_rows(&x, rows, &mut needed)?;
-                x = needed;
+            if index < last {
+                self.ops.mlp_block_of(mlp, pass.adapters, &mut x)?;
             }
-            self.ops.mlp_block(mlp, None, &mut x, &mut saved)?;
         }
+        Ok(x)
+    }
+
+    /// The capped logits of some rows of what [`Decoder::append_cached`] returned; `adapters` are those of these rows.
+    pub(crate) fn logits_of_rows(
+        &self,
+        x: &B::Tensor,
+        rows: &[u32],
+        adapters: &[AdapterRows],
+    ) -> KernelResult<B::Tensor> {
         let mut logits = B::Tensor::default();
-        self.ops.head_logits(&self.head, self.embeddings.output(), &x, &mut logits)?;
+        let needed = self.after_last_layer(x, rows, adapters)?;
+        self.ops.head_logits(&self.head, self.embeddings.output(), &needed, &mut logits)?;
         Ok(logits)
+    }
+
+    /// Scores a target after each of some rows of what [`Decoder::append_cached`] returned, in a pass without
+    /// adapters of rows.
+    pub(crate) fn scores_of_rows(&self, x: &B::Tensor, rows: &[u32], targets: &[u32]) -> KernelResult<Vec<TokenScore>> {
+        let mut scores = Vec::with_capacity(targets.len());
+        let needed = self.after_last_layer(x, rows, &[])?;
+        self.ops.head_scores(&self.head, self.embeddings.output(), &needed, targets, &mut scores)?;
+        Ok(scores)
+    }
+
+    /// Some rows of what [`Decoder::append_cached`] returned, behind the last layer.
+    fn after_last_layer(&self, x: &B::Tensor, rows: &[u32], adapters: &[AdapterRows]) -> KernelResult<B::Tensor> {
+        let last = self.layers.last().expect("a decoder has a layer");
+        let mut needed = B::Tensor::default();
+        self.ops.gather_rows(x, rows, &mut needed)?;
+        self.ops.mlp_block_of(&last.mlp, adapters, &mut needed)?;
+        Ok(needed)
     }
 
     /// The shape of each layer's attention.
@@ -419,6 +444,9 @@ impl<B: Blocks> Decoder<B> {
         let mut x = B::Tensor::default();
         let table = &self.embeddings.embed_tokens().weight;
         self.ops.embed(table, ids, self.config.embedding_scale, &mut x)?;
+        if let Some((rows, _)) = self.embeddings.rows() {
+            rows.add_to(&*self.ops, ids, self.config.embedding_scale, &mut x)?;
+        }
         Ok(x)
     }
 
@@ -441,7 +469,7 @@ impl<B: Blocks> Decoder<B> {
     ) -> KernelResult<B::Tensor> {
         let mut x = self.embed(&batch.input_ids)?;
         self.add_noise(batch, draws, &mut x)?;
-        let pass = Pass { documents, rope: &self.rope, draws: draws.all };
+        let pass = Pass { documents, rope: &self.rope, draws: draws.all, adapters: &[] };
         let last = self.layers.len() - 1;
         for (index, layer) in self.layers.iter().enumerate() {
             if let Some(input) = kept.inputs.get_mut(index) {
@@ -465,9 +493,10 @@ impl<B: Blocks> Decoder<B> {
         mut gradient: B::Tensor,
     ) -> KernelResult {
         let ops = Arc::clone(&self.ops);
-        let pass = Pass { documents, rope: &self.rope, draws: draws.all };
+        let pass = Pass { documents, rope: &self.rope, draws: draws.all, adapters: &[] };
         let last = self.layers.len() - 1;
-        let embedding_trained = self.embeddings.embed_tokens().is_trained();
+        let rows_trained = self.embeddings.rows().is_some_and(|(_, values)| values.is_trained());
+        let embedding_trained = rows_trained || self.embeddings.embed_tokens().is_trained();
         let lowest = match embedding_trained {
             true => Some((0, Part::Embedding)),
             false => self.layers.iter().enumerate().find_map(|(index, layer)| Some((index, layer.lowest_trained()?))),
@@ -498,8 +527,14 @@ impl<B: Blocks> Decoder<B> {
             let (block, saved) = (&mut layer.attention, &mut kept.attention);
             ops.attention_block_backward(block, &pass, saved, &mut gradient, input_gradient(Part::Attention))?;
         }
+        let scale = self.config.embedding_scale;
+        if let Some((rows, values)) = self.embeddings.rows_mut()
+            && let (_, Some(of_values)) = values.split()
+        {
+            rows.add_gradient(&*ops, &batch.input_ids, &gradient, scale, of_values)?;
+        }
         match self.embeddings.embed_tokens_mut().split() {
-            (_, Some(table)) => ops.embed_gradient(&batch.input_ids, &gradient, self.config.embedding_scale, table),
+            (_, Some(table)) => ops.embed_gradient(&batch.input_ids, &gradient, scale, table),
             (_, None) => Ok(()),
         }
     }

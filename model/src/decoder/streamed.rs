@@ -118,7 +118,7 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         of_attention.chain(of_mlp).try_for_each(|projection| self.attach(projection, None))?;
         let (mut attention_saved, mut mlp_saved) = (B::AttentionSaved::default(), B::MlpSaved::default());
         for Stream { documents, x } in &mut self.batches {
-            let pass = Pass { documents, rope: &self.rope, draws: None };
+            let pass = Pass { documents, rope: &self.rope, draws: None, adapters: &[] };
             self.ops.attention_block(attention, &pass, x, &mut attention_saved)?;
             self.ops.mlp_block(mlp, None, x, &mut mlp_saved)?;
         }
@@ -148,7 +148,7 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         let rows = self.weights.rows(stored_as, &shape, ids.start)?;
         let matrix = Matrix::frozen(&*self.ops, HEAD, [ids.len(), shape[1]], WeightRole::Matrix, &*rows)
             .map_err(LoadError::from)?;
-        let mut output = Projection { matrix, bias: None, lora: None };
+        let mut output = Projection::new(matrix, None);
         self.attach(&mut output, Some(ids))?;
         let logits_of = |stream: &Stream<B>| {
             let mut logits = B::Tensor::default();

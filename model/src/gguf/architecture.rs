@@ -22,7 +22,7 @@ pub(super) enum Architecture {
 
 /// How the values of a tensor differ from the checkpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     /// They do not.
     None,
     /// One is added.
@@ -38,6 +38,26 @@ pub(super) struct Derived {
 }
 
 impl Architecture {
+    /// All of them.
+    pub(super) const ALL: [Self; 6] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::Phi3];
+
+    /// The one of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|architecture| architecture.name() == name)
+    }
+
+    /// `model_type` and class of its models on the Hub.
+    pub(super) fn on_the_hub(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Llama => ("llama", "LlamaForCausalLM"),
+            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+            Self::Gemma => ("gemma", "GemmaForCausalLM"),
+            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
+            Self::Phi3 => ("phi3", "Phi3ForCausalLM"),
+        }
+    }
+
     /// The architecture that computes a model.
     pub(super) fn of(config: &Config) -> Result<Self, GgufError> {
         Ok(match config.model_type.as_str() {
@@ -287,9 +307,14 @@ fn llama_3(config: &Config, fields: &Map<String, Json>) -> Vec<f32> {
     let factor = number("factor").unwrap_or(8.0) as f32;
     let low = number("low_freq_factor").unwrap_or(1.0) as f32;
     let high = number("high_freq_factor").unwrap_or(4.0) as f32;
-    let dims = config.rope.rotary_dims;
+    llama_3_divisors(config.rope.rotary_dims, config.rope.theta as f32, [factor, low, high, original])
+}
+
+/// The same for so many elements of a head, of `factor`, `low_freq_factor`, `high_freq_factor` and the length of
+/// pretraining.
+pub(super) fn llama_3_divisors(dims: usize, theta: f32, [factor, low, high, original]: [f32; 4]) -> Vec<f32> {
     let of_pair = |pair: usize| {
-        let frequency = 1.0 / (config.rope.theta as f32).powf((2 * pair) as f32 / dims as f32);
+        let frequency = 1.0 / theta.powf((2 * pair) as f32 / dims as f32);
         let wavelength = 2.0 * PI / frequency;
         if wavelength < original / high {
             1.0

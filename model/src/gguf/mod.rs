@@ -2,38 +2,45 @@
 //!
 //! [`Export::plan`] says all that a file will hold (metadata, the vocabulary, every tensor with its type and place)
 //! or why GGUF cannot hold the model; [`Export::write`] streams it, a piece of a tensor at a time. [`GgufFile`] reads
-//! any. What the files mean is llama.cpp's, version 3 of the format; `tests/golden/gguf` holds what its own converter
+//! any; [`config()`] and [`tokenizer`] derive what lies beside the weights in a checkpoint of the Hub, so that
+//! [`crate::checkpoint::Checkpoint`] opens a folder with such a file as any other. What the files mean is llama.cpp's, version 3 of the format; `tests/golden/gguf` holds what its own converter
 //! and quantiser make.
 
 mod architecture;
-mod blocks;
 mod export;
-mod k_quants;
+mod import;
+mod import_vocabulary;
 mod mixture;
 mod pre_tokenizer;
 mod reader;
 mod sentencepiece;
-mod types;
 mod value;
 mod vocabulary;
 
 use std::path::PathBuf;
 
+pub(crate) use architecture::Change;
 pub use export::{Export, ExportOptions, PlannedTensor, Progress, check_config, tensor_bytes};
+pub use import::config;
+pub(crate) use import::{SourceTensor, sources};
+pub use import_vocabulary::{TokenizerJson, tokenizer};
 pub use mixture::FileType;
 pub use pre_tokenizer::PRE_TOKENIZERS;
 pub use reader::{GgufFile, TensorEntry};
-pub use types::TensorType;
 pub use value::{Value, ValueType};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
+pub use crate::weights::TensorType;
 
 /// Every tensor begins at a multiple of so many bytes.
 pub const ALIGNMENT: u64 = 32;
 
 const MAGIC: [u8; 4] = *b"GGUF";
 const VERSION: u32 = 3;
+
+/// The name of the file in a folder that stands for a checkpoint.
+pub const FILE: &str = "model.gguf";
 
 /// Why a file is not written or not read.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +71,12 @@ pub enum GgufError {
     /// The tokenizer splits text in a way that llama.cpp may or may not have a name for.
     #[error("the tokenizer splits text as none of those that have a name in llama.cpp: {0}")]
     UnknownPreTokenizer(String),
+    /// The file holds a model or a tokenizer that is not computed here.
+    #[error("the file's model cannot be used here: {0}")]
+    Unusable(String),
+    /// The file's tokenizer splits text in a way that has no known name.
+    #[error("the file's tokenizer splits text as `{0}` (`tokenizer.ggml.pre`), which is not known here")]
+    UnknownSplit(String),
     /// What is read is no GGUF file, or a damaged one.
     #[error("the file is damaged: {0}")]
     Damaged(String),

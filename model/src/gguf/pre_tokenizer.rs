@@ -3,7 +3,7 @@
 //! llama.cpp has the splitting compiled in, by name. Its converter finds the name by the ids that a text gets, which a
 //! vocabulary that was trained anew never has; `tokenizer.json` says the splitting itself.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::GgufError;
 
@@ -71,10 +71,40 @@ pub(super) fn name(tokenizer: &Value) -> Result<&'static str, GgufError> {
     }
 }
 
+/// How a tokenizer of this name normalises and splits text.
+pub(super) struct WrittenOut {
+    pub(super) normalizer: Value,
+    pub(super) pre_tokenizer: Value,
+    /// Whether a piece that is a token becomes that one, whatever merges would make of it.
+    pub(super) ignores_merges: bool,
+    /// Whether llama.cpp puts a beginning-of-text token before a text where a file does not say.
+    pub(super) adds_bos: bool,
+}
+
+/// What a name stands for, if it is known.
+pub(super) fn written_out(name: &str) -> Option<WrittenOut> {
+    let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+    let steps = |steps: [Value; 2]| json!({"type": "Sequence", "pretokenizers": steps});
+    let split =
+        |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let (pre_tokenizer, is_whole) = match name {
+        "llama-bpe" | "llama3" | "llama-v3" => (steps([split(LLAMA_3), bytes(false)]), true),
+        "qwen2" | "deepseek-r1-qwen" => (steps([split(QWEN_2), bytes(false)]), false),
+        "tekken" => (steps([split(TEKKEN), bytes(false)]), true),
+        "gpt-2" => (bytes(true), false),
+        "smollm" => (steps([json!({"type": "Digits", "individual_digits": true}), bytes(true)]), false),
+        _ => return None,
+    };
+    Some(WrittenOut {
+        normalizer: if name == "qwen2" { json!({"type": "NFC"}) } else { Value::Null },
+        pre_tokenizer,
+        ignores_merges: is_whole,
+        adds_bos: is_whole,
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn bytes(use_regex: bool) -> Value {

@@ -78,6 +78,11 @@ impl GgufFile {
         &self.tensors
     }
 
+    /// Where a tensor begins in the file.
+    pub fn begin(&self, tensor: &TensorEntry) -> u64 {
+        self.data + tensor.offset
+    }
+
     /// The bytes of a tensor, as they are stored.
     ///
     /// # Errors
@@ -271,7 +276,11 @@ impl<R: Read> Input<R> {
         }
         let number = self.u32()?;
         let known = TensorType::of_number(number);
-        let tensor_type = known.ok_or_else(|| damaged(format!("`{name}` is of type {number}, which is not read")))?;
+        let unknown = || match TensorType::name_of_unread(number) {
+            Some(of) => GgufError::Unusable(format!("`{name}` is of type {number} ({of}), which is not read")),
+            None => damaged(format!("`{name}` is of type {number}, which is not known")),
+        };
+        let tensor_type = known.ok_or_else(unknown)?;
         if shape.last().is_some_and(|row| !row.is_multiple_of(tensor_type.block_values())) {
             return Err(damaged(format!("the rows of `{name}` are no whole blocks of {}", tensor_type.name())));
         }

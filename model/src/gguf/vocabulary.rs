@@ -11,7 +11,7 @@ use crate::config::Config;
 
 /// What a token is, by its number in files.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum TokenKind {
+pub(super) enum TokenKind {
     Normal = 1,
     Unknown = 2,
     Control = 3,

@@ -32,7 +32,7 @@ pub(super) fn combined<'a>(adapters: &[WeightedAdapter<'a>]) -> Cow<'a, Adapter>
         config.alpha_pattern.insert(name.to_owned(), module.rank as f64);
         joined.insert(name.to_owned(), module);
     }
-    Cow::Owned(Adapter { config, modules: joined, saved_tensors: Default::default() })
+    Cow::Owned(Adapter { config, modules: joined, saved_tensors: Default::default(), token_rows: Default::default() })
 }
 
 fn join(parts: &[(&AdapterModule, f32)]) -> AdapterModule {

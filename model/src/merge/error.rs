@@ -55,6 +55,16 @@ pub enum MergeError {
         /// The adapter's.
         adapter: Vec<usize>,
     },
+    /// The adapter has a row for a token that the base has not.
+    #[error("`{module}` of the base has {rows} rows, and the adapter has one for token {id}")]
+    NoRow {
+        /// The module.
+        module: String,
+        /// The token.
+        id: u32,
+        /// The rows of the base.
+        rows: usize,
+    },
     /// The adapted weight is not stored as a float that we round to.
     #[error("`{module}` of the base is stored as {dtype}: a quantised weight cannot be merged into")]
     NotAFloat {

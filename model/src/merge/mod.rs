@@ -5,7 +5,11 @@
 //! size. The sum is that of PEFT's `add_weighted_adapter` with `combination_type="cat"`, merged ("linear" multiplies
 //! the sums of the A and of the B instead, which is another thing). [`Merge::prove`] then runs base with adapters
 //! beside the merged model, layer by layer.
+//!
+//! Adapters that were trained on quantised weights are merged into the dequantised ones, which is what they were
+//! trained as, or into the original ones; the proof then says how far each of the two is from what was trained.
 
+mod against_training;
 mod combine;
 mod delta;
 mod error;
@@ -22,7 +26,9 @@ use crate::checkpoint::{
     Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Dtype, Flush, encode_float, write_atomically,
 };
 use crate::peft::Adapter;
-use delta::{Change, Share, all_finite, block_rows, merge_rows, overflows};
+use crate::weights::QuantizedBase;
+pub use against_training::{AgainstTraining, Deviation};
+use delta::{Change, all_finite, block_rows, merge_rows, overflows};
 pub use error::MergeError;
 use plan::{Plan, Target, TensorChange};
 pub use proof::{Comparison, Distance, GROUP_TOKENS, HEAD_BYTES, Measured, Proof, ProofError};
@@ -47,11 +53,38 @@ pub struct MergeOptions<'a> {
     pub base_model: Option<&'a str>,
     /// When the weights are flushed.
     pub flush: Flush,
+    /// The quantised base that the adapters were trained on, where it was one.
+    pub trained_on: Option<TrainedOn<'a>>,
+}
+
+/// A quantised base that adapters were trained on.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainedOn<'a> {
+    /// How the base was quantised when it was read.
+    pub base: &'a QuantizedBase,
+    /// What the adapters are merged into.
+    pub into: MergeInto,
+}
+
+/// What adapters that were trained on a quantised base are merged into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergeInto {
+    /// The weights as they are stored.
+    Original,
+    /// The dequantised weights, which the adapters were trained on.
+    Dequantized,
 }
 
 impl Default for MergeOptions<'_> {
     fn default() -> Self {
-        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, dtype: None, base_model: None, flush: Flush::Now }
+        Self {
+            max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
+            dtype: None,
+            base_model: None,
+            flush: Flush::Now,
+            trained_on: None,
+        }
     }
 }
 
@@ -111,7 +144,10 @@ pub fn merge(
 /// A merge of adapters into a base that has been checked: they fit.
 pub struct Merge<'a> {
     base: PathBuf,
+    /// What is merged into.
     checkpoint: Checkpoint,
+    /// What could be merged into instead, of adapters that were trained on a quantised base.
+    other: Option<Checkpoint>,
     config: Map<String, Value>,
     adapters: Vec<WeightedAdapter<'a>>,
     options: MergeOptions<'a>,
@@ -124,10 +160,20 @@ impl<'a> Merge<'a> {
     /// # Errors
     /// Fails if an adapter does not fit the base, or the base cannot be read.
     pub fn new(base: &Path, adapters: &[WeightedAdapter<'a>], options: MergeOptions<'a>) -> Result<Self, MergeError> {
-        let checkpoint = Checkpoint::open(base)?;
+        let original = Checkpoint::open(base)?;
+        let (checkpoint, other) = match options.trained_on {
+            None => (original, None),
+            Some(TrainedOn { base: quantized, into }) => {
+                let dequantized = Checkpoint::open(base)?.quantizing(quantized.clone());
+                match into {
+                    MergeInto::Original => (original, Some(dequantized)),
+                    MergeInto::Dequantized => (dequantized, Some(original)),
+                }
+            }
+        };
         let config = read_config(&base.join("config.json"))?;
         let plan = Plan::new(&checkpoint, &config, adapters, options)?;
-        Ok(Self { base: base.to_path_buf(), checkpoint, config, adapters: adapters.to_vec(), options, plan })
+        Ok(Self { base: base.to_path_buf(), checkpoint, other, config, adapters: adapters.to_vec(), options, plan })
     }
 
     /// Writes the merged checkpoint to a folder: weights, `config.json` and, where there is one,
@@ -151,12 +197,24 @@ impl<'a> Merge<'a> {
         let mut report =
             MergeReport { merged: Vec::new(), replaced: Vec::new(), copied: 0, untied_head, files: Vec::new() };
         for ((name, target), spec) in self.plan.targets.iter().zip(&specs) {
+            // Quantised once, before threads read it piece by piece.
+            self.checkpoint.nf4(&target.source)?;
             match &target.change {
                 TensorChange::None => {
                     self.copy(name, target, &mut writer)?;
                     report.copied += 1;
                 }
-                TensorChange::Shares(shares) => report.merged.push(self.add(name, target, shares, &mut writer)?),
+                TensorChange::Shares(shares) => {
+                    let add =
+                        |rows: &mut [f32], first: usize, delta: &mut Vec<f32>| merge_rows(rows, first, shares, delta);
+                    report.merged.push(self.change(name, target, &add, &mut writer)?);
+                }
+                TensorChange::Rows(rows) => {
+                    let columns = target.row_elements();
+                    let put =
+                        |values: &mut [f32], first: usize, _: &mut Vec<f32>| rows.put_into(values, first, columns);
+                    report.merged.push(self.change(name, target, &put, &mut writer)?);
+                }
                 TensorChange::Saved(values) => {
                     write_saved(name, target, values, &mut writer)?;
                     report.replaced.push(name.clone());
@@ -192,12 +250,12 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Adds the adapters' deltas to a tensor.
-    fn add(
+    /// Writes a tensor with a change to its rows.
+    fn change(
         &self,
         name: &str,
         target: &Target<'_>,
-        shares: &[Share<'_>],
+        change_rows: &ChangeRows<'_>,
         writer: &mut CheckpointWriter,
     ) -> Result<MergedTensor, MergeError> {
         let columns = target.row_elements();
@@ -213,7 +271,7 @@ impl<'a> Merge<'a> {
                 self.checkpoint.read_f32(&target.source, row * columns, base)?;
                 merged.clear();
                 merged.extend_from_slice(base);
-                merge_rows(merged, row, shares, delta);
+                change_rows(merged, row, delta);
                 if !all_finite(merged) {
                     return Err(MergeError::NotFinite { module: name.trim_end_matches(".weight").to_owned() });
                 }
@@ -268,6 +326,9 @@ fn write_saved(
     writer.write_pieces(name, width, take)?;
     Ok(())
 }
+
+/// Changes some rows of a tensor, from a first one on, with room to work in.
+type ChangeRows<'c> = dyn Fn(&mut [f32], usize, &mut Vec<f32>) + Sync + 'c;
 
 /// Room for a block of rows, that a thread uses again.
 #[derive(Default)]

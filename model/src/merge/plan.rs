@@ -40,6 +40,30 @@ pub(super) enum TensorChange<'a> {
     Shares(Vec<Share<'a>>),
     /// One of them trained it as a whole: these are its values.
     Saved(&'a [f32]),
+    /// One of them trained some of its rows.
+    Rows(RowValues<'a>),
+}
+
+/// Rows of a tensor that were trained by themselves.
+#[derive(Clone, Copy)]
+pub(super) struct RowValues<'a> {
+    /// Their numbers.
+    tokens: &'a [u32],
+    /// Their values, row after row.
+    values: &'a [f32],
+}
+
+impl RowValues<'_> {
+    /// Puts them into rows of the tensor, of which `first` is the first.
+    pub(super) fn put_into(&self, rows: &mut [f32], first: usize, columns: usize) {
+        let count = rows.len() / columns;
+        for (token, values) in self.tokens.iter().zip(self.values.chunks_exact(columns)) {
+            let row = (*token as usize).wrapping_sub(first);
+            if row < count {
+                rows[row * columns..][..columns].copy_from_slice(values);
+            }
+        }
+    }
 }
 
 impl Target<'_> {
@@ -63,7 +87,8 @@ impl<'a> Plan<'a> {
         adapters.iter().try_for_each(|weighted| changes.add(*weighted))?;
         let mut changes = changes.by_target;
         // An embedding that is trained as a whole leaves the head as it was.
-        let unties_head = head_is_tied && (changes.contains_key(HEAD) || changes.contains_key(EMBEDDING));
+        let is_apart = |name| changes.get(name).is_some_and(|change| !matches!(change, TensorChange::Rows(_)));
+        let unties_head = head_is_tied && (is_apart(HEAD) || is_apart(EMBEDDING));
 
         let mut names: Vec<&str> = checkpoint.names().collect();
         if unties_head && !checkpoint.contains(HEAD) {
@@ -117,6 +142,24 @@ impl<'a> Changes<'a, '_> {
             let before = self.by_target.insert(target.clone(), TensorChange::Saved(values));
             if before.is_some() || weight != 1.0 {
                 return Err(MergeError::SavedCombined { module: module_of(target).to_owned() });
+            }
+        }
+        for (table, SavedTensor { shape, values }) in &adapter.token_rows {
+            let Some(tokens) = adapter.config.token_indices(table) else { continue };
+            let target = format!("{table}.weight");
+            // A tied model may have its head stored, too.
+            let stored_head = (self.head_is_tied && self.checkpoint.contains(HEAD)).then(|| HEAD.to_owned());
+            let rows = self.checkpoint.shape(&target)?.first().copied().unwrap_or_default();
+            self.check_fit(&target, &[rows, shape[1]])?;
+            all_finite(table, values.iter())?;
+            if let Some(&id) = tokens.iter().find(|id| **id as usize >= rows) {
+                return Err(MergeError::NoRow { module: table.clone(), id, rows });
+            }
+            for target in std::iter::once(target).chain(stored_head) {
+                let before = self.by_target.insert(target, TensorChange::Rows(RowValues { tokens, values }));
+                if before.is_some() || weight != 1.0 {
+                    return Err(MergeError::SavedCombined { module: table.clone() });
+                }
             }
         }
         Ok(())

@@ -3,6 +3,9 @@
 //!
 //! The first two compute the same in f32 and may differ by the order of sums alone; the last two differ by one rounding
 //! of the weights. So a mistake of the merge shows, however coarse the type that the result is stored in.
+//!
+//! Of adapters that were trained on quantised weights, what they were trained as and the merge that was not written run
+//! along.
 
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
@@ -11,9 +14,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::against_training::{self, AgainstTraining};
 use super::combine::combined;
-use super::views::{Base, Unrounded};
-use super::{Merge, Progress};
+use super::views::{Base, Rounding};
+use super::{Merge, MergeInto, Progress, TrainedOn};
 use crate::batch::Batch;
 use crate::blocks::Blocks;
 use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
@@ -148,6 +152,9 @@ pub struct Proof {
     pub before_rounding: Comparison,
     /// The merge before it was rounded against the merged checkpoint: what the stored type changed.
     pub rounding: Comparison,
+    /// What was trained against the merge, of adapters that were trained on quantised weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub against_training: Option<AgainstTraining>,
 }
 
 /// What another program has measured of the same three models, where this one does not compute the architecture.
@@ -200,6 +207,7 @@ impl Measured {
             merged: self.merged.comparison(tolerance),
             before_rounding: self.before_rounding.comparison(ORDER_TOLERANCE),
             rounding: self.rounding.comparison(tolerance),
+            against_training: None,
         })
     }
 }
@@ -237,11 +245,19 @@ impl Merge<'_> {
         let config = Config::read(merged)?;
         let stored = Checkpoint::open(merged)?;
         let dtype = coarsest(&stored);
-        let (base, unrounded) = (Base(self), Unrounded(self));
+        let base = Base::new(self, &self.checkpoint);
+        let unrounded = Base::new(self, &self.checkpoint).merged(Rounding::None);
         let adapter = combined(&self.adapters);
         let groups = groups(batches);
         let mut done = Progress { done: 0, total: (groups.len() * config.num_hidden_layers) as u64 };
         let mut tally = Tally::new(config.num_hidden_layers);
+        let mut against = self.options.trained_on.map(|TrainedOn { into, .. }| against_training::Tally::new(into));
+        // What was trained is base with adapters, where they are merged into the weights they were trained on.
+        let others = self.other.as_ref();
+        let is_trained = |trained_on: &TrainedOn<'_>| trained_on.into == MergeInto::Dequantized;
+        let trained = others.filter(|_| !self.options.trained_on.as_ref().is_some_and(is_trained));
+        let trained = trained.map(|other| Base::new(self, other));
+        let other = others.map(|other| Base::new(self, other).merged(Rounding::AsStored));
         for group in groups {
             let batches = &batches[group];
             let stream = |weights, adapter| StreamedDecoder::new(Arc::clone(ops), &config, weights, adapter, batches);
@@ -249,7 +265,12 @@ impl Merge<'_> {
             let mut merged = stream(&stored, None)?;
             // Where nothing is rounded, the merged weights are those before rounding.
             let mut unrounded = if dtype == Dtype::F32 { None } else { Some(stream(&unrounded, None)?) };
+            let mut trained = trained.as_ref().map(|trained| stream(trained, Some(&*adapter))).transpose()?;
+            let mut other = other.as_ref().map(|other| stream(other, None)).transpose()?;
             for layer in 0..config.num_hidden_layers {
+                for alongside in trained.iter_mut().chain(&mut other) {
+                    alongside.layer(layer)?;
+                }
                 adapted.layer(layer)?;
                 merged.layer(layer)?;
                 unrounded.as_mut().map_or(Ok(()), |unrounded| unrounded.layer(layer))?;
@@ -263,19 +284,28 @@ impl Merge<'_> {
                     return Err(ProofError::Stopped);
                 }
             }
-            tally.begin_logits(batches);
             for ids in blocks(&config) {
                 let outputs = [adapted.logits(ids.clone())?, merged.logits(ids.clone())?];
                 let unrounded = unrounded.as_ref().map(|unrounded| unrounded.logits(ids.clone())).transpose()?;
                 tally.add_logits(&ids, &outputs, unrounded.as_deref());
+                if let (Some(against), Some(other)) = (&mut against, &other) {
+                    let [adapted, merged] = &outputs;
+                    let trained = trained.as_ref().map(|trained| trained.logits(ids.clone())).transpose()?;
+                    let other = other.logits(ids.clone())?;
+                    against.add_logits(&ids, [trained.as_ref().unwrap_or(adapted), merged, &other]);
+                }
             }
             tally.end_logits();
+            if let Some(against) = &mut against {
+                against.end_logits();
+            }
         }
         if tally.positions == 0 {
             return Err(ProofError::NoToken);
         }
         let rows = batches.iter().map(|batch| batch.document_lengths.len()).sum();
-        Ok(tally.proof(rows, dtype))
+        let against_training = against.map(against_training::Tally::end);
+        Ok(Proof { against_training, ..tally.proof(rows, dtype) })
     }
 }
 
@@ -322,15 +352,44 @@ fn rounding_tolerance(dtype: Dtype) -> f32 {
     }
 }
 
+/// The most likely id at a position, and its logit.
+pub(super) type Top = (u32, f32);
+
+/// Takes in the logits of some ids, batch by batch.
+pub(super) fn note_tops(tops: &mut Vec<Top>, ids: &Range<usize>, logits: &[Vec<f32>]) {
+    let rows = logits.iter().flat_map(|batch| batch.chunks_exact(ids.len()));
+    for (position, row) in rows.enumerate() {
+        if tops.len() == position {
+            tops.push((0, f32::NEG_INFINITY));
+        }
+        for (id, logit) in ids.clone().zip(row) {
+            if *logit > tops[position].1 {
+                tops[position] = (id as u32, *logit);
+            }
+        }
+    }
+}
+
+/// The number of positions at which two models find the same id the most likely.
+pub(super) fn same_tops(one: &[Top], other: &[Top]) -> usize {
+    one.iter().zip(other).filter(|((one, _), (other, _))| one == other).count()
+}
+
 /// Sums of a comparison.
 #[derive(Default)]
-struct Sums {
+pub(super) struct Sums {
     layers: Vec<Distance>,
-    logits: Distance,
-    same_top: usize,
+    pub(super) logits: Distance,
+    pub(super) same_top: usize,
 }
 
 impl Sums {
+    /// Takes in the logits of some ids: of each model, batch by batch.
+    pub(super) fn add_logits(&mut self, one: &[Vec<f32>], other: &[Vec<f32>]) {
+        let distances = one.iter().zip(other).map(|(one, other)| Distance::of(one, other));
+        self.logits = distances.fold(self.logits, Distance::and);
+    }
+
     fn comparison(self, positions: usize, tolerance: f32) -> Comparison {
         Comparison {
             max_abs_logit_difference: self.logits.max_abs_difference,
@@ -350,8 +409,8 @@ struct Tally {
     /// Empty where nothing is rounded.
     before_rounding: Sums,
     rounding: Sums,
-    /// Of each of the models, the most likely id at each position of the group and its logit.
-    tops: [Vec<(u32, f32)>; 3],
+    /// Those of each of the models at each position of the group.
+    tops: [Vec<Top>; 3],
     is_rounded: bool,
 }
 
@@ -380,45 +439,30 @@ impl Tally {
         }
     }
 
-    fn begin_logits(&mut self, batches: &[Batch]) {
-        let tokens = batches.iter().map(Batch::tokens).sum();
-        self.tops = std::array::from_fn(|_| vec![(0, f32::NEG_INFINITY); tokens]);
-    }
-
     /// Takes in the logits of some ids: of each model, batch by batch.
-    fn add_logits(&mut self, ids: &Range<usize>, outputs: &[Vec<Vec<f32>>; 2], unrounded: Option<&[Vec<f32>]>) {
-        let [adapted, merged] = outputs;
-        let distance = |one: &[Vec<f32>], other: &[Vec<f32>]| {
-            let distances = one.iter().zip(other).map(|(one, other)| Distance::of(one, other));
-            distances.fold(Distance::default(), Distance::and)
-        };
-        self.merged.logits = self.merged.logits.and(distance(adapted, merged));
+    fn add_logits(
+        &mut self,
+        ids: &Range<usize>,
+        [adapted, merged]: &[Vec<Vec<f32>>; 2],
+        unrounded: Option<&[Vec<f32>]>,
+    ) {
+        self.merged.add_logits(adapted, merged);
         if let Some(unrounded) = unrounded {
-            self.before_rounding.logits = self.before_rounding.logits.and(distance(adapted, unrounded));
-            self.rounding.logits = self.rounding.logits.and(distance(unrounded, merged));
+            self.before_rounding.add_logits(adapted, unrounded);
+            self.rounding.add_logits(unrounded, merged);
         }
-        let models = [Some(adapted.as_slice()), Some(merged.as_slice()), unrounded];
+        let models = [adapted.as_slice(), merged.as_slice(), unrounded.unwrap_or_default()];
         for (tops, logits) in self.tops.iter_mut().zip(models) {
-            let rows = logits.into_iter().flatten().flat_map(|batch| batch.chunks_exact(ids.len()));
-            for (top, row) in tops.iter_mut().zip(rows) {
-                for (id, logit) in ids.clone().zip(row) {
-                    if *logit > top.1 {
-                        *top = (id as u32, *logit);
-                    }
-                }
-            }
+            note_tops(tops, ids, logits);
         }
     }
 
     fn end_logits(&mut self) {
         let [adapted, merged, unrounded] = std::mem::take(&mut self.tops);
-        let same = |one: &[(u32, f32)], other: &[(u32, f32)]| {
-            one.iter().zip(other).filter(|((one, _), (other, _))| one == other).count()
-        };
         self.positions += adapted.len();
-        self.merged.same_top += same(&adapted, &merged);
-        self.before_rounding.same_top += same(&adapted, &unrounded);
-        self.rounding.same_top += same(&unrounded, &merged);
+        self.merged.same_top += same_tops(&adapted, &merged);
+        self.before_rounding.same_top += same_tops(&adapted, &unrounded);
+        self.rounding.same_top += same_tops(&unrounded, &merged);
     }
 
     fn proof(self, rows: usize, dtype: Dtype) -> Proof {
@@ -429,7 +473,15 @@ impl Tally {
             true => (before_rounding.comparison(positions, ORDER_TOLERANCE), rounding.comparison(positions, tolerance)),
             false => (merged.clone(), nothing_rounded(&merged)),
         };
-        Proof { rows, positions, dtype: format!("{dtype:?}"), merged, before_rounding, rounding }
+        Proof {
+            rows,
+            positions,
+            dtype: format!("{dtype:?}"),
+            merged,
+            before_rounding,
+            rounding,
+            against_training: None,
+        }
     }
 }
 

@@ -28,6 +28,7 @@ fn adapter(modules: &[(&str, usize, usize)]) -> Adapter {
         config: AdapterConfig::new(2, 4.0, vec![]),
         modules: modules.collect(),
         saved_tensors: Default::default(),
+        token_rows: Default::default(),
     }
 }
 

@@ -98,6 +98,9 @@ pub struct AdapterConfig {
     /// Modules that are trained as a whole and saved with the adapter: names, matched as those of the target modules
     /// are.
     pub modules_to_save: Vec<String>,
+    /// Tokens whose rows are trained, by the name of the embedding or the head, matched as those of the target modules
+    /// are. Of a tied model those of the embedding are the head's, too. A list in the file is of the embedding.
+    pub trainable_token_indices: BTreeMap<String, Vec<u32>>,
     /// Ranks of single modules, by regular expressions for the end of their names; of several that match, the first in
     /// the order of the alphabet counts, which is PEFT's own order once it has written a file.
     pub rank_pattern: BTreeMap<String, usize>,
@@ -119,6 +122,7 @@ impl AdapterConfig {
             use_rslora: false,
             use_dora: false,
             modules_to_save: Vec::new(),
+            trainable_token_indices: BTreeMap::new(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             other: defaults(),
@@ -162,6 +166,9 @@ impl AdapterConfig {
             use_rslora: fields.take("use_rslora", "true or false", Value::as_bool)?.unwrap_or(false),
             use_dora: fields.take("use_dora", "true or false", Value::as_bool)?.unwrap_or(false),
             modules_to_save: fields.take("modules_to_save", "a list of names", names)?.unwrap_or_default(),
+            trainable_token_indices: fields
+                .take("trainable_token_indices", "a list of token ids, or names with such lists", token_indices)?
+                .unwrap_or_default(),
             rank_pattern: fields
                 .take("rank_pattern", "names with ranks", |value| pattern(value, rank))?
                 .unwrap_or_default(),
@@ -237,6 +244,13 @@ impl AdapterConfig {
         self.modules_to_save.iter().any(|name| is_within(tensor, name))
     }
 
+    /// The tokens of an embedding or a head, such as `model.embed_tokens`, whose rows are trained.
+    pub fn token_indices(&self, module: &str) -> Option<&[u32]> {
+        let is_it = |name: &str| module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let found = self.trainable_token_indices.iter().find(|(name, _)| is_it(name));
+        found.map(|(_, tokens)| tokens.as_slice())
+    }
+
     /// The text of `adapter_config.json`, as PEFT formats it: sorted keys, two spaces, no newline at the end.
     pub fn to_json(&self) -> String {
         let mut fields = self.other.clone();
@@ -259,6 +273,14 @@ impl AdapterConfig {
             match self.modules_to_save.is_empty() {
                 true => Value::Null,
                 false => json!(self.modules_to_save),
+            },
+        );
+        set(
+            "trainable_token_indices",
+            match self.trainable_token_indices.iter().next() {
+                None => Value::Null,
+                Some((name, tokens)) if self.trainable_token_indices.len() == 1 && name == OF_A_LIST => json!(tokens),
+                Some(_) => json!(self.trainable_token_indices),
             },
         );
         set("rank_pattern", json!(self.rank_pattern));
@@ -296,7 +318,6 @@ const CHANGES_RESULTS: &[&str] = &[
     "lora_bias",
     "monteclora_config",
     "target_parameters",
-    "trainable_token_indices",
     "use_bdlora",
     "use_qalora",
     "velora_config",
@@ -320,7 +341,7 @@ fn defaults() -> BTreeMap<String, Value> {
         "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_bias": false,
         "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core",
         "monteclora_config": null, "peft_type": "LORA", "peft_version": PEFT_VERSION, "qalora_group_size": 16,
-        "revision": null, "target_parameters": null, "task_type": "CAUSAL_LM", "trainable_token_indices": null,
+        "revision": null, "target_parameters": null, "task_type": "CAUSAL_LM",
         "use_bdlora": null, "use_qalora": false, "velora_config": null,
     });
     let Value::Object(fields) = fields else { unreachable!("written as an object above") };
@@ -344,6 +365,22 @@ impl Fields {
                 Some(read) => Ok(Some(read)),
                 None => Err(AdapterConfigError::WrongType { key: key.to_owned(), expected, found: value }),
             },
+        }
+    }
+}
+
+/// What a list of `trainable_token_indices` is of.
+const OF_A_LIST: &str = "embed_tokens";
+
+fn token_indices(value: &Value) -> Option<BTreeMap<String, Vec<u32>>> {
+    let tokens = |value: &Value| -> Option<Vec<u32>> {
+        value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+    };
+    match value {
+        Value::Object(fields) => fields.iter().map(|(name, ids)| Some((name.clone(), tokens(ids)?))).collect(),
+        list => {
+            let tokens = tokens(list)?;
+            Some((!tokens.is_empty()).then(|| (OF_A_LIST.to_owned(), tokens)).into_iter().collect())
         }
     }
 }

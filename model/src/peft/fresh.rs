@@ -18,6 +18,9 @@ pub trait BaseTensors {
     /// The values of a tensor, row after row.
     fn values(&self, tensor: &str) -> Result<Vec<f32>, Self::Error>;
 
+    /// The values of some rows of a matrix, row after row.
+    fn rows(&self, tensor: &str, rows: &[u32]) -> Result<Vec<f32>, Self::Error>;
+
     /// The length of each row of a matrix.
     fn row_norms(&self, tensor: &str) -> Result<Vec<f32>, Self::Error>;
 }
@@ -64,12 +67,18 @@ impl Adapter {
             let saved = SavedTensor { shape: shape.to_vec(), values: base.values(&place)? };
             saved_tensors.insert(tensor, saved);
         }
+        let mut token_rows = BTreeMap::new();
+        for (path, tokens) in targets::resolve_tokens(model, settings)? {
+            let (place, shape) = find(&format!("{path}.weight"))?;
+            let shape = vec![tokens.len(), shape.last().copied().unwrap_or_default()];
+            token_rows.insert(path, SavedTensor { shape, values: base.rows(&place, tokens)? });
+        }
         let mut config = settings.clone();
         let is_all = |word: &str| word.eq_ignore_ascii_case(targets::ALL_LINEAR);
         if matches!(&config.target_modules, TargetModules::Pattern(word) if is_all(word)) {
             config.target_modules = TargetModules::Names(targets::all_linear(model));
         }
-        Ok(Self { config, modules, saved_tensors })
+        Ok(Self { config, modules, saved_tensors, token_rows })
     }
 }
 
@@ -97,6 +106,15 @@ impl BaseTensors for Checkpoint {
 
     fn values(&self, tensor: &str) -> Result<Vec<f32>, FreshError> {
         Ok(self.tensor_f32(tensor)?)
+    }
+
+    fn rows(&self, tensor: &str, rows: &[u32]) -> Result<Vec<f32>, FreshError> {
+        let columns = self.shape(tensor)?.last().copied().unwrap_or(1).max(1);
+        let mut values = vec![0.0; rows.len() * columns];
+        for (row, values) in rows.iter().zip(values.chunks_mut(columns)) {
+            self.read_f32(tensor, *row as usize * columns, values)?;
+        }
+        Ok(values)
     }
 
     fn row_norms(&self, tensor: &str) -> Result<Vec<f32>, FreshError> {

@@ -16,7 +16,7 @@ pub use fresh::{BaseTensors, FreshError};
 pub use modules::Modules;
 pub use weights::{
     Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
-    parse_adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
+    parse_adapter_tensor_name, parse_saved_tensor_name, parse_token_rows_name, saved_tensor_name, token_rows_name,
 };
 
 /// The settings of an adapter, in its folder.

@@ -59,6 +59,29 @@ pub enum TargetError {
     /// The embedding is a table, not a projection.
     #[error("LoRA on `embed_tokens` is not supported; `modules_to_save` can train it as a whole")]
     Embedding,
+    /// A name of [`AdapterConfig::trainable_token_indices`] is neither the embedding nor the head.
+    #[error("`trainable_token_indices` has `{0}`, and rows are of `embed_tokens` or `lm_head`")]
+    NoTable(String),
+    /// A token has no row.
+    #[error("`trainable_token_indices` has {id}, and the model has {rows} tokens")]
+    NoRow {
+        /// The token.
+        id: u32,
+        /// The rows of the table.
+        rows: usize,
+    },
+    /// A token stands there twice.
+    #[error("`trainable_token_indices` has {0} twice")]
+    RowTwice(u32),
+    /// The rows of a tied model are those of its embedding.
+    #[error(
+        "the head of the model is its embedding: `trainable_token_indices` is a list, or has \
+         `embed_tokens`, and `lm_head` has no other tokens"
+    )]
+    TiedRows,
+    /// The rest of the table is not frozen.
+    #[error("rows of `{0}` are trained (`trainable_token_indices`), and it has an adapter or is trained as a whole")]
+    RowsAndMore(String),
     /// The expression matches no projection.
     #[error("the target expression `{0}` matches no projection of the model{hint}", hint = did_you_mean(nearest(.0, &[]).as_deref()))]
     NothingMatches(String),
@@ -238,6 +261,50 @@ pub fn resolve_saved(model: &Modules, settings: &AdapterConfig) -> Result<Vec<St
         }
     }
     Ok(tensors.into_iter().filter(|tensor| settings.is_saved(tensor)).collect())
+}
+
+/// The embedding or the head, each with the tokens whose rows an adapter of these settings trains, by their paths. Of a
+/// tied model that is the embedding.
+///
+/// # Errors
+/// Fails if there is no such table or row, or more of the table is trained.
+pub fn resolve_tokens<'a>(
+    model: &Modules,
+    settings: &'a AdapterConfig,
+) -> Result<Vec<(String, &'a [u32])>, TargetError> {
+    let known = |name: &&String| is_named(&model.embedding, name) || is_named(HEAD, name);
+    if let Some(name) = settings.trainable_token_indices.keys().find(|name| !known(name)) {
+        return Err(TargetError::NoTable(name.clone()));
+    }
+    let head = format!("{HEAD}.weight");
+    let is_tied = model.place(&head) != head;
+    let [of_embedding, of_head] = [model.embedding.as_str(), HEAD].map(|path| settings.token_indices(path));
+    let of_head = match (is_tied, of_embedding, of_head) {
+        (true, embedding, Some(head)) if embedding != Some(head) => return Err(TargetError::TiedRows),
+        (true, ..) => None,
+        (false, _, head) => head,
+    };
+    let tables = [(model.embedding.as_str(), of_embedding), (HEAD, of_head)];
+    let found: Vec<_> = tables.into_iter().filter_map(|(path, tokens)| Some((path.to_owned(), tokens?))).collect();
+    let adapted = if found.is_empty() { Vec::new() } else { resolve(model, settings)? };
+    for (path, tokens) in &found {
+        let rows = model.shape(&format!("{path}.weight")).map_or(0, |shape| shape[0]);
+        let mut seen = BTreeSet::new();
+        for &id in *tokens {
+            if id as usize >= rows {
+                return Err(TargetError::NoRow { id, rows });
+            }
+            if !seen.insert(id) {
+                return Err(TargetError::RowTwice(id));
+            }
+        }
+        let more =
+            |path: &str| adapted.iter().any(|other| other == path) || settings.is_saved(&format!("{path}.weight"));
+        if more(path) || (is_tied && more(HEAD)) {
+            return Err(TargetError::RowsAndMore(path.clone()));
+        }
+    }
+    Ok(found)
 }
 
 fn check_name(target: &str, model: &Modules) -> Result<(), TargetError> {

@@ -12,6 +12,9 @@ use crate::checkpoint::{
 /// What PEFT puts before every name.
 const PREFIX: &str = "base_model.model.";
 
+/// What PEFT calls trained rows, which are no differences in spite of their name.
+const TOKEN_ROWS: &str = ".token_adapter.trainable_tokens_delta";
+
 /// What is wrong with an adapter.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
@@ -57,6 +60,19 @@ pub enum AdapterError {
         /// The shape stored.
         found: Vec<usize>,
     },
+    /// Rows of tokens are missing.
+    #[error("`trainable_token_indices` has `{0}`, of which the adapter has no rows")]
+    MissingRows(String),
+    /// There are not as many rows as tokens.
+    #[error("tensor `{name}` has shape {found:?}, and its settings name {tokens} tokens")]
+    WrongRows {
+        /// The tensor.
+        name: String,
+        /// The tokens.
+        tokens: usize,
+        /// The shape stored.
+        found: Vec<usize>,
+    },
 }
 
 /// One of the tensors of an adapted module.
@@ -93,6 +109,16 @@ pub fn saved_tensor_name(tensor: &str) -> String {
     format!("{PREFIX}{tensor}")
 }
 
+/// The name in `adapter_model.safetensors` of the trained rows of an embedding or a head, such as `model.embed_tokens`.
+pub fn token_rows_name(module: &str) -> String {
+    format!("{PREFIX}{module}{TOKEN_ROWS}")
+}
+
+/// The embedding or the head whose trained rows have this name in `adapter_model.safetensors`.
+pub fn parse_token_rows_name(name: &str) -> Option<&str> {
+    name.strip_prefix(PREFIX)?.strip_suffix(TOKEN_ROWS)
+}
+
 /// Whether a name is one of `adapter_model.safetensors`, and not of a base model.
 pub fn is_adapter_tensor_name(name: &str) -> bool {
     name.starts_with(PREFIX)
@@ -101,9 +127,9 @@ pub fn is_adapter_tensor_name(name: &str) -> bool {
 /// The tensor of the base model that one of this name in `adapter_model.safetensors` stands in for, if it is no part of
 /// a LoRA module.
 pub fn parse_saved_tensor_name(name: &str) -> Option<&str> {
-    match parse_adapter_tensor_name(name) {
-        Some(_) => None,
-        None => name.strip_prefix(PREFIX),
+    match parse_adapter_tensor_name(name).is_some() || parse_token_rows_name(name).is_some() {
+        true => None,
+        false => name.strip_prefix(PREFIX),
     }
 }
 
@@ -144,6 +170,9 @@ pub struct Adapter {
     /// that each stands in for, such as `lm_head.weight`. Of a tied model a head here is apart from the embedding,
     /// and the other way round.
     pub saved_tensors: BTreeMap<String, SavedTensor>,
+    /// The rows that were trained of the embedding or the head, by its path, in the order of
+    /// [`AdapterConfig::token_indices`].
+    pub token_rows: BTreeMap<String, SavedTensor>,
 }
 
 /// A tensor that stands in for one of the base model.
@@ -183,7 +212,7 @@ impl Adapter {
         tensors: impl IntoIterator<Item = NamedTensor>,
     ) -> Result<Self, AdapterError> {
         let mut parts: BTreeMap<String, BTreeMap<AdapterPart, NamedTensor>> = BTreeMap::new();
-        let mut saved_tensors = BTreeMap::new();
+        let [mut saved_tensors, mut token_rows] = [BTreeMap::new(), BTreeMap::new()];
         let mut copies_of_base = Vec::new();
         for tensor in tensors {
             if let Some((module, part)) = parse_adapter_tensor_name(&tensor.0) {
@@ -191,6 +220,14 @@ impl Adapter {
                 continue;
             }
             let (name, shape, values) = tensor;
+            if let Some(tokens) = parse_token_rows_name(&name).and_then(|module| config.token_indices(module)) {
+                if shape.first() != Some(&tokens.len()) || shape.len() != 2 {
+                    return Err(AdapterError::WrongRows { name, tokens: tokens.len(), found: shape });
+                }
+                let module = parse_token_rows_name(&name).unwrap_or_default().to_owned();
+                token_rows.insert(module, SavedTensor { shape, values });
+                continue;
+            }
             match name.strip_prefix(PREFIX) {
                 Some(base) if config.is_saved(base) => {
                     saved_tensors.insert(base.to_owned(), SavedTensor { shape, values });
@@ -210,10 +247,15 @@ impl Adapter {
             })
             .collect::<Result<_, AdapterError>>()?;
         check_copies_of_base(&modules, copies_of_base)?;
+        if token_rows.is_empty()
+            && let Some(name) = config.trainable_token_indices.keys().next()
+        {
+            return Err(AdapterError::MissingRows(name.clone()));
+        }
         let is_there = |name: &&String| saved_tensors.keys().any(|tensor| is_within(tensor, name));
         match config.modules_to_save.iter().find(|name| !is_there(name)) {
             Some(name) => Err(AdapterError::MissingModule(name.clone())),
-            None => Ok(Self { config, modules, saved_tensors }),
+            None => Ok(Self { config, modules, saved_tensors, token_rows }),
         }
     }
 
@@ -231,6 +273,9 @@ impl Adapter {
         }
         for (tensor, SavedTensor { shape, values }) in &self.saved_tensors {
             tensors.push((saved_tensor_name(tensor), shape.clone(), values.as_slice()));
+        }
+        for (module, SavedTensor { shape, values }) in &self.token_rows {
+            tensors.push((token_rows_name(module), shape.clone(), values.as_slice()));
         }
         tensors.sort_by(|(one, ..), (other, ..)| one.cmp(other));
         tensors
@@ -317,9 +362,14 @@ mod tests {
 
     #[test]
     fn adapters_of_peft_come_back_as_they_were() {
-        for variant in
-            ["llama31/lora/all_linear", "llama31/lora/modules_to_save", "llama2/lora/norms", "phi3/lora/dora"]
-        {
+        for variant in [
+            "llama31/lora/all_linear",
+            "llama31/lora/modules_to_save",
+            "llama31/lora/trainable_tokens",
+            "gemma2/lora/tied_trainable_tokens",
+            "llama2/lora/norms",
+            "phi3/lora/dora",
+        ] {
             let folder = golden(variant).join("adapter");
             let adapter = Adapter::load(&folder).unwrap();
             let copy = tempfile::tempdir().unwrap();

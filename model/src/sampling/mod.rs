@@ -6,7 +6,14 @@
 //! seed, the row and the position alone, so a batch gives the same texts in whatever order or company its rows are
 //! computed.
 
+mod adjustments;
+mod constraint;
+mod logprobs;
+
 use crate::random::{Address, Purpose, Stream};
+pub use adjustments::Adjustments;
+pub use constraint::{Constraint, Next};
+pub use logprobs::TokenLogprobs;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]

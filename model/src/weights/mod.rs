@@ -4,6 +4,7 @@
 //! and a backward: products with a weight widen its blocks on their way into a panel.
 
 mod format;
+mod ggml;
 pub(crate) mod int4;
 pub(crate) mod int8;
 mod nf4;
@@ -15,7 +16,10 @@ mod tests;
 use half::bf16;
 
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
-pub use nf4::{Absmax, Nf4, Nf4Matrix, QuantizedBase};
+pub use ggml::TensorType;
+pub(crate) use ggml::{Q4K, Q5_0, Q5_1, Q5K, Q6K};
+pub use nf4::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
+pub(crate) use nf4::{LookUp, Pairs};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;
 
@@ -33,6 +37,28 @@ pub(crate) trait BlockCodec: Send + Sync + 'static {
 
     /// The values of a block.
     fn decode(block: &[u8], x: &mut [f32; BLOCK]);
+}
+
+/// How products read the blocks of a format: 32 values at a time, along the input. Implementations are
+/// `#[inline(always)]`, to be compiled with the instructions of a set.
+pub(crate) trait BlockDecoder: Send + Sync + 'static {
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
+    /// How many times 32 values a block has.
+    const PARTS: usize;
+
+    /// The values of a part of a block.
+    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]);
+}
+
+impl<C: BlockCodec> BlockDecoder for C {
+    const BLOCK_BYTES: usize = C::FORMAT.block_bytes() as usize;
+    const PARTS: usize = 1;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+        C::decode(block, x);
+    }
 }
 
 /// The value of largest magnitude, with its sign; the first of several, and zero where all are.

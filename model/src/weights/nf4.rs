@@ -1,4 +1,6 @@
-//! NF4, the 4-bit format of `QLoRA` (Dettmers et al., arXiv:2305.14314), to the bits of bitsandbytes.
+//! NF4, the 4-bit format of `QLoRA` (Dettmers et al., arXiv:2305.14314), to the bits of bitsandbytes; and the two
+//! formats that differ from it in their levels: bitsandbytes' FP4, and torchao's NF4, which computes in the dtype of
+//! the matrix.
 //!
 //! A matrix is cut into blocks of 64 values (by default) row by row, across the ends of rows. Each value is one of
 //! sixteen levels times the largest magnitude of its block, its absmax; with double quantisation the absmaxes are
@@ -10,6 +12,7 @@ use half::f16;
 use rayon::prelude::*;
 use safetensors::Dtype;
 
+use super::{BlockFormat, widened};
 use crate::checkpoint::{CheckpointError, Rows};
 use crate::cpu::nearest;
 
@@ -33,6 +36,30 @@ const LEVELS: [f32; 16] = [
     1.0,
 ];
 
+/// The levels of FP4, a sign, two bits of an exponent and one of a mantissa, over the largest: by code.
+const FP4_LEVELS: [f32; 16] = {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
+    let mut levels = [0.0; 16];
+    let mut code = 0;
+    while code < 8 {
+        levels[code] = MAGNITUDES[code] / 12.0;
+        levels[code + 8] = -MAGNITUDES[code] / 12.0;
+        code += 1;
+    }
+    levels
+};
+
+/// The codes of FP4 in the order of their levels.
+const FP4_ORDER: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, FP4_ZEROS[0], FP4_ZEROS[1], 1, 6, 7, 4, 5, 2, 3];
+/// Those of zero: of what is not positive, and of what is.
+const FP4_ZEROS: [u8; 2] = [0, 8];
+
+/// The levels of torchao.
+const TORCHAO_LEVELS: [f32; 16] = [
+    -1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626,
+    0.723, 1.0,
+];
+
 /// The least absmax that values are divided by.
 const LEAST_ABSMAX: f32 = 1e-38;
 
@@ -42,9 +69,22 @@ const NESTED_BLOCK: usize = 256;
 /// Values that a thread quantises at a time, about.
 const PIECE: usize = 1 << 16;
 
-/// How a matrix is quantised to NF4.
+/// A format of 4 bits: which levels there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codebook {
+    /// NF4 of bitsandbytes.
+    Nf4,
+    /// FP4 of bitsandbytes: floats of 4 bits.
+    Fp4,
+    /// NF4 of torchao: levels of four decimals, the nearest of which is taken, and absmaxes quantised linearly.
+    Torchao,
+}
+
+/// How a matrix is quantised to 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nf4 {
+    /// The levels.
+    pub codebook: Codebook,
     /// Values of a block: even.
     pub block_size: usize,
     /// Whether absmaxes are quantised, too.
@@ -61,17 +101,46 @@ impl Nf4 {
     }
 }
 
-impl Default for Nf4 {
-    fn default() -> Self {
-        Self { block_size: 64, double_quantization: true }
+impl Nf4 {
+    /// Whether a matrix can be quantised so: torchao's is of whole blocks of blocks.
+    pub fn fits(self, [rows, columns]: [usize; 2]) -> bool {
+        match self.codebook {
+            Codebook::Nf4 | Codebook::Fp4 => true,
+            Codebook::Torchao => (rows * columns).is_multiple_of(self.block_size * NESTED_BLOCK),
+        }
     }
 }
 
-/// Which weights of a model are quantised to NF4 while they are read, and how.
+impl Default for Nf4 {
+    fn default() -> Self {
+        Self { codebook: Codebook::Nf4, block_size: 64, double_quantization: true }
+    }
+}
+
+/// A format that the frozen weights of a model are quantised to while they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BaseFormat {
+    /// 4 bits.
+    FourBits(Nf4),
+    /// ggml's `q8_0`. Weights whose rows are no whole blocks stay as they are.
+    Q8_0,
+}
+
+impl BaseFormat {
+    /// The bytes of so many weights.
+    pub fn bytes(self, weights: u64) -> u64 {
+        match self {
+            Self::FourBits(nf4) => nf4.bytes(weights),
+            Self::Q8_0 => BlockFormat::Q8_0.block_bytes() * weights.div_ceil(BlockFormat::Q8_0.block_size()),
+        }
+    }
+}
+
+/// Which weights of a model are quantised while they are read, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizedBase {
     /// How.
-    pub nf4: Nf4,
+    pub format: BaseFormat,
     /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
     pub skip_modules: Vec<String>,
 }
@@ -124,6 +193,20 @@ pub enum Absmax {
         /// What is added.
         offset: f32,
     },
+    /// Quantised linearly, as torchao does, everything rounded to the dtype of the matrix: that of block `b` is
+    /// `codes[b] / factors[b / block_size] + mean`.
+    Linear {
+        /// One to a block.
+        codes: Vec<i8>,
+        /// Of each block of blocks.
+        factors: Vec<f32>,
+        /// How many blocks are one.
+        block_size: usize,
+        /// What is added.
+        mean: f32,
+        /// What is rounded to.
+        dtype: Dtype,
+    },
 }
 
 impl Absmax {
@@ -143,6 +226,22 @@ impl Absmax {
         Self::Nested { codes, absmax: largest, block_size: NESTED_BLOCK, levels: NESTED_LEVELS.clone(), offset }
     }
 
+    /// Quantises absmaxes linearly, `block_size` of them together, once `mean` is taken from them.
+    #[must_use]
+    pub fn linear(absmaxes: &[f32], mean: f32, block_size: usize, dtype: Dtype) -> Self {
+        let mut codes = Vec::with_capacity(absmaxes.len());
+        let mut factors = Vec::new();
+        for block in absmaxes.chunks(block_size) {
+            let deviation = |absmax: &f32| rounded(dtype, absmax - mean);
+            let largest = block.iter().map(deviation).fold(0.0f32, |largest, x| larger(largest, x.abs()));
+            let factor = rounded(dtype, 256.0 / rounded(dtype, 2.0 * largest));
+            let code = |absmax| rounded(dtype, deviation(absmax) * factor).round_ties_even().clamp(-128.0, 127.0) as i8;
+            codes.extend(block.iter().map(code));
+            factors.push(factor);
+        }
+        Self::Linear { codes, factors, block_size, mean, dtype }
+    }
+
     /// That of a block.
     #[inline(always)]
     pub fn of(&self, block: usize) -> f32 {
@@ -150,6 +249,10 @@ impl Absmax {
             Self::Plain(absmax) => absmax[block],
             Self::Nested { codes, absmax, block_size, levels, offset } => {
                 levels[usize::from(codes[block])] * absmax[block / block_size] + offset
+            }
+            Self::Linear { codes, factors, block_size, mean, dtype } => {
+                let deviation = rounded(*dtype, f32::from(codes[block]) / factors[block / block_size]);
+                rounded(*dtype, deviation + mean)
             }
         }
     }
@@ -161,6 +264,7 @@ impl Absmax {
             Self::Nested { codes, absmax, levels, .. } => {
                 codes.len() + size_of_val(&absmax[..]) + size_of_val(&levels[..])
             }
+            Self::Linear { codes, factors, .. } => codes.len() + size_of_val(&factors[..]),
         }
     }
 }
@@ -172,12 +276,18 @@ impl Nf4Matrix {
     /// Fails if the rows cannot be read.
     ///
     /// # Panics
-    /// Panics if the size of a block is odd or zero.
+    /// Panics if the size of a block is odd or zero, or the matrix is none that [`Nf4::fits`].
     pub fn quantize(rows: &dyn Rows, shape: [usize; 2], dtype: Dtype, nf4: Nf4) -> Result<Self, CheckpointError> {
-        let Nf4 { block_size, double_quantization } = nf4;
+        let Nf4 { codebook, block_size, double_quantization } = nf4;
+        assert!(nf4.fits(shape), "a matrix of {shape:?}");
         assert!(block_size > 0 && block_size.is_multiple_of(2), "blocks of whole bytes");
         let [_, columns] = shape;
         let length = shape[0] * columns;
+        let levels = match codebook {
+            Codebook::Nf4 => LEVELS,
+            Codebook::Fp4 => FP4_LEVELS,
+            Codebook::Torchao => TORCHAO_LEVELS.map(|level| rounded(dtype, level)),
+        };
         // So many rows are whole blocks.
         let least = block_size / greatest_common_divisor(columns, block_size);
         let values = (PIECE / (least * columns).max(1)).max(1) * least * columns;
@@ -188,16 +298,22 @@ impl Nf4Matrix {
             let mut source = vec![0.0; values.min(length - first)];
             rows.read(first / columns, &mut source)?;
             let blocks = source.chunks(block_size).zip(codes.chunks_mut(block_size / 2));
-            blocks.zip(absmax).for_each(|((x, codes), absmax)| *absmax = encode(x, block_size, codes));
+            blocks.zip(absmax).for_each(|((x, codes), absmax)| {
+                *absmax = match codebook {
+                    Codebook::Nf4 => encode(x, block_size, codes, code_of),
+                    Codebook::Fp4 => encode(x, block_size, codes, fp4_code_of),
+                    Codebook::Torchao => encode_nearest(x, &levels, dtype, codes),
+                };
+            });
             Ok(())
         })?;
-        let absmax = if double_quantization {
-            let mean = absmax.iter().map(|absmax| f64::from(*absmax)).sum::<f64>() / absmax.len().max(1) as f64;
-            Absmax::nested(&absmax, mean as f32)
-        } else {
-            Absmax::Plain(absmax)
+        let mean = || absmax.iter().map(|absmax| f64::from(*absmax)).sum::<f64>() / absmax.len().max(1) as f64;
+        let absmax = match codebook {
+            Codebook::Torchao => Absmax::linear(&absmax, rounded(dtype, mean() as f32), NESTED_BLOCK, dtype),
+            Codebook::Nf4 | Codebook::Fp4 if double_quantization => Absmax::nested(&absmax, mean() as f32),
+            Codebook::Nf4 | Codebook::Fp4 => Absmax::Plain(absmax),
         };
-        Ok(Self { shape, dtype, block_size, levels: LEVELS, codes, absmax })
+        Ok(Self { shape, dtype, block_size, levels, codes, absmax })
     }
 
     /// Its size in memory.
@@ -206,14 +322,23 @@ impl Nf4Matrix {
     }
 
     /// The values from `first` on, row by row.
+    pub fn dequantize(&self, first: usize, values: &mut [f32]) {
+        self.dequantize_with::<Pairs>(first, values);
+    }
+
+    /// As [`Nf4Matrix::dequantize`].
     #[inline(always)]
-    pub fn dequantize(&self, first: usize, mut values: &mut [f32]) {
-        let mut first = first;
+    pub(crate) fn dequantize_with<L: LookUp>(&self, mut first: usize, mut values: &mut [f32]) {
         while !values.is_empty() {
             let block = first / self.block_size;
             let count = values.len().min((block + 1) * self.block_size - first);
-            let (of_block, others) = values.split_at_mut(count);
-            decode(&self.codes, first, &self.values_of(block), of_block);
+            let (mut of_block, others) = values.split_at_mut(count);
+            let of_codes = self.values_of(block);
+            if first % 2 == 1 {
+                of_block[0] = of_codes[usize::from(self.codes[first / 2] & 15)];
+                of_block = &mut of_block[1..];
+            }
+            L::look_up(&of_codes, &self.codes[first.div_ceil(2)..], of_block);
             (first, values) = (first + count, others);
         }
     }
@@ -223,7 +348,7 @@ impl Nf4Matrix {
     fn values_of(&self, block: usize) -> [f32; 16] {
         let absmax = self.absmax.of(block);
         match self.dtype {
-            Dtype::BF16 => self.levels.map(|level| nearest(level * absmax).to_f32()),
+            Dtype::BF16 => self.levels.map(|level| widened(nearest(level * absmax))),
             Dtype::F16 => self.levels.map(|level| f16::from_f32_const(level * absmax).to_f32_const()),
             _ => self.levels.map(|level| level * absmax),
         }
@@ -231,7 +356,8 @@ impl Nf4Matrix {
 }
 
 /// Quantises a block, which may be the short last one; returns its absmax.
-fn encode(x: &[f32], block_size: usize, codes: &mut [u8]) -> f32 {
+#[inline]
+fn encode(x: &[f32], block_size: usize, codes: &mut [u8], code_of: impl Fn(f32) -> u8) -> f32 {
     let absmax = x.iter().fold(0.0, |largest, x| larger(largest, x.abs()));
     let divisor = if absmax < LEAST_ABSMAX { LEAST_ABSMAX } else { absmax };
     // The short one is divided: it differs in the last place.
@@ -244,46 +370,105 @@ fn encode(x: &[f32], block_size: usize, codes: &mut [u8]) -> f32 {
     if is_short { divisor } else { absmax }
 }
 
+/// Quantises a block to the nearest levels, everything rounded to a dtype; returns its absmax.
+fn encode_nearest(x: &[f32], levels: &[f32; 16], dtype: Dtype, codes: &mut [u8]) -> f32 {
+    let absmax = x.iter().fold(0.0, |largest, x| larger(largest, x.abs()));
+    let code = |x: f32| {
+        let x = rounded(dtype, x / absmax);
+        let mut nearest = (0, f32::INFINITY);
+        for (code, level) in (0..).zip(levels) {
+            let distance = rounded(dtype, x - level).abs();
+            // The first of equals; of what is not a number the first of all.
+            if distance < nearest.1 {
+                nearest = (code, distance);
+            }
+        }
+        nearest.0
+    };
+    for (byte, pair) in codes.iter_mut().zip(x.chunks(2)) {
+        *byte = code(pair[0]) << 4 | code(pair[1]);
+    }
+    absmax
+}
+
+/// The number that is nearest in a dtype.
+#[inline(always)]
+fn rounded(dtype: Dtype, x: f32) -> f32 {
+    match dtype {
+        Dtype::BF16 => widened(nearest(x)),
+        Dtype::F16 => f16::from_f32_const(x).to_f32_const(),
+        _ => x,
+    }
+}
+
 /// The larger of two, or what is not a number.
 fn larger(largest: f32, x: f32) -> f32 {
     if x > largest || x.is_nan() { x } else { largest }
 }
 
-/// How many boundaries lie below a value.
+/// How many boundaries between the levels of NF4 lie below a value.
 #[inline(always)]
 fn code_of(x: f32) -> u8 {
-    /// Half way between two levels each.
-    const BOUNDARIES: [f32; 15] = {
-        let mut boundaries = [0.0; 15];
-        let mut index = 0;
-        while index < 15 {
-            boundaries[index] = (LEVELS[index] + LEVELS[index + 1]) / 2.0;
-            index += 1;
-        }
-        boundaries
-    };
-    let mut code = 0;
-    for step in [8, 4, 2, 1] {
-        code += if x > BOUNDARIES[code + step - 1] { step } else { 0 };
-    }
-    code as u8
+    const BOUNDARIES: [f32; 15] = boundaries(&LEVELS);
+    below(&BOUNDARIES, x) as u8
 }
 
-/// The values of some codes, from one of a block on.
+/// The code of FP4.
 #[inline(always)]
-fn decode(codes: &[u8], first: usize, levels: &[f32; 16], values: &mut [f32]) {
-    let level = |code: u8| levels[usize::from(code & 15)];
-    let (start, values) = values.split_at_mut(first % 2);
-    if let [start] = start {
-        *start = level(codes[first / 2]);
+fn fp4_code_of(x: f32) -> u8 {
+    const BOUNDARIES: [f32; 15] = {
+        let mut sorted = [0.0; 16];
+        let mut index = 0;
+        while index < 16 {
+            sorted[index] = FP4_LEVELS[FP4_ORDER[index] as usize];
+            index += 1;
+        }
+        boundaries(&sorted)
+    };
+    FP4_ORDER[below(&BOUNDARIES, x)]
+}
+
+/// Half way between two levels each.
+const fn boundaries(levels: &[f32; 16]) -> [f32; 15] {
+    let mut boundaries = [0.0; 15];
+    let mut index = 0;
+    while index < 15 {
+        boundaries[index] = (levels[index] + levels[index + 1]) / 2.0;
+        index += 1;
     }
-    let (pairs, last) = values.as_chunks_mut::<2>();
-    let codes = &codes[first.div_ceil(2)..];
-    for (pair, byte) in pairs.iter_mut().zip(codes) {
-        *pair = [level(byte >> 4), level(*byte)];
+    boundaries
+}
+
+/// How many boundaries lie below a value.
+#[inline(always)]
+fn below(boundaries: &[f32; 15], x: f32) -> usize {
+    let mut count = 0;
+    for step in [8, 4, 2, 1] {
+        count += if x > boundaries[count + step - 1] { step } else { 0 };
     }
-    if let [last] = last {
-        *last = level(codes[pairs.len()] >> 4);
+    count
+}
+
+/// How the values of codes are looked up. Implementations are `#[inline(always)]`, to be compiled with the instructions
+/// of a set.
+pub(crate) trait LookUp {
+    /// The values of codes from the first half of a byte on, as many as there is room for.
+    fn look_up(values: &[f32; 16], codes: &[u8], decoded: &mut [f32]);
+}
+
+/// One by one.
+pub(crate) struct Pairs;
+
+impl LookUp for Pairs {
+    #[inline(always)]
+    fn look_up(values: &[f32; 16], codes: &[u8], decoded: &mut [f32]) {
+        let (pairs, last) = decoded.as_chunks_mut::<2>();
+        for (pair, byte) in pairs.iter_mut().zip(codes) {
+            *pair = [values[usize::from(byte >> 4)], values[usize::from(byte & 15)]];
+        }
+        if let [last] = last {
+            *last = values[usize::from(codes[pairs.len()] >> 4)];
+        }
     }
 }
 

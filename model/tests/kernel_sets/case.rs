@@ -180,8 +180,9 @@ impl Case {
             scaling: SCALING,
             dropout: None,
             dora: None,
+            rows: None,
         };
-        Projection { matrix, bias, lora: Some(lora) }
+        Projection { lora: Some(lora), ..Projection::new(matrix, bias) }
     }
 
     pub(crate) fn attention_block<B: Ops>(&self, ops: &B) -> AttentionBlock<B> {
@@ -243,7 +244,7 @@ impl Case {
     fn run_attention<B: Blocks>(&self, ops: &B, results: &mut Results) {
         let documents = Documents::new(&self.documents);
         let rope = self.rope(ops);
-        let pass = Pass { documents: &documents, rope: &rope, draws: None };
+        let pass = Pass { documents: &documents, rope: &rope, draws: None, adapters: &[] };
         let mut block = self.attention_block(ops);
         let mut x = self.tensor(ops, "x", self.rows(), self.hidden_size);
         let mut saved = B::AttentionSaved::default();
@@ -301,7 +302,7 @@ impl Case {
                 })
                 .collect();
             let documents = Documents::continued(pieces);
-            let pass = Pass { documents: &documents, rope: &rope, draws: None };
+            let pass = Pass { documents: &documents, rope: &rope, draws: None, adapters: &[] };
             let hidden = self.hidden_size;
             let new: Vec<f32> = rows.iter().flat_map(|row| x[row * hidden..(row + 1) * hidden].to_vec()).collect();
             let mut new = ops.tensor(rows.len(), hidden, &new).expect("rows");

@@ -149,7 +149,7 @@ impl Run<'_> {
         }
         let mut x = case.tensor(ops, "x", case.rows(), case.hidden_size);
         let mut gradient = case.tensor(ops, "g", case.rows(), case.hidden_size);
-        let pass = Pass { documents: &documents, rope: &rope, draws: self.draws() };
+        let pass = Pass { documents: &documents, rope: &rope, draws: self.draws(), adapters: &[] };
         match self.form {
             Form::Fused => {
                 let mut saved = <Cpu as Blocks>::AttentionSaved::default();

@@ -105,13 +105,13 @@ fn project<B: Ops>(
     let AttentionSaved { q, k, v, qkv, .. } = saved;
     match &block.qkv {
         QkvProjections::Split { q_proj, k_proj, v_proj } => {
-            q_proj.forward(ops, normed, pass.draws, Write::Replace, q, &mut qkv.q)?;
-            k_proj.forward(ops, normed, pass.draws, Write::Replace, k, &mut qkv.k)?;
-            v_proj.forward(ops, normed, pass.draws, Write::Replace, v, &mut qkv.v)
+            q_proj.forward(ops, normed, pass.of_rows(), Write::Replace, q, &mut qkv.q)?;
+            k_proj.forward(ops, normed, pass.of_rows(), Write::Replace, k, &mut qkv.k)?;
+            v_proj.forward(ops, normed, pass.of_rows(), Write::Replace, v, &mut qkv.v)
         }
         QkvProjections::Fused { qkv_proj } => {
             let mut joined = B::Tensor::default();
-            qkv_proj.forward(ops, normed, pass.draws, Write::Replace, &mut joined, &mut qkv.q)?;
+            qkv_proj.forward(ops, normed, pass.of_rows(), Write::Replace, &mut joined, &mut qkv.q)?;
             let (queries, keys) = widths(&block.shape);
             ops.take_columns(&joined, 0, queries, q)?;
             ops.take_columns(&joined, queries, keys, k)?;
@@ -154,10 +154,10 @@ fn add_output<B: Ops>(
 ) -> Result {
     let AttentionSaved { y, o_proj, post_norm, .. } = saved;
     if block.post_norm.is_none() {
-        return block.o_proj.forward(ops, y, pass.draws, Write::Add, x, o_proj);
+        return block.o_proj.forward(ops, y, pass.of_rows(), Write::Add, x, o_proj);
     }
     let mut branch = B::Tensor::default();
-    block.o_proj.forward(ops, y, pass.draws, Write::Replace, &mut branch, o_proj)?;
+    block.o_proj.forward(ops, y, pass.of_rows(), Write::Replace, &mut branch, o_proj)?;
     add_branch(ops, block.post_norm.as_ref(), branch, x, post_norm)
 }
 

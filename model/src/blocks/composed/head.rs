@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::adapter::{Projection, ProjectionSaved};
-use crate::blocks::{HeadBlock, HeadLoss, TeacherHead};
+use crate::blocks::{HeadBlock, HeadLoss, OfRows, TeacherHead};
 use crate::ops::{LogitGradient, LossRows, Ops, Result, TokenScore, Write};
 
 /// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
@@ -27,7 +27,7 @@ pub fn head_loss<B: Ops>(
     for chunk in chunks(loss.targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
         let draws = loss.draws.as_ref().map(|draws| draws.of_rows(chunk.clone()));
-        output.forward(ops, &rows, draws, Write::Replace, &mut logits, &mut saved)?;
+        output.forward(ops, &rows, draws.into(), Write::Replace, &mut logits, &mut saved)?;
         let teacher = loss.teacher_logits(ops, chunk.clone())?;
         let of_chunk = loss.rows(chunk, head.soft_cap, teacher.as_ref());
         ops.token_loss(&mut logits, &of_chunk, LogitGradient::InPlace { scale: loss.scale }, scores)?;
@@ -78,7 +78,7 @@ pub fn head_scores<B: Ops>(
     head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
     for chunk in chunks(targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
-        output.forward(ops, &rows, None, Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
+        output.forward(ops, &rows, OfRows::default(), Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
         let of_chunk = LossRows::scored(&targets[chunk], head.soft_cap);
         ops.token_loss(&mut logits, &of_chunk, LogitGradient::Skip, scores)?;
     }
@@ -98,7 +98,7 @@ pub fn head_logits<B: Ops>(
 ) -> Result {
     let [mut normed, mut inverse_rms] = <[B::Tensor; 2]>::default();
     head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
-    output.forward(ops, &normed, None, Write::Replace, logits, &mut ProjectionSaved::default())?;
+    output.forward(ops, &normed, OfRows::default(), Write::Replace, logits, &mut ProjectionSaved::default())?;
     match head.soft_cap {
         Some(cap) => ops.soft_cap(logits, cap),
         None => Ok(()),

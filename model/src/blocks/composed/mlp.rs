@@ -2,7 +2,7 @@
 
 use super::{PostNormSaved, add_branch, branch_gradient};
 use crate::adapter::ProjectionSaved;
-use crate::blocks::{GateUpProjections, InputGradient, MlpBlock};
+use crate::blocks::{AdapterRows, GateUpProjections, InputGradient, MlpBlock, OfRows};
 use crate::ops::{Ops, Result, Write};
 use crate::random::Draws;
 
@@ -31,18 +31,36 @@ pub fn mlp_block<B: Ops>(
     x: &mut B::Tensor,
     saved: &mut MlpSaved<B::Tensor>,
 ) -> Result {
+    forward(ops, block, draws.into(), x, saved)
+}
+
+/// The MLP block of rows with adapters of their own; see [`crate::blocks::Blocks::mlp_block_of`].
+///
+/// # Errors
+/// Fails if the device does.
+pub fn mlp_block_of<B: Ops>(ops: &B, block: &MlpBlock<B>, adapters: &[AdapterRows], x: &mut B::Tensor) -> Result {
+    forward(ops, block, OfRows { draws: None, adapters }, x, &mut MlpSaved::default())
+}
+
+fn forward<B: Ops>(
+    ops: &B,
+    block: &MlpBlock<B>,
+    of_rows: OfRows<'_>,
+    x: &mut B::Tensor,
+    saved: &mut MlpSaved<B::Tensor>,
+) -> Result {
     let MlpSaved { x: input, inverse_rms, gate, up, gate_proj: gate_saved, up_proj: up_saved, .. } = saved;
     ops.copy(x, input)?;
     let mut normed = B::Tensor::default();
     block.norm.forward(ops, x, &mut normed, inverse_rms)?;
     match &block.gate_up {
         GateUpProjections::Split { gate_proj, up_proj } => {
-            gate_proj.forward(ops, &normed, draws, Write::Replace, gate, gate_saved)?;
-            up_proj.forward(ops, &normed, draws, Write::Replace, up, up_saved)?;
+            gate_proj.forward(ops, &normed, of_rows, Write::Replace, gate, gate_saved)?;
+            up_proj.forward(ops, &normed, of_rows, Write::Replace, up, up_saved)?;
         }
         GateUpProjections::Fused { gate_up_proj } => {
             let mut joined = B::Tensor::default();
-            gate_up_proj.forward(ops, &normed, draws, Write::Replace, &mut joined, gate_saved)?;
+            gate_up_proj.forward(ops, &normed, of_rows, Write::Replace, &mut joined, gate_saved)?;
             let width = gate_up_proj.matrix.out_features / 2;
             ops.take_columns(&joined, 0, width, gate)?;
             ops.take_columns(&joined, width, width, up)?;
@@ -51,10 +69,10 @@ pub fn mlp_block<B: Ops>(
     let mut hidden = B::Tensor::default();
     ops.gated(block.activation, gate, up, &mut hidden)?;
     if block.post_norm.is_none() {
-        return block.down_proj.forward(ops, &hidden, draws, Write::Add, x, &mut saved.down_proj);
+        return block.down_proj.forward(ops, &hidden, of_rows, Write::Add, x, &mut saved.down_proj);
     }
     let mut branch = B::Tensor::default();
-    block.down_proj.forward(ops, &hidden, draws, Write::Replace, &mut branch, &mut saved.down_proj)?;
+    block.down_proj.forward(ops, &hidden, of_rows, Write::Replace, &mut branch, &mut saved.down_proj)?;
     add_branch(ops, block.post_norm.as_ref(), branch, x, &mut saved.post_norm)
 }
 

@@ -7,7 +7,7 @@ mod mlp;
 pub use attention::{AttentionSaved, attention_block, attention_block_backward, attention_block_cached};
 pub(crate) use head::chunks;
 pub use head::{head_logits, head_loss, head_scores};
-pub use mlp::{MlpSaved, mlp_block, mlp_block_backward};
+pub use mlp::{MlpSaved, mlp_block, mlp_block_backward, mlp_block_of};
 
 use crate::blocks::Norm;
 use crate::ops::{Ops, Result, Write};

@@ -109,32 +109,30 @@ unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores
                 }
             }
             let before = V::load(running.largest.add(first));
-            // Four at a time, not to wait for one another.
-            let fours = keys.start..keys.start + keys.len() / 4 * 4;
+            // Four at a time, not to wait for one another. A key's place in the block decides which sum it is added
+            // to, and when: a row's total is the same bits whatever other rows, and keys that it does not see, are
+            // beside it.
+            let fours = || (keys.start / 4 * 4..keys.end).step_by(4);
+            let is_whole = |four: usize| keys.start <= four && four + 4 <= keys.end;
             let mut largest = [before; 4];
-            for key in fours.clone().step_by(4) {
-                for (offset, largest) in largest.iter_mut().enumerate() {
-                    *largest = seen(key + offset, V::load(place(key + offset)).mul(factor), lowest).max(*largest);
+            for four in fours() {
+                for (key, largest) in (four..).zip(&mut largest) {
+                    if is_whole(four) || keys.contains(&key) {
+                        *largest = seen(key, V::load(place(key)).mul(factor), lowest).max(*largest);
+                    }
                 }
-            }
-            for key in fours.end..keys.end {
-                largest[0] = seen(key, V::load(place(key)).mul(factor), lowest).max(largest[0]);
             }
             let largest = largest[0].max(largest[1]).max(largest[2].max(largest[3]));
             let below = zero.sub(largest);
             let mut totals = [zero; 4];
-            for key in fours.clone().step_by(4) {
-                for (offset, total) in totals.iter_mut().enumerate() {
-                    let place = place(key + offset);
-                    let weight = seen(key + offset, V::load(place).mul_add(factor, below).exp2(), zero);
-                    weight.store(place);
-                    *total = total.add(weight);
+            for four in fours() {
+                for (key, total) in (four..).zip(&mut totals) {
+                    if is_whole(four) || keys.contains(&key) {
+                        let weight = seen(key, V::load(place(key)).mul_add(factor, below).exp2(), zero);
+                        weight.store(place(key));
+                        *total = total.add(weight);
+                    }
                 }
-            }
-            for key in fours.end..keys.end {
-                let weight = seen(key, V::load(place(key)).mul_add(factor, below).exp2(), zero);
-                weight.store(place(key));
-                totals[0] = totals[0].add(weight);
             }
             for key in (0..keys.start).chain(keys.end..block.keys.len()) {
                 zero.store(place(key));

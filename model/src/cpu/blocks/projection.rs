@@ -88,8 +88,8 @@ impl Cpu {
     pub(super) fn project_low(&self, lora: &Lora<Self>, x: Input<'_>, draws: Option<Draws<'_>>, low_rank: &mut Tensor) {
         let dropped = self.dropped(lora, x.values(), draws);
         let x = dropped.as_ref().map_or(x.values(), Tensor::view);
-        low_rank.reshape(&self.buffers, x.rows(), lora.a.value.rows());
-        self.product(1.0, x, lora.a.value.view().transposed(), Write::Replace, low_rank.view_mut());
+        low_rank.reshape(&self.buffers, x.rows(), lora.down().rows());
+        self.product(1.0, x, lora.down().view().transposed(), Write::Replace, low_rank.view_mut());
     }
 
     /// Projects the output of a branch and adds it to the residual stream, through the branch's norm where it has one.
@@ -138,11 +138,11 @@ impl Cpu {
         self.weight_product(dy.operand, &projection.matrix.weight, Sense::Backward, None, write, dx.view_mut());
         let (Some(lora), Some(of_low_rank)) = (&projection.lora, of_low_rank) else { return Ok(()) };
         let Some(mask) = lora.mask(draws) else {
-            self.product(1.0, of_low_rank.view(), lora.a.value.view(), Write::Add, dx.view_mut());
+            self.product(1.0, of_low_rank.view(), lora.down().view(), Write::Add, dx.view_mut());
             return Ok(());
         };
         let mut of_dropped = self.shaped(dx.rows(), dx.columns());
-        self.product(1.0, of_low_rank.view(), lora.a.value.view(), Write::Replace, of_dropped.view_mut());
+        self.product(1.0, of_low_rank.view(), lora.down().view(), Write::Replace, of_dropped.view_mut());
         self.dropout(&of_dropped, &mask, 1.0, Write::Add, dx)
     }
 
@@ -169,19 +169,18 @@ impl Cpu {
         let lora = projection.lora.as_mut()?;
         let (dy, scaling) = (dy.values(), lora.scaling);
         let dropped = lora.a.is_trained().then(|| self.dropped(lora, x(), draws)).flatten();
-        let (b, b_gradient) = lora.b.split();
-        if let Some(gradient) = b_gradient {
+        if let (_, Some(gradient)) = lora.b.split() {
             // Transposed: its columns are too few to fill vectors.
             let mut transposed = self.shaped(low_rank.columns(), dy.columns());
             self.product(scaling, low_rank.view().transposed(), dy, Write::Replace, transposed.view_mut());
             self.add_transposed(&transposed, gradient);
         }
-        let (a, a_gradient) = lora.a.split();
-        if a_gradient.is_none() && !input_gradient_is_needed {
+        if !lora.a.is_trained() && !input_gradient_is_needed {
             return None;
         }
-        let mut of_low_rank = self.shaped(dy.rows(), a.rows());
-        self.product(scaling, dy, b.view(), Write::Replace, of_low_rank.view_mut());
+        let mut of_low_rank = self.shaped(dy.rows(), lora.b.value.columns());
+        self.product(scaling, dy, lora.b.value.view(), Write::Replace, of_low_rank.view_mut());
+        let (_, a_gradient) = lora.a.split();
         if let Some(gradient) = a_gradient {
             let x = dropped.as_ref().map_or_else(x, Tensor::view);
             self.product(1.0, of_low_rank.view().transposed(), x, Write::Add, gradient.view_mut());

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::rows::{QuantizedRows, RowBlocks};
-use super::{BLOCK, Bits, GROUP, GroupBlock, Quantized, Sums, TILE};
+use super::{BLOCK, Bits, GROUP, GroupBlock, Quantized, ScaleType, Sums, TILE};
 use crate::cpu::simd::{Multiplier, Routine, Vector};
 
 /// Instructions that multiply bytes and sum in 32 bits. All of its functions want the machine to have them.
@@ -92,7 +92,11 @@ impl<B: Bytes, const ROWS: usize, const EIGHT: bool, const VECTORS: usize> Routi
             for (index, block) in weight.group(group).enumerate() {
                 let numbers = B::numbers::<EIGHT>(block);
                 let scales: [B::Sums; VECTORS] = std::array::from_fn(|vector| {
-                    B::Sums::load_bf16(block.scales.as_ptr().add(vector * B::Sums::LANES))
+                    let scales = block.scales.as_ptr().add(vector * B::Sums::LANES);
+                    match block.scale_type {
+                        ScaleType::Bf16 => B::Sums::load_bf16(scales.cast()),
+                        ScaleType::F16 => B::Sums::load_f16(scales.cast()),
+                    }
                 });
                 for (sums, row) in sums.iter_mut().zip(&rows) {
                     let products = B::products::<EIGHT, VECTORS>(&numbers, &row.values[index], row.starts[index]);

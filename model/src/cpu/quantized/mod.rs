@@ -21,7 +21,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::memory::Memory;
 use super::plain::Plain;
@@ -35,13 +35,25 @@ use super::simd::{Avx2, Avx512Bf16};
 use super::simd::{Floats, Portable};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
-use crate::weights::{BLOCK, BlockFormat};
+use crate::weights::{BLOCK, BlockFormat, TensorType};
 use rows::QuantizedRows;
 
 /// Rows of a weight that lie interleaved.
 const GROUP: usize = 16;
 /// Rows of the left operand that a kernel takes at a time.
 const TILE: usize = 8;
+
+/// The type of a block's scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScaleType {
+    /// Of blocks that are quantised here.
+    Bf16,
+    /// Of ggml's blocks.
+    F16,
+}
+
+/// The bits of the scales of a block, one to a row.
+type Scales = [u16; GROUP];
 
 /// Bits of a quantised number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +65,15 @@ pub(super) enum Bits {
 }
 
 impl Bits {
+    /// Those of ggml's blocks of a type that have products of integers, if they are no more than a format's.
+    pub(super) fn stored(tensor_type: TensorType, format: BlockFormat) -> Option<Self> {
+        match (tensor_type, format) {
+            (TensorType::Q8_0, BlockFormat::Int8) => Some(Self::Eight),
+            (TensorType::Q4_0, BlockFormat::Int8 | BlockFormat::Int4) => Some(Self::Four),
+            _ => None,
+        }
+    }
+
     /// Those of a format.
     fn of(format: BlockFormat) -> Self {
         match format {
@@ -67,6 +88,14 @@ impl Bits {
         match self {
             Self::Eight => 8,
             Self::Four => 4,
+        }
+    }
+
+    /// A byte of zeros.
+    const fn zero(self) -> u8 {
+        match self {
+            Self::Eight => 0x80,
+            Self::Four => 0x88,
         }
     }
 
@@ -91,7 +120,7 @@ impl Default for Line {
 }
 
 impl Plain for Line {}
-impl Plain for [bf16; GROUP] {}
+impl Plain for Scales {}
 
 /// A weight `[out, in]` in blocks.
 pub(super) struct Quantized {
@@ -100,15 +129,17 @@ pub(super) struct Quantized {
     in_features: usize,
     /// By group, block of the input, and line.
     lines: Memory<Line>,
+    scale_type: ScaleType,
     /// By group, block, and row of the group.
-    scales: Memory<[bf16; GROUP]>,
+    scales: Memory<Scales>,
 }
 
 /// A block of a group.
 #[derive(Clone, Copy)]
 struct GroupBlock<'a> {
     lines: &'a [Line],
-    scales: &'a [bf16; GROUP],
+    scale_type: ScaleType,
+    scales: &'a Scales,
 }
 
 /// The sums of a kernel: for each of up to [`TILE`] rows those of a group.
@@ -127,22 +158,25 @@ impl Quantized {
     /// Block `index` of a group.
     fn block(&self, group: usize, index: usize) -> GroupBlock<'_> {
         let (at, lines) = (group * self.blocks() + index, self.bits.lines());
-        GroupBlock { lines: &self.lines[at * lines..(at + 1) * lines], scales: &self.scales[at] }
+        let lines = &self.lines[at * lines..(at + 1) * lines];
+        GroupBlock { lines, scale_type: self.scale_type, scales: &self.scales[at] }
     }
 
     /// The blocks of a group.
     fn group(&self, group: usize) -> impl Iterator<Item = GroupBlock<'_>> {
         let blocks = group * self.blocks()..(group + 1) * self.blocks();
-        let lines = self.bits.lines();
+        let (lines, scale_type) = (self.bits.lines(), self.scale_type);
         let lines = self.lines[blocks.start * lines..blocks.end * lines].chunks_exact(lines);
-        lines.zip(&self.scales[blocks]).map(|(lines, scales)| GroupBlock { lines, scales })
+        lines.zip(&self.scales[blocks]).map(move |(lines, scales)| GroupBlock { lines, scale_type, scales })
     }
 
     /// Its format.
     pub(super) fn format(&self) -> BlockFormat {
-        match self.bits {
-            Bits::Eight => BlockFormat::Int8,
-            Bits::Four => BlockFormat::Int4,
+        match (self.bits, self.scale_type) {
+            (Bits::Eight, ScaleType::Bf16) => BlockFormat::Int8,
+            (Bits::Four, ScaleType::Bf16) => BlockFormat::Int4,
+            (Bits::Eight, ScaleType::F16) => BlockFormat::Q8_0,
+            (Bits::Four, ScaleType::F16) => BlockFormat::Q4_0,
         }
     }
 }
@@ -159,7 +193,7 @@ impl BlockWeight for Quantized {
     fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
         let lane = row % GROUP;
         for (block, target) in self.group(row / GROUP).zip(target.chunks_mut(BLOCK)) {
-            let scale = factor * block.scales[lane].widen();
+            let scale = factor * block.scale(lane);
             for (index, target) in target.iter_mut().enumerate() {
                 *target = scale * block.number(self.bits, lane, index) as f32;
             }
@@ -168,7 +202,9 @@ impl BlockWeight for Quantized {
 
     fn fingerprint(&self) -> u64 {
         let of_lines = self.lines.iter().map(|line| fingerprint::of_bytes(&line.0));
-        let parts: Vec<u64> = of_lines.chain(self.scales.iter().map(|scales| fingerprint::of_bf16(scales))).collect();
+        let parts: Vec<u64> = of_lines
+            .chain(self.scales.iter().map(|scales| fingerprint::of_bf16(&scales.map(bf16::from_bits))))
+            .collect();
         fingerprint::of_parts(&parts)
     }
 
@@ -194,11 +230,20 @@ impl BlockWeight for Quantized {
 }
 
 impl GroupBlock<'_> {
+    /// The scale of a row.
+    #[inline(always)]
+    fn scale(self, lane: usize) -> f32 {
+        match self.scale_type {
+            ScaleType::Bf16 => bf16::from_bits(self.scales[lane]).widen(),
+            ScaleType::F16 => f16::from_bits(self.scales[lane]).to_f32_const(),
+        }
+    }
+
     /// Its values: for each number of the block, those of the rows.
     #[inline(always)]
     fn widened(self, bits: Bits) -> [[f32; GROUP]; BLOCK] {
         let mut values = [[0.0; GROUP]; BLOCK];
-        let scales = self.scales.map(Element::widen);
+        let scales: [f32; GROUP] = std::array::from_fn(|lane| self.scale(lane));
         for (line, values) in self.lines.iter().zip(values.chunks_exact_mut(BLOCK / bits.lines())) {
             let words: [u32; GROUP] = std::array::from_fn(|lane| {
                 let bytes = &line.0[4 * lane..4 * lane + 4];

@@ -6,8 +6,9 @@ use super::super::operand::Operand;
 use super::super::product::{BlockWeight, Element, Finish, View, ViewMut};
 use super::rows::QuantizedRows;
 use super::{BLOCK, Bits, Cpu, GROUP, InstructionSet, Quantized};
+use crate::checkpoint::{CheckpointError, RowBytes};
 use crate::ops::{Compute, Write};
-use crate::weights::{Activations, BlockFormat, Quantization};
+use crate::weights::{Activations, BlockFormat, Quantization, TensorType};
 
 const FORMATS: [BlockFormat; 2] = [BlockFormat::Int8, BlockFormat::Int4];
 /// Rows, outputs, inputs.
@@ -186,4 +187,64 @@ fn what_is_not_finite_stays_so_and_nothing_stays_zero() {
         let tiny = product(&cpu, &[1e-38; BLOCK], &of_ones, Write::Replace, 1)[0];
         assert!(tiny.abs() < 1e-30, "{tiny}");
     }
+}
+
+/// Rows in ggml's blocks, in memory.
+struct Blocks {
+    bytes: Vec<u8>,
+    row_bytes: usize,
+}
+
+impl Blocks {
+    fn new(tensor_type: TensorType, values: &[f32], in_features: usize) -> Self {
+        let mut bytes = vec![0; tensor_type.bytes(values.len())];
+        tensor_type.encode(values, &mut bytes);
+        Self { bytes, row_bytes: tensor_type.bytes(in_features) }
+    }
+}
+
+impl RowBytes for Blocks {
+    fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        bytes.copy_from_slice(&self.bytes[first * self.row_bytes..][..bytes.len()]);
+        Ok(())
+    }
+}
+
+#[test]
+fn blocks_of_ggml_are_multiplied_as_they_are_stored() {
+    for (tensor_type, format) in [(TensorType::Q8_0, BlockFormat::Int8), (TensorType::Q4_0, BlockFormat::Int4)] {
+        let bits = Bits::stored(tensor_type, format).unwrap();
+        for [rows, out_features, in_features] in [[1, 16, 32], [3, 17, 96], [8, 50, 256], [11, 1, 64]] {
+            let mut exact = normal(out_features * in_features, 4);
+            exact[..32].copy_from_slice(&[-1.0; 32]);
+            let blocks = Blocks::new(tensor_type, &exact, in_features);
+            let mut dequantised = vec![0.0; exact.len()];
+            tensor_type.decode(&blocks.bytes, &mut dequantised);
+            let x = normal(rows * in_features, 9);
+            let of = |set| {
+                let cpu = cpu(2, set);
+                let weight = Quantized::of_blocks(&cpu, [out_features, in_features], &blocks, bits).unwrap();
+                assert_eq!(values(&weight), dequantised, "{tensor_type:?}");
+                let found = product(&cpu, &x, &weight, Write::Replace, rows);
+                let view = View::new(&x, rows, in_features, in_features);
+                (found, QuantizedRows::new(&cpu, Operand::F32(view), in_features, bits))
+            };
+            let (expected, quantized) = of(InstructionSet::Portable);
+            for (index, found) in expected.iter().enumerate() {
+                let (row, column) = (index / out_features, index % out_features);
+                let numbers = quantized.row(row);
+                let terms = (0..in_features).map(|at| {
+                    let x = f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK]);
+                    x * f64::from(dequantised[column * in_features + at])
+                });
+                let sum: f64 = terms.sum();
+                assert!((f64::from(*found) - sum).abs() < 1e-4, "{tensor_type:?}: {found} {sum}");
+            }
+            for set in sets() {
+                assert_eq!(of(set).0, expected, "{tensor_type:?} {}", set.name());
+            }
+        }
+    }
+    assert_eq!(Bits::stored(TensorType::Q8_0, BlockFormat::Int4), None, "rounded to the 4 bits that are asked for");
+    assert_eq!(Bits::stored(TensorType::Q4K, BlockFormat::Int8), None);
 }

@@ -169,4 +169,20 @@ impl Vector for Avx2 {
             power.mul(Self(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))))
         }
     }
+
+    #[inline(always)]
+    unsafe fn look_up(values: &[f32; 16], codes: *const u8) -> Self {
+        // SAFETY: the caller vouches for the codes, four bytes of them, of which no alignment is asked.
+        unsafe {
+            let bytes = _mm_cvtsi32_si128(codes.cast::<i32>().read_unaligned());
+            let half = _mm_set1_epi8(15);
+            let (high, low) = (_mm_and_si128(_mm_srli_epi16::<4>(bytes), half), _mm_and_si128(bytes, half));
+            let lanes = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(high, low));
+            // Eight values at a time; the fourth bit chooses between them.
+            let [first, second] =
+                [0, 8].map(|at| _mm256_permutevar8x32_ps(_mm256_loadu_ps(values[at..].as_ptr()), lanes));
+            let is_second = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(lanes));
+            Self(_mm256_blendv_ps(first, second, is_second))
+        }
+    }
 }

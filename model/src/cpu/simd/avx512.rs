@@ -162,6 +162,18 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn look_up(values: &[f32; 16], codes: *const u8) -> Self {
+        // SAFETY: the caller vouches for the codes, eight bytes of them.
+        unsafe {
+            let bytes = _mm_loadl_epi64(codes.cast());
+            let half = _mm_set1_epi8(15);
+            let (high, low) = (_mm_and_si128(_mm_srli_epi16::<4>(bytes), half), _mm_and_si128(bytes, half));
+            let lanes = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(high, low));
+            Self(_mm512_permutexvar_ps(lanes, _mm512_loadu_ps(values.as_ptr())))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn transpose(rows: &[*const f32], columns: usize, to: *mut f32, stride: usize) {
         // SAFETY: the caller vouches for rows and place; lanes beyond the columns are neither read nor written.
         unsafe {

@@ -132,6 +132,23 @@ pub(crate) trait Vector: Copy {
     /// `2` to the power of each lane, to about one unit in the last place; zero where the result would be below 2⁻¹²⁶.
     fn exp2(self) -> Self;
 
+    /// Of sixteen values those that codes name, which lie two to a byte, the first in its high half.
+    ///
+    /// # Safety
+    /// As [`Vector::splat`]; there are codes for all lanes.
+    #[inline(always)]
+    unsafe fn look_up(values: &[f32; 16], codes: *const u8) -> Self {
+        let mut found = [0.0; 16];
+        // SAFETY: the caller vouches for the codes; no vector has more lanes.
+        unsafe {
+            for (at, pair) in found.as_chunks_mut::<2>().0[..Self::LANES / 2].iter_mut().enumerate() {
+                let byte = codes.add(at).read();
+                *pair = [values[usize::from(byte >> 4)], values[usize::from(byte & 15)]];
+            }
+            Self::load(found.as_ptr())
+        }
+    }
+
     /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i` goes to `to[j · stride + i]`, bit by
     /// bit. Lanes without a row become zero.
     ///

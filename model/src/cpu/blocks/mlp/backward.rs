@@ -213,7 +213,7 @@ impl Cpu {
     ) -> Option<Tensor> {
         let lora = projection.lora.as_ref()?;
         let mask = lora.mask(draws)?;
-        let a = &lora.a.value;
+        let a = lora.down();
         let [mut of_dropped, mut of_input] = [(); 2].map(|()| self.shaped(of_low_rank.rows(), a.columns()));
         self.product(1.0, of_low_rank.view(), a.view(), Write::Replace, of_dropped.view_mut());
         self.drop_elements(of_dropped.view(), &mask, 1.0, Write::Replace, &mut of_input);

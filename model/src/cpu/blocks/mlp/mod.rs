@@ -79,7 +79,7 @@ impl<'a> Columns<'a> {
 fn adapter(lora: &Lora<Cpu>, sense: Sense) -> View<'_> {
     match sense {
         Sense::Forward => lora.b.value.view().transposed(),
-        Sense::Backward => lora.a.value.view(),
+        Sense::Backward => lora.down().view(),
     }
 }
 

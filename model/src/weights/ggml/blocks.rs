@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::weights::{BLOCK, largest, reciprocal};
+use crate::weights::{BLOCK, BlockDecoder, largest, reciprocal};
 
 /// Packs 32 numbers of 5 bits: their fifth bits, and two of the rest to a byte.
 fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
@@ -17,6 +17,7 @@ fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
     let fifth = u32::from_le_bytes([fifth_bits[0], fifth_bits[1], fifth_bits[2], fifth_bits[3]]);
     std::array::from_fn(|at| {
@@ -27,8 +28,9 @@ fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
 }
 
 /// A number in f16, little-endian.
+#[inline(always)]
 pub(super) fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32_const()
 }
 
 /// Value = scale · (number − 16).
@@ -41,6 +43,7 @@ pub(super) fn encode_q5_0(x: &[f32; BLOCK], block: &mut [u8]) {
     pack(&numbers, fifth_bits, nibbles);
 }
 
+#[inline(always)]
 pub(super) fn decode_q5_0(block: &[u8], x: &mut [f32; BLOCK]) {
     let scale = half_at(block, 0);
     *x = unpack(&block[2..6], &block[6..]).map(|number| scale * (f32::from(number) - 16.0));
@@ -59,7 +62,32 @@ pub(super) fn encode_q5_1(x: &[f32; BLOCK], block: &mut [u8]) {
     pack(&numbers, fifth_bits, nibbles);
 }
 
+#[inline(always)]
 pub(super) fn decode_q5_1(block: &[u8], x: &mut [f32; BLOCK]) {
     let (scale, least) = (half_at(block, 0), half_at(block, 2));
     *x = unpack(&block[4..8], &block[8..]).map(|number| scale * f32::from(number) + least);
+}
+
+/// The blocks of `q5_0` and `q5_1`, as products read them.
+pub(crate) struct Q5_0;
+pub(crate) struct Q5_1;
+
+impl BlockDecoder for Q5_0 {
+    const BLOCK_BYTES: usize = 22;
+    const PARTS: usize = 1;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+        decode_q5_0(block, x);
+    }
+}
+
+impl BlockDecoder for Q5_1 {
+    const BLOCK_BYTES: usize = 24;
+    const PARTS: usize = 1;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+        decode_q5_1(block, x);
+    }
 }

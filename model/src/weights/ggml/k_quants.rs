@@ -6,6 +6,7 @@
 use half::f16;
 
 use super::blocks::half_at;
+use crate::weights::{BLOCK, BlockDecoder};
 
 /// Values of a block.
 pub(super) const SUPER_BLOCK: usize = 256;
@@ -151,6 +152,7 @@ impl Search {
 }
 
 /// Scale and offset of a sub-block.
+#[inline(always)]
 fn sub_block(header: &[u8], j: usize) -> (f32, f32) {
     let s = &header[4..16];
     let (scale, offset) = if j < 4 {
@@ -190,22 +192,59 @@ pub(super) fn encode_q5_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
     }
 }
 
-pub(super) fn decode_q4_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
-    decode_offset(&block[..16], &block[16..], |_, _| 0, x);
+/// The blocks of `q4_K`, of `q5_K` and of `q6_K`, as products read them: 32 values at a time.
+pub(crate) struct Q4K;
+pub(crate) struct Q5K;
+pub(crate) struct Q6K;
+
+impl BlockDecoder for Q4K {
+    const BLOCK_BYTES: usize = 144;
+    const PARTS: usize = 8;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
+        let (header, nibbles) = block.split_at(16);
+        let (scale, offset) = sub_block(header, part);
+        let nibbles = &nibbles[SUB_BLOCK * (part / 2)..][..SUB_BLOCK];
+        let shift = 4 * (part % 2);
+        for (x, byte) in x.iter_mut().zip(nibbles) {
+            *x = scale * f32::from(byte >> shift & 15) - offset;
+        }
+    }
 }
 
-pub(super) fn decode_q5_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
-    let fifth_bits = &block[16..48];
-    decode_offset(&block[..16], &block[48..], |j, l| (fifth_bits[l] >> j & 1) << 4, x);
+impl BlockDecoder for Q5K {
+    const BLOCK_BYTES: usize = 176;
+    const PARTS: usize = 8;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
+        let (header, rest) = block.split_at(16);
+        let (fifth_bits, nibbles) = rest.split_at(SUB_BLOCK);
+        let (scale, offset) = sub_block(header, part);
+        let nibbles = &nibbles[SUB_BLOCK * (part / 2)..][..SUB_BLOCK];
+        let shift = 4 * (part % 2);
+        for ((x, byte), fifth) in x.iter_mut().zip(nibbles).zip(fifth_bits) {
+            *x = scale * f32::from(byte >> shift & 15 | (fifth >> part & 1) << 4) - offset;
+        }
+    }
 }
 
-fn decode_offset(header: &[u8], nibbles: &[u8], high: impl Fn(usize, usize) -> u8, x: &mut [f32; SUPER_BLOCK]) {
-    for (j, x) in x.chunks_mut(SUB_BLOCK).enumerate() {
-        let (scale, offset) = sub_block(header, j);
-        for (l, x) in x.iter_mut().enumerate() {
-            let byte = nibbles[SUB_BLOCK * (j / 2) + l];
-            let low = if j % 2 == 0 { byte & 15 } else { byte >> 4 };
-            *x = scale * f32::from(low | high(j, l)) - offset;
+impl BlockDecoder for Q6K {
+    const BLOCK_BYTES: usize = 210;
+    const PARTS: usize = 8;
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
+        let (low, high, header) = (&block[..128], &block[128..192], &block[192..]);
+        let (n, g) = (part / 4, part % 4);
+        let low = &low[64 * n + 32 * (g % 2)..][..32];
+        let high = &high[32 * n..][..32];
+        let whole = half_at(header, 16);
+        let scales = [0, 1].map(|at| whole * f32::from(header[2 * part + at].cast_signed()));
+        for (l, ((x, low), high)) in x.iter_mut().zip(low).zip(high).enumerate() {
+            let number = low >> (4 * (g / 2)) & 15 | (high >> (2 * g) & 3) << 4;
+            *x = scales[l / SMALL_SUB_BLOCK] * (f32::from(number) - 32.0);
         }
     }
 }
@@ -276,15 +315,5 @@ pub(super) fn encode_q6_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
         let (n, g, l) = (at / 128, at % 128 / 32, at % 32);
         low[64 * n + 32 * (g % 2) + l] |= (number & 15) << (4 * (g / 2));
         high[32 * n + l] |= (number >> 4) << (2 * g);
-    }
-}
-
-pub(super) fn decode_q6_k(block: &[u8], x: &mut [f32; SUPER_BLOCK]) {
-    let (low, high, header) = (&block[..128], &block[128..192], &block[192..]);
-    for (at, x) in x.iter_mut().enumerate() {
-        let (n, g, l) = (at / 128, at % 128 / 32, at % 32);
-        let number = low[64 * n + 32 * (g % 2) + l] >> (4 * (g / 2)) & 15 | (high[32 * n + l] >> (2 * g) & 3) << 4;
-        let scale = half_at(header, 16) * f32::from(header[at / SMALL_SUB_BLOCK].cast_signed());
-        *x = scale * (f32::from(number) - 32.0);
     }
 }

@@ -2,15 +2,23 @@
 //!
 //! Prompts are read in passes of their own, in pieces of a bounded length, so that reading and writing can be timed
 //! apart and memory stays bounded whatever a prompt's length. What a prompt is answered does not depend on its company.
+//!
+//! [`Generator`] completes requests that are all known and share their options. [`Queue`], which it is a loop over, takes
+//! requests as they come, each with options and an adapter of its own.
 
-use std::time::{Duration, Instant};
+mod prefixes;
+mod queue;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::adapter::Projection;
 use crate::blocks::Blocks;
-use crate::decoder::Decoder;
+use crate::decoder::{Carried, Decoder};
 use crate::ops::KernelError;
-use crate::sampling::{Place, Sampler, Sampling, SamplingError};
-use crate::session::{Append, Session, SessionError};
+use crate::sampling::{Adjustments, Sampler, Sampling, SamplingError};
+use crate::session::SessionError;
+pub use queue::{ChosenToken, Limits, Load, Prefill, Progress, Queue, QueuedRequest, RequestId};
 
 /// Tokens of prompts that are read in one pass.
 pub const TOKENS_PER_PASS: usize = 1024;
@@ -160,7 +168,6 @@ impl std::ops::AddAssign for Effort {
 pub struct Generator<'a, B: Blocks> {
     decoder: &'a Decoder<B>,
     options: Options,
-    sampler: Sampler,
     effort: Effort,
 }
 
@@ -170,7 +177,8 @@ impl<'a, B: Blocks> Generator<'a, B> {
     /// # Errors
     /// Fails if a setting of the sampling lies outside of its range.
     pub fn new(decoder: &'a Decoder<B>, options: Options) -> Result<Self, GenerateError> {
-        Ok(Self { decoder, sampler: Sampler::new(options.sampling)?, options, effort: Effort::default() })
+        Sampler::new(options.sampling)?;
+        Ok(Self { decoder, options, effort: Effort::default() })
     }
 
     /// Completes each request; the answers are in their order.
@@ -228,138 +236,60 @@ impl<'a, B: Blocks> Generator<'a, B> {
         listener: &mut dyn Listener,
         answers: &mut [Option<Completion>],
     ) -> Result<(), GenerateError> {
-        let mut session = Session::new(self.decoder, group.sequences, group.capacity).map_err(GenerateError::Room)?;
-        let mut waiting = group.requests.into_iter();
-        let mut slots: Vec<Option<Growing<'_>>> = (0..group.sequences).map(|_| None).collect();
-        loop {
-            for (slot, place) in slots.iter_mut().enumerate() {
-                if let Some(ended) = place.take_if(|growing| growing.stop.is_some()) {
-                    let index = ended.index;
-                    answers[index] = Some(ended.finish());
-                    listener.answered(index);
-                }
-                if place.is_none() {
-                    *place =
-                        waiting.next().map(|index| Growing::new(index, requests[index], self.most(&requests[index])));
-                    session.clear(slot);
-                }
-            }
+        let Group { requests: indices, sequences, capacity } = group;
+        let limits = Limits {
+            sequences,
+            positions: capacity,
+            cached_tokens: usize::MAX,
+            prefix_tokens: 0,
+            prefill: Prefill::First,
+        };
+        let mut queue = Queue::new(self.decoder, limits)?;
+        let mut growing = BTreeMap::new();
+        for index in indices {
+            let id = queue.push(self.queued(&requests[index]))?;
+            growing.insert(id, (index, Vec::new()));
+        }
+        while !queue.is_empty() {
             if listener.cancelled() {
                 return Err(GenerateError::Cancelled);
             }
-            let began = Instant::now();
-            if slots.iter().flatten().any(Growing::is_new) {
-                self.effort.prompt_tokens += self.read_prompts(&mut session, &mut slots, listener)?;
-                self.effort.prefill += began.elapsed();
-            } else if slots.iter().any(Option::is_some) {
-                self.effort.decode_tokens += self.write_tokens(&mut session, &mut slots, listener)?;
-                self.effort.decode_steps += 1;
-                self.effort.decode += began.elapsed();
-            } else {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Reads the prompts of the sequences that are new, in passes of a bounded length, and chooses the first token of
-    /// each answer. Returns how many tokens were read.
-    fn read_prompts(
-        &mut self,
-        session: &mut Session<'_, B>,
-        slots: &mut [Option<Growing<'_>>],
-        listener: &mut dyn Listener,
-    ) -> Result<u64, GenerateError> {
-        let mut tokens = 0;
-        loop {
-            let (mut pieces, mut left) = (Vec::new(), TOKENS_PER_PASS);
-            for (slot, growing) in slots.iter().enumerate() {
-                let Some(growing) = growing.as_ref().filter(|growing| growing.is_new()) else { continue };
-                // Where a prompt is cut depends on the prompt alone.
-                let end = growing.tokens.len().min(growing.read + TOKENS_PER_PASS);
-                if end - growing.read <= left {
-                    left -= end - growing.read;
-                    pieces.push((slot, end));
+            queue.admit(self.decoder);
+            for Progress { id, token, ended, .. } in queue.step(self.decoder, Carried::Nothing)? {
+                let (index, ids) = growing.get_mut(&id).expect("a request in progress was pushed");
+                let mut stop = ended.transpose()?;
+                if let Some(token) = token {
+                    ids.push(token.id);
+                    if listener.token(*index, token.id).map_err(GenerateError::Listener)? == Flow::Stop {
+                        queue.cancel(self.decoder, id);
+                        stop = Some(Stop::Listener);
+                    }
+                }
+                if let Some(stop) = stop {
+                    answers[*index] = Some(Completion { ids: std::mem::take(ids), stop });
+                    listener.answered(*index);
                 }
             }
-            if pieces.is_empty() {
-                return Ok(tokens);
-            }
-            let new: Vec<Append<'_>> = pieces
-                .iter()
-                .map(|(slot, end)| {
-                    let growing = slots[*slot].as_ref().expect("a piece is of a sequence");
-                    Append { sequence: *slot, tokens: &growing.tokens[growing.read..*end] }
-                })
-                .collect();
-            let logits = session.append(&new)?;
-            tokens += new.iter().map(|new| new.tokens.len() as u64).sum::<u64>();
-            for ((slot, end), logits) in pieces.into_iter().zip(logits) {
-                let growing = slots[slot].as_mut().expect("a piece is of a sequence");
-                growing.read = end;
-                if end == growing.tokens.len() {
-                    self.effort.first_tokens += 1;
-                    self.choose(growing, &logits, listener)?;
-                }
-            }
-            if listener.cancelled() {
-                return Err(GenerateError::Cancelled);
-            }
         }
-    }
-
-    /// Adds one token to each sequence; returns how many there are.
-    fn write_tokens(
-        &mut self,
-        session: &mut Session<'_, B>,
-        slots: &mut [Option<Growing<'_>>],
-        listener: &mut dyn Listener,
-    ) -> Result<u64, GenerateError> {
-        let new: Vec<Append<'_>> = slots
-            .iter()
-            .enumerate()
-            .filter_map(|(slot, growing)| growing.as_ref().map(|growing| (slot, growing)))
-            .map(|(slot, growing)| Append { sequence: slot, tokens: &growing.tokens[growing.read..] })
-            .collect();
-        let logits = session.append(&new)?;
-        let count = new.len() as u64;
-        for (growing, logits) in slots.iter_mut().flatten().zip(logits) {
-            growing.read = growing.tokens.len();
-            self.choose(growing, &logits, listener)?;
-        }
-        Ok(count)
-    }
-
-    /// Chooses a sequence's next token.
-    fn choose(
-        &mut self,
-        growing: &mut Growing<'_>,
-        logits: &[f32],
-        listener: &mut dyn Listener,
-    ) -> Result<(), GenerateError> {
-        if growing.tokens.len() >= growing.most {
-            growing.stop = Some(Stop::Length);
-            return Ok(());
-        }
-        let stop_token_ids = self.options.stop_token_ids.as_slice();
-        let new_tokens = growing.tokens.len() - growing.request.prompt.len();
-        let place = Place {
-            seen: &growing.tokens,
-            banned: if new_tokens < self.options.min_new_tokens { stop_token_ids } else { &[] },
-            row: growing.request.row,
-            position: growing.tokens.len() as u64,
-        };
-        let token = self.sampler.next_token(logits, &place)?;
-        if stop_token_ids.contains(&token) {
-            growing.stop = Some(Stop::EndOfText);
-            return Ok(());
-        }
-        growing.tokens.push(token);
-        let flow = listener.token(growing.index, token).map_err(GenerateError::Listener)?;
-        growing.stop = match flow {
-            Flow::Stop => Some(Stop::Listener),
-            Flow::Continue => (growing.tokens.len() >= growing.most).then_some(Stop::Length),
-        };
+        self.effort += queue.effort();
         Ok(())
+    }
+
+    fn queued(&self, request: &Request<'_>) -> QueuedRequest {
+        let Options { max_new_tokens, min_new_tokens, stop_token_ids, sampling, .. } = &self.options;
+        QueuedRequest {
+            prompt: request.prompt.to_vec(),
+            row: request.row,
+            adapter: 0,
+            max_new_tokens: *max_new_tokens,
+            min_new_tokens: *min_new_tokens,
+            stop_token_ids: stop_token_ids.clone(),
+            sampling: *sampling,
+            adjustments: Adjustments::default(),
+            constraint: None,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
     }
 }
 
@@ -371,35 +301,6 @@ struct Group {
     sequences: usize,
     /// Tokens that each of them may have.
     capacity: usize,
-}
-
-/// A prompt and its completion so far.
-struct Growing<'a> {
-    /// Index of the request.
-    index: usize,
-    request: Request<'a>,
-    tokens: Vec<u32>,
-    /// Tokens that the session has.
-    read: usize,
-    /// Tokens at most.
-    most: usize,
-    stop: Option<Stop>,
-}
-
-impl<'a> Growing<'a> {
-    fn new(index: usize, request: Request<'a>, most: usize) -> Self {
-        Self { index, request, tokens: request.prompt.to_vec(), read: 0, most, stop: None }
-    }
-
-    /// Whether a part of its prompt has not been read.
-    fn is_new(&self) -> bool {
-        self.read < self.request.prompt.len()
-    }
-
-    fn finish(mut self) -> Completion {
-        let ids = self.tokens.split_off(self.request.prompt.len());
-        Completion { ids, stop: self.stop.expect("a completion ends for a reason") }
-    }
 }
 
 impl<B: Blocks> Decoder<B> {

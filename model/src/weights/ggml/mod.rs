@@ -1,9 +1,14 @@
-//! How the values of a tensor in a GGUF file are stored.
+//! ggml's types of tensors, in which GGUF files store their values.
+
+mod blocks;
+mod k_quants;
 
 use half::{bf16, f16};
 
-use super::{blocks, k_quants};
-use crate::weights::{BLOCK, BlockCodec, Q4_0, Q8_0};
+pub(crate) use blocks::{Q5_0, Q5_1};
+pub(crate) use k_quants::{Q4K, Q5K, Q6K};
+
+use super::{BLOCK, BlockCodec, BlockDecoder, Q4_0, Q8_0};
 
 /// How the values of a tensor are stored; the names are ggml's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +81,36 @@ impl TensorType {
         Self::ALL.into_iter().find(|one| one.number() == number)
     }
 
+    /// The name of a type with this number that is not read.
+    pub(crate) fn name_of_unread(number: u32) -> Option<&'static str> {
+        const OTHERS: [(u32, &str); 18] = [
+            (3, "Q4_1"),
+            (10, "Q2_K"),
+            (11, "Q3_K"),
+            (15, "Q8_K"),
+            (16, "IQ2_XXS"),
+            (17, "IQ2_XS"),
+            (18, "IQ3_XXS"),
+            (19, "IQ1_S"),
+            (20, "IQ4_NL"),
+            (21, "IQ3_S"),
+            (22, "IQ2_S"),
+            (23, "IQ4_XS"),
+            (28, "F64"),
+            (29, "IQ1_M"),
+            (34, "TQ1_0"),
+            (35, "TQ2_0"),
+            (39, "MXFP4"),
+            (40, "NVFP4"),
+        ];
+        OTHERS.into_iter().find(|(other, _)| *other == number).map(|(_, name)| name)
+    }
+
+    /// Whether values are quantised.
+    pub fn is_quantized(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
     /// Values of a block.
     pub fn block_values(self) -> usize {
         self.described().2
@@ -123,9 +158,9 @@ impl TensorType {
             Self::Q5_0 => back::<BLOCK>(bytes, x, block, blocks::decode_q5_0),
             Self::Q5_1 => back::<BLOCK>(bytes, x, block, blocks::decode_q5_1),
             Self::Q8_0 => back::<BLOCK>(bytes, x, block, Q8_0::decode),
-            Self::Q4K => back(bytes, x, block, k_quants::decode_q4_k),
-            Self::Q5K => back(bytes, x, block, k_quants::decode_q5_k),
-            Self::Q6K => back(bytes, x, block, k_quants::decode_q6_k),
+            Self::Q4K => back_by_parts::<Q4K>(bytes, x),
+            Self::Q5K => back_by_parts::<Q5K>(bytes, x),
+            Self::Q6K => back_by_parts::<Q6K>(bytes, x),
         }
     }
 }
@@ -136,4 +171,9 @@ fn each<const N: usize>(x: &[f32], bytes: &mut [u8], block: usize, encode: impl 
 
 fn back<const N: usize>(bytes: &[u8], x: &mut [f32], block: usize, decode: impl Fn(&[u8], &mut [f32; N])) {
     bytes.chunks_exact(block).zip(x.as_chunks_mut::<N>().0).for_each(|(bytes, x)| decode(bytes, x));
+}
+
+fn back_by_parts<D: BlockDecoder>(bytes: &[u8], x: &mut [f32]) {
+    let blocks = bytes.chunks_exact(D::BLOCK_BYTES).flat_map(|block| (0..D::PARTS).map(move |part| (block, part)));
+    blocks.zip(x.as_chunks_mut::<BLOCK>().0).for_each(|((block, part), x)| D::decode_part(block, part, x));
 }
