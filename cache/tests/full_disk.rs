@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cache::atomic::write_atomically;
 use cache::{KeyDocument, ResultRecord, Store, StoreError, Tree};
@@ -35,8 +37,17 @@ impl SmallDisk {
         fs::write(self.path().join("filler"), vec![0; 2 << 20]).unwrap_err();
     }
 
+    /// Removes the filler. Its room is free once no process has it open: one that another test is about to start may,
+    /// until it has begun.
     fn empty(&self) {
-        fs::remove_file(self.path().join("filler")).unwrap();
+        let filler = self.path().join("filler");
+        fs::remove_file(&filler).unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = fs::write(&filler, vec![0; 512 << 10]) {
+            assert!(Instant::now() < end, "{error}");
+            thread::sleep(Duration::from_millis(10));
+        }
+        fs::remove_file(&filler).unwrap();
     }
 }
 

@@ -101,6 +101,11 @@ impl Home {
         self.root.join("jobs")
     }
 
+    /// A file for each run of which something is still to be sent to a tracker, under the run's id.
+    pub fn unsent(&self) -> PathBuf {
+        self.root.join("unsent")
+    }
+
     /// The index over runs.
     pub fn index(&self) -> PathBuf {
         self.root.join("runs.sqlite")

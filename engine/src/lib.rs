@@ -37,4 +37,5 @@ pub mod stage;
 pub mod suggest;
 pub mod survey;
 pub mod test_bench;
+pub mod track;
 pub mod visible;

@@ -11,9 +11,11 @@ use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::Retries;
 use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, PublishTarget};
+use crate::plan::gate::GateKeys;
 use crate::plan::resources::ResourceKeys;
 use crate::remote::RemoteKey;
 use crate::stage::{Registry, StageKind};
+use crate::track::TrackKey;
 
 /// The JSON Schema (draft 2020-12) of a whole pipeline file, for the kinds of a registry.
 pub fn json_schema(registry: &Registry) -> Value {
@@ -78,6 +80,11 @@ fn file_key(key: &str) -> Value {
             "minProperties": 1,
             "additionalProperties": { "$ref": "#/$defs/stage" },
         }),
+        "gates" => json!({
+            "type": "object",
+            "description": "What figures of stages must be like before anything is published: `stage.figure`, and a bound.",
+            "additionalProperties": GateKeys::schema(),
+        }),
         "publish" => json!({
             "type": "object",
             "description": "Outputs copied out of the store when their stage is done: `stage` or `stage.output`, and a folder.",
@@ -86,6 +93,13 @@ fn file_key(key: &str) -> Value {
         "remote" => {
             let mut schema = RemoteKey::schema();
             schema["description"] = "Where results are shared: a place, or a place and its settings.".into();
+            or_reference(schema)
+        }
+        "track" => {
+            let mut schema = TrackKey::schema();
+            schema["description"] =
+                "Which trackers are told of its runs: MLflow, W&B, SwanLab. TensorBoard's curves are always written."
+                    .into();
             or_reference(schema)
         }
         other => unreachable!("every key of a file has a schema, and `{other}` has none"),

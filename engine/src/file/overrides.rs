@@ -21,7 +21,7 @@ pub const STAGE_KEYS: [&str; 10] =
 const YAML: [char; 4] = ['[', '{', '"', '\''];
 
 /// Keys of the file that an override can reach beside the stages.
-const FILE_KEYS: [&str; 6] = ["vars", "name", "publish", "slots", "executor", "include"];
+const FILE_KEYS: [&str; 8] = ["vars", "name", "gates", "publish", "slots", "executor", "include", "track"];
 
 /// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can
 /// hold no comma.
@@ -214,6 +214,14 @@ fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<P
         let (from, to) = (segments[1].span, segments[segments.len() - 1].span);
         let span = Span { len: to.end() - from.offset, ..from };
         return Ok(vec![first, Segment { name, span }]);
+    }
+    if first.name == "gates" && segments.len() > 3 {
+        // And so is the figure of a gate, whose key comes last.
+        let last = segments.len() - 1;
+        let name = segments[1..last].iter().map(|segment| segment.name.as_str()).collect::<Vec<_>>().join(".");
+        let (from, to) = (segments[1].span, segments[last - 1].span);
+        let span = Span { len: to.end() - from.offset, ..from };
+        return Ok(vec![first, Segment { name, span }, segments.remove(last)]);
     }
     if first.name == "vars" {
         declared(root, &segments)?;

@@ -31,6 +31,25 @@ const MAX_ALIASED_EVENTS: usize = 100_000;
 /// # Errors
 /// The text is not one YAML document, or is larger or deeper than a pipeline file can be.
 pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
+    read(source, text, options(), problems)
+}
+
+/// Reads a text of another tool, in which a value may have a tag of that tool's: the value is what it would be without.
+///
+/// # Errors
+/// As for [`parse`].
+pub fn parse_tagged(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
+    let mut options = options();
+    options.reject_unsupported_tags = false;
+    read(source, text, options, problems)
+}
+
+fn read(
+    source: SourceId,
+    text: &str,
+    options: serde_yaml::Options,
+    problems: &mut Vec<Problem>,
+) -> Result<Node, Box<Problem>> {
     if text.len() > MAX_BYTES {
         let message = format!("the file is {} bytes long, and at most {MAX_BYTES} are read", text.len());
         return Err(Problem::error(
@@ -41,7 +60,7 @@ pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Resul
         )
         .into());
     }
-    let raw: Spanned<Raw> = serde_yaml::from_str_with_options(text, options())
+    let raw: Spanned<Raw> = serde_yaml::from_str_with_options(text, options)
         .map_err(|error| Box::new(syntax_error::explain(&error, source, text)))?;
     Ok(Builder { source, text, problems }.node(raw))
 }

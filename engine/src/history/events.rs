@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cache::regular;
 use serde::de::IgnoredAny;
@@ -13,6 +13,11 @@ use crate::run::event::RunEvent;
 
 /// What happened in a run.
 pub(super) const EVENTS_FILE: &str = "events.jsonl";
+
+/// The file in a run's folder that grows with what happens in it.
+pub fn events_file(folder: &Path) -> PathBuf {
+    folder.join(EVENTS_FILE)
+}
 
 /// A line of `events.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -126,16 +131,25 @@ impl EventTail {
     /// # Errors
     /// Fails where the file cannot be read.
     pub fn poll(&mut self) -> io::Result<Vec<TimedEvent>> {
+        let mut events = Vec::new();
+        self.poll_each(&mut |event| events.push(event))?;
+        Ok(events)
+    }
+
+    /// Gives each event since the last time: those of a long training are many.
+    ///
+    /// # Errors
+    /// As [`EventTail::poll`].
+    pub fn poll_each(&mut self, give: &mut dyn FnMut(TimedEvent)) -> io::Result<()> {
         self.file.read_to_end(&mut self.rest)?;
         let complete = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        let lines = self.rest[..complete].split(|byte| *byte == b'\n');
-        let events = lines.filter_map(|line| match ParsedLine::read(line, self.words) {
-            ParsedLine::Event(event) => Some(event),
-            ParsedLine::LeftOut | ParsedLine::Damaged => None,
-        });
-        let events = events.collect();
+        for line in self.rest[..complete].split(|byte| *byte == b'\n') {
+            if let ParsedLine::Event(event) = ParsedLine::read(line, self.words) {
+                give(event);
+            }
+        }
         self.rest.drain(..complete);
-        Ok(events)
+        Ok(())
     }
 }
 

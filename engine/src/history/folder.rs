@@ -18,6 +18,7 @@ use crate::plan::{Plan, ResolvedInput};
 use crate::protocol::WorkerEvent;
 use crate::run::clock::Moment;
 use crate::run::event::RunEvent;
+use crate::track::Tracker;
 
 /// Progress is kept at most this often for a stage; everything else is kept in full.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -71,6 +72,9 @@ pub struct RunPlan {
     /// The machine.
     #[serde(default)]
     pub host: Host,
+    /// Who is told of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub track: Vec<Tracker>,
     /// The stages in the order of the plan.
     pub stages: Vec<RunStage>,
 }
@@ -156,6 +160,7 @@ impl RunPlan {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             folder: file.parent().map(Path::to_owned).unwrap_or_default(),
             host: Host::this(),
+            track: plan.track.clone(),
             stages: stages.collect(),
         }
     }
@@ -296,6 +301,7 @@ mod tests {
             program: "0".into(),
             folder: PathBuf::new(),
             host: Host::default(),
+            track: Vec::new(),
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(&path, &plan).unwrap();
@@ -320,6 +326,7 @@ mod tests {
             program: "0".into(),
             folder: PathBuf::new(),
             host: Host::default(),
+            track: Vec::new(),
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(folder.path(), &plan).unwrap();

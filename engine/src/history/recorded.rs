@@ -92,6 +92,8 @@ pub struct Recorded {
     pub stages: Vec<RecordedStage>,
     /// What was copied out of the store, or could not be.
     pub published: Vec<RecordedCopy>,
+    /// The gates that were judged before anything was published.
+    pub gates: Vec<RecordedGate>,
     folder: PathBuf,
 }
 
@@ -112,6 +114,8 @@ pub struct RecordedStage {
     pub outputs: BTreeMap<String, OutputRecord>,
     /// What it warned of, where words were read.
     pub warnings: Vec<String>,
+    /// What it reported, such as what became of its rows, where words were read.
+    pub reports: Vec<String>,
 }
 
 /// One start of a stage's process.
@@ -127,6 +131,16 @@ pub struct Attempt {
     pub failure: Option<Failure>,
     /// Where in the log what it printed begins, in bytes.
     pub log_from: u64,
+}
+
+/// A gate, and how it was judged.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecordedGate {
+    /// What the file asks, in words.
+    pub gate: String,
+    pub holds: bool,
+    /// What was found, in words.
+    pub because: String,
 }
 
 /// A copy out of the store.
@@ -210,7 +224,7 @@ impl Recorded {
             damaged_lines: 0,
         };
         let stages = plan.stages.iter().cloned().map(RecordedStage::waiting).collect();
-        Self { plan, summary, stages, published: Vec::new(), folder: folder.to_owned() }
+        Self { plan, summary, stages, published: Vec::new(), gates: Vec::new(), folder: folder.to_owned() }
     }
 
     fn apply_all(&mut self, words: Words) -> io::Result<()> {
@@ -240,6 +254,9 @@ impl Recorded {
             }
             RunEvent::PublishFailed { stage, output, path, messages, .. } => {
                 self.published.push(RecordedCopy { stage, output, path, failed: Some(messages) });
+            }
+            RunEvent::GateJudged { gate, holds, because, .. } => {
+                self.gates.push(RecordedGate { gate, holds, because });
             }
             RunEvent::RunFinished { conclusion, counts, seconds } => {
                 self.summary.state = conclusion.into();
@@ -279,6 +296,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::ResultSent { .. }
         | RunEvent::ResultNotSent { .. }
         | RunEvent::RemoteFailed { .. }
+        | RunEvent::GateJudged { .. }
         | RunEvent::RunFinished { .. } => None,
     }
 }
@@ -313,6 +331,7 @@ impl RecordedStage {
             attempts: Vec::new(),
             outputs: BTreeMap::new(),
             warnings: Vec::new(),
+            reports: Vec::new(),
         }
     }
 
@@ -350,6 +369,7 @@ impl RecordedStage {
                 self.why = vec![because];
             }
             RunEvent::Worker { said: WorkerEvent::Warning { message }, .. } => self.warnings.push(message),
+            RunEvent::Worker { said: WorkerEvent::Report { text, .. }, .. } => self.reports.push(text),
             RunEvent::ResultRefused { messages, .. } => self.warnings.push(messages.join(": ")),
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
@@ -360,6 +380,7 @@ impl RecordedStage {
             | RunEvent::ResultSent { .. }
             | RunEvent::ResultNotSent { .. }
             | RunEvent::RemoteFailed { .. }
+            | RunEvent::GateJudged { .. }
             | RunEvent::Published { .. }
             | RunEvent::PublishFailed { .. }
             | RunEvent::RunStarted { .. }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::gate::GateKeys;
 use super::resources::{ResourceKeys, ResourceSpans};
 use super::{Link, Resources, Retries};
 use crate::executor::ExecutorSettings;
@@ -10,6 +11,7 @@ use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
 use crate::parameter::{Fields, Json, KeyWriter, Limits, Mapping, Parameter, Parameters, Period, Reader};
 use crate::remote::RemoteKey;
+use crate::track::{TrackKey, Tracker};
 
 /// The version of the file's form that this program reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
@@ -17,8 +19,8 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Stands between the prefix of an included file and the id of a stage in it.
 pub(super) const SEPARATOR: char = '/';
 
-pub(crate) const FILE_KEYS: [&str; 9] =
-    ["version", "name", "include", "vars", "slots", "executor", "stages", "publish", "remote"];
+pub(crate) const FILE_KEYS: [&str; 11] =
+    ["version", "name", "include", "vars", "slots", "executor", "stages", "gates", "publish", "remote", "track"];
 
 /// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
 pub(super) struct Document {
@@ -27,8 +29,10 @@ pub(super) struct Document {
     pub slots: Mapping<u32>,
     pub executor: ExecutorSettings,
     pub stages: Vec<StageEntry>,
+    pub gates: Vec<GateEntry>,
     pub publish: Vec<PublishEntry>,
     pub remote: Option<RemoteKey>,
+    pub track: Vec<Tracker>,
 }
 
 /// A stage as the file declares it.
@@ -72,6 +76,14 @@ pub(super) struct AxisOf {
 pub(super) struct Text {
     pub text: String,
     pub span: Span,
+}
+
+/// An entry of `gates:`.
+#[derive(Debug, Clone)]
+pub(super) struct GateEntry {
+    /// `stage.figure`.
+    pub figure: Text,
+    pub keys: GateKeys,
 }
 
 /// An entry of `publish:`.
@@ -122,8 +134,10 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
         slots: Mapping::new(),
         executor: ExecutorSettings::default(),
         stages: Vec::new(),
+        gates: Vec::new(),
         publish: Vec::new(),
         remote: None,
+        track: Vec::new(),
     };
     let Some(mut fields) = Fields::of(root, reader, &FILE_KEYS) else { return document };
     let version = fields.required::<u32>("version", &Limits::NONE);
@@ -132,8 +146,10 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     document.slots = fields.or_default("slots", &Limits::NONE, Mapping::new).unwrap_or_default();
     document.executor = fields.or_default("executor", &Limits::NONE, ExecutorSettings::default).unwrap_or_default();
     let stages = fields.required::<Entries>("stages", &Limits::NONE);
+    let gates = fields.or_default::<Entries>("gates", &Limits::NONE, Entries::default);
     let publish = fields.or_default::<Entries>("publish", &Limits::NONE, Entries::default);
     document.remote = fields.or_default::<Option<RemoteKey>>("remote", &Limits::NONE, || None).flatten();
+    document.track = fields.or_default("track", &Limits::NONE, TrackKey::default).unwrap_or_default().0;
 
     reader.problems.extend(document.remote.as_ref().and_then(RemoteKey::problem));
     if version.is_some_and(|version| version != FORMAT_VERSION) {
@@ -151,6 +167,11 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     }
     for entry in stages.unwrap_or_default().0 {
         document.stages.push(read_stage(&entry, reader));
+    }
+    for entry in gates.unwrap_or_default().0 {
+        if let Some(keys) = GateKeys::read(&entry.value, reader) {
+            document.gates.push(GateEntry { figure: Text { text: entry.key, span: entry.key_span }, keys });
+        }
     }
     for entry in publish.unwrap_or_default().0 {
         if let Some(PublishTarget { path, link }) = PublishTarget::read(&entry.value, reader) {

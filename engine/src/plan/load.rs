@@ -18,7 +18,7 @@ use super::order::LeftOuts;
 use super::resolve::bind;
 use super::resolve::{Bound, resolve};
 use super::smoke::{self, Scale};
-use super::{Plan, PlannedStage, Reads, Rejected, Wanted, expand, include, matrix, order, publish, resources};
+use super::{Plan, PlannedStage, Reads, Rejected, Wanted, expand, gate, include, matrix, order, publish, resources};
 use crate::file::foreign::foreign_file;
 use crate::file::interpolate::{Interpolated, interpolate};
 use crate::file::overrides;
@@ -137,6 +137,7 @@ fn placeholders(registry: &Registry, uses: &str) -> &'static [&'static str] {
 struct Checked {
     document: Document,
     bound: Vec<Bound>,
+    gates: Vec<super::Gate>,
     publish: Vec<super::Publish>,
     order: Vec<usize>,
     left_out: LeftOuts,
@@ -168,11 +169,13 @@ fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked
         }
     }
     problems.extend(expand::problems_of_children(&document.stages, &mut bound));
-    let publish = publish::resolve(&document, &bound, file.of_axes, problems);
+    let targets = publish::Targets::new(&document.stages, &bound);
+    let publish = publish::resolve(&document, &targets, file.of_axes, problems);
+    let gates = gate::resolve(&document, &targets, problems);
     let order = order::order(&document.stages, &bound, problems)?;
     let left_out = LeftOuts::find(&document.stages, &bound, &order);
-    order::warn_unused(&document.stages, &bound, &publish, &left_out, file.registry, problems);
-    Some(Checked { document, bound, publish, order, left_out })
+    order::warn_unused(&document.stages, &bound, (&publish, &gates), &left_out, file.registry, problems);
+    Some(Checked { document, bound, gates, publish, order, left_out })
 }
 
 impl Checked {
@@ -209,21 +212,26 @@ impl Checked {
         let publish = self.publish;
         let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let remote = self.document.remote.and_then(|remote| remote.settings(folder.parent()?).ok());
-        Plan {
+        let track = self.document.track;
+        let plan = Plan {
             name,
             file: path.to_owned(),
             sources,
             stages,
             graph,
+            gates: self.gates,
             publish,
+            withheld: Vec::new(),
             reads,
             slots,
             executor,
             left_out,
             remote,
+            track,
             variables,
             warnings,
-        }
+        };
+        plan.withholding()
     }
 }
 

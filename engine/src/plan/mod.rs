@@ -17,12 +17,14 @@ use crate::parameter::Parameters;
 use crate::preflight::Preflight;
 use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
+use crate::track::Tracker;
 
 mod child;
 mod declared;
 pub(crate) mod entry;
 mod expand;
 mod fields;
+pub(crate) mod gate;
 mod graph_text;
 mod include;
 mod join;
@@ -38,6 +40,7 @@ mod smoke;
 #[cfg(test)]
 mod tests;
 
+pub use gate::{Bound, Figure, Gate, Margin, Side};
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};
 pub use retries::Retries;
@@ -57,8 +60,12 @@ pub struct Plan {
     /// The same as a graph: a node's weight is an index into `stages`, an edge points from a stage to one that reads
     /// it.
     pub graph: DiGraph<usize, Edge>,
+    /// What figures must be like before anything is published.
+    pub gates: Vec<Gate>,
     /// What is copied out of the store when its stage is done.
     pub publish: Vec<Publish>,
+    /// Gates of stages that are not in the plan, for which nothing is published that would be.
+    pub withheld: Vec<Gate>,
     /// The files outside the pipeline that stages of the file read, also those that are not in the plan.
     pub reads: Vec<Reads>,
     /// How many there are of each slot that stages take.
@@ -69,6 +76,8 @@ pub struct Plan {
     pub left_out: Vec<LeftOut>,
     /// Where results are shared.
     pub remote: Option<RemoteSettings>,
+    /// Who is told of its runs.
+    pub track: Vec<Tracker>,
     /// The environment variables that the file refers to (`${env.NAME}`), and what they were: on another machine it is
     /// this plan only where they are the same.
     pub variables: BTreeMap<String, Option<String>>,
@@ -297,6 +306,19 @@ impl Rejected {
 }
 
 impl Plan {
+    /// The plan without what it would publish, where a gate cannot be judged since its stages are not in the plan.
+    fn withholding(mut self) -> Self {
+        let ids: HashSet<&str> = self.stages.iter().map(|stage| stage.id.as_str()).collect();
+        let is_judged = |gate: &Gate| gate.stages().all(|stage| ids.contains(stage));
+        let (judged, withheld): (_, Vec<Gate>) = std::mem::take(&mut self.gates).into_iter().partition(is_judged);
+        self.gates = judged;
+        if !withheld.is_empty() && !self.publish.is_empty() {
+            self.publish.clear();
+            self.withheld = withheld;
+        }
+        self
+    }
+
     pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
         self.stages.iter().find(|stage| stage.id == id)
     }

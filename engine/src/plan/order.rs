@@ -9,7 +9,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::entry::StageEntry;
 use super::resolve::{Bound, Wait};
-use super::{Edge, LeftOut, Publish};
+use super::{Edge, Gate, LeftOut, Publish};
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
 use crate::stage::Registry;
@@ -199,7 +199,7 @@ impl LeftOuts {
 pub(super) fn warn_unused(
     stages: &[StageEntry],
     bound: &[Bound],
-    publish: &[Publish],
+    (publish, gates): (&[Publish], &[Gate]),
     left_out: &LeftOuts,
     registry: &Registry,
     problems: &mut Vec<Problem>,
@@ -217,7 +217,8 @@ pub(super) fn warn_unused(
     // One child of a sweep that is used is enough.
     let waited_for = bound.iter().flat_map(|bound| &bound.waits_for).map(|wait| wait.stage);
     let mut used: HashSet<&str> = waited_for.chain(goals).map(|place| stages[place].declared.as_str()).collect();
-    let published: HashSet<&str> = publish.iter().map(|publish| publish.stage.as_str()).collect();
+    let asked = gates.iter().flat_map(Gate::stages);
+    let published: HashSet<&str> = publish.iter().map(|publish| publish.stage.as_str()).chain(asked).collect();
     used.extend(
         stages.iter().filter(|stage| published.contains(stage.id.text.as_str())).map(|stage| stage.declared.as_str()),
     );

@@ -20,13 +20,12 @@ use crate::suggest;
 /// command line publishes next to what the file does: `./out/adapter-lora.rank=4`.
 pub(super) fn resolve(
     document: &Document,
-    bound: &[Bound],
+    targets: &Targets<'_>,
     of_axes: &HashSet<Span>,
     problems: &mut Vec<Problem>,
 ) -> Vec<Publish> {
     let mut folders = Folders::default();
     let mut publish = Vec::new();
-    let targets = Targets::new(&document.stages, bound);
     for (entry, PublishEntry { target, path, link }) in document.publish.iter().enumerate() {
         let found = targets.find(target, problems);
         if found.is_empty() {
@@ -95,8 +94,8 @@ fn as_name(value: &Json) -> String {
     if name.starts_with('.') { name.replacen('.', "_", 1) } else { name }
 }
 
-/// What can be published.
-struct Targets<'a> {
+/// What can be published, and what gates can ask for.
+pub(super) struct Targets<'a> {
     stages: &'a [StageEntry],
     places: HashMap<&'a str, usize>,
     /// The places of the children of each stage of the file.
@@ -105,7 +104,7 @@ struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    fn new(stages: &'a [StageEntry], bound: &'a [Bound]) -> Self {
+    pub(super) fn new(stages: &'a [StageEntry], bound: &'a [Bound]) -> Self {
         let mut children: HashMap<&str, Vec<usize>> = HashMap::new();
         for (place, stage) in stages.iter().enumerate() {
             children.entry(&stage.declared).or_default().push(place);
@@ -121,24 +120,7 @@ impl<'a> Targets<'a> {
             problems.push(Problem::error("bad-value", target.span, message, "expected `stage` or `stage.output`"));
             return Vec::new();
         };
-        let meant = self.meant(&reference.stage);
-        if meant.is_empty() {
-            let stages = if suggest::is_spent() { &self.stages[..self.stages.len().min(8)] } else { self.stages };
-            let names = names(stages, reference.stage.contains('['));
-            problems.push(
-                Problem::error(
-                    "unknown-stage",
-                    target.span,
-                    format!("`publish` names `{}`, which no stage produces", reference.stage),
-                    "not declared by any stage",
-                )
-                .with_help_if(suggest::help(
-                    &reference.stage,
-                    "declared stages",
-                    names.iter().copied(),
-                )),
-            );
-        }
+        let meant = self.places_of(&reference.stage, ("publish", target.span), problems);
         let mut found = Vec::with_capacity(meant.len());
         for place in meant {
             let Some(outputs) = self.bound[place].outputs.as_deref() else { continue };
@@ -156,6 +138,27 @@ impl<'a> Targets<'a> {
             }
         }
         found
+    }
+
+    /// The ids of the stages that a name under a key of the file means; none where there is no such stage, which is
+    /// said.
+    pub(super) fn named(&self, name: &str, at: (&str, Span), problems: &mut Vec<Problem>) -> Vec<&'a str> {
+        let places = self.places_of(name, at, problems);
+        places.into_iter().map(|place| self.stages[place].id.text.as_str()).collect()
+    }
+
+    fn places_of(&self, name: &str, (key, span): (&str, Span), problems: &mut Vec<Problem>) -> Vec<usize> {
+        let meant = self.meant(name);
+        if meant.is_empty() {
+            let stages = if suggest::is_spent() { &self.stages[..self.stages.len().min(8)] } else { self.stages };
+            let names = names(stages, name.contains('['));
+            let message = format!("`{key}` names `{name}`, which no stage produces");
+            problems.push(
+                Problem::error("unknown-stage", span, message, "not declared by any stage")
+                    .with_help_if(suggest::help(name, "declared stages", names.iter().copied())),
+            );
+        }
+        meant
     }
 
     fn meant(&self, name: &str) -> Vec<usize> {

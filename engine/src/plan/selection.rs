@@ -93,7 +93,7 @@ impl Plan {
         self.publish.retain(|publish| selected.contains(&publish.stage));
         let kept = self.with_what_they_need(selected);
         self.keep(&kept);
-        Ok(self)
+        Ok(self.withholding())
     }
 
     /// The ids that names mean.

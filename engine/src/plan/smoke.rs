@@ -48,6 +48,7 @@ pub(super) fn marked(mut plan: Plan, registry: &Registry) -> Plan {
     }
     plan.name.push_str(" (smoke)");
     plan.publish.clear();
+    plan.gates.clear();
     plan
 }
 

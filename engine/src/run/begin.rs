@@ -163,7 +163,7 @@ impl Scheduler<'_> {
         let id = run.id.clone();
         self.transition(stage, State::Cached);
         self.tell(RunEvent::StageCached { stage: id, key, remote: self.remote_cache.holds(stage) });
-        self.publish(stage);
+        self.has_result(stage);
     }
 
     fn keyed(&mut self, stage: usize) -> Result<Digest, StageError> {

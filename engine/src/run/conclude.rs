@@ -110,7 +110,7 @@ impl Scheduler<'_> {
         };
         self.tell(event);
         self.send(stage);
-        self.publish(stage);
+        self.has_result(stage);
     }
 
     fn settle_stopped(&mut self, stage: usize, exit: &ProcessExit) {

@@ -196,6 +196,18 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<Cause>,
     },
+    /// A figure was compared with what the file asks of it before anything is published.
+    GateJudged {
+        /// What the file asks, in words.
+        gate: String,
+        holds: bool,
+        /// The figure, where there is one.
+        value: Option<f64>,
+        /// What it was compared with, margin included.
+        bound: Option<f64>,
+        /// What was found, in words.
+        because: String,
+    },
     /// An output was copied out of the store, or was already in place.
     Published {
         stage: String,
@@ -318,7 +330,7 @@ impl Default for WaitsFor {
 pub enum Conclusion {
     /// Every stage has its result and everything is published.
     Succeeded,
-    /// A stage failed, or a result could not be published.
+    /// A stage failed, a gate does not hold, or a result could not be published.
     Failed,
     /// The user stopped it.
     Interrupted,

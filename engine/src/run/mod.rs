@@ -14,6 +14,7 @@ mod error;
 pub mod event;
 mod executors;
 mod fetch;
+mod gates;
 mod job;
 mod outcome;
 mod rebuild;

@@ -12,6 +12,7 @@ use super::admission::by_longest_chain;
 use super::devices::Devices;
 use super::event::{Conclusion, Counts, RunEvent};
 use super::executors::Executors;
+use super::gates::Gates;
 use super::outcome::{OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
 use super::remote_cache::RemoteCache;
 use super::signals::Signals;
@@ -56,6 +57,7 @@ pub(super) struct Scheduler<'a> {
     pub history: OnceCell<Option<History>>,
     observer: &'a mut dyn FnMut(&RunEvent),
     heard: UnboundedReceiver<Message>,
+    pub gates: Gates,
     pub publisher: UnboundedSender<PublishEnd>,
     published: UnboundedReceiver<PublishEnd>,
     /// Copies that are being made.
@@ -104,6 +106,7 @@ impl<'a> Scheduler<'a> {
             history: OnceCell::new(),
             observer,
             heard,
+            gates: Gates::new(plan),
             publisher,
             published,
             publishing: 0,
@@ -297,7 +300,7 @@ impl<'a> Scheduler<'a> {
         };
         let conclusion = if self.stopping != Stopping::No && (counts.skipped > 0 || self.publishing > 0) {
             Conclusion::Interrupted
-        } else if counts.failed > 0 || self.publish_failed {
+        } else if counts.failed > 0 || self.publish_failed || self.gates.refuse() {
             Conclusion::Failed
         } else {
             Conclusion::Succeeded

@@ -67,6 +67,7 @@ impl Timeline {
             }
             RunEvent::Published { stage, .. } | RunEvent::PublishFailed { stage, .. } => self.end(stage, "publish"),
             RunEvent::RunStarted { .. }
+            | RunEvent::GateJudged { .. }
             | RunEvent::Pinning { .. }
             | RunEvent::Checked { .. }
             | RunEvent::StageJob { .. }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use engine::artifact::Description;
+use engine::plan::Selection;
 use engine::publish::{Moment, OnChanged, check_targets, description, published_as};
 use engine::run::{Conclusion, RunError, RunEvent};
 use test_harness::test;
@@ -290,4 +291,64 @@ publish: { a: ./out/a, b: ./out/b }
         }
         assert_eq!(published_as(&project.path("out/b")).unwrap().unwrap().changed, None);
     }
+}
+
+/// Two numbers, of which `b` is published if `gates` hold.
+fn gated(gates: &str) -> String {
+    format!(
+        "
+stages:
+  a: {{ uses: constant, with: {{ value: 4 }} }}
+  b: {{ uses: constant, with: {{ value: 6 }} }}
+gates: {gates}
+publish: {{ b: ./out/number }}
+"
+    )
+}
+
+/// What was said of each gate: whether it holds, and why.
+fn judged(ran: &Ran) -> Vec<(bool, String)> {
+    let of = |event: &RunEvent| match event {
+        RunEvent::GateJudged { holds, because, .. } => Some((*holds, because.clone())),
+        _ => None,
+    };
+    ran.events.iter().filter_map(of).collect()
+}
+
+#[test]
+fn what_passes_its_gates_is_published_and_nothing_else() {
+    let project = Project::new(&gated("{ b.number: { above: 5.5, below: 10 } }"));
+    let ran = project.run().succeeded();
+    assert_eq!(judged(&ran), [(true, "6 is above 5.5".to_owned()), (true, "6 is below 10".to_owned())]);
+    assert_eq!(written(&ran), Some(true));
+
+    // The gate waits for the stage that it compares with, whichever ends last; a result from the store is judged, too.
+    project.write(&gated("{ b.number: { below: a.number } }").replace("./out/number", "./out/other"));
+    let ran = project.run();
+    assert_eq!(judged(&ran), [(false, "6 is not below 4, `a.number`".to_owned())]);
+    assert_eq!(ran.outcome.conclusion, Conclusion::Failed);
+    assert_eq!((ran.outcome.counts.cached, ran.outcome.counts.failed), (2, 0));
+    assert!(!project.path("out/other").exists());
+
+    project.write(&gated("{ b.number: { above: a.number, margin: 1.5 } }").replace("./out/number", "./out/other"));
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+}
+
+#[test]
+fn a_gate_that_names_no_figure_of_its_stage_stays_shut() {
+    let project = Project::new(&gated("{ a.size: { above: 1 } }"));
+    let ran = project.run();
+    assert_eq!(judged(&ran), [(false, "`a` has no figure `size`; it has: number".to_owned())]);
+    assert_eq!(written(&ran), None);
+    assert_eq!(ran.outcome.conclusion, Conclusion::Failed);
+}
+
+#[test]
+fn nothing_is_published_by_a_run_that_leaves_out_what_a_gate_asks_for() {
+    let project = Project::new(&gated("{ a.number: { above: 1 } }"));
+    let plan = project.plan().select(&Selection { until: vec!["b".to_owned()], ..Selection::default() }).unwrap();
+    assert_eq!(plan.withheld.len(), 1);
+    assert!(plan.publish.is_empty() && plan.gates.is_empty());
+    let whole = project.plan().select(&Selection::default()).unwrap();
+    assert_eq!((whole.withheld.len(), whole.publish.len(), whole.gates.len()), (0, 1, 1));
 }

@@ -106,3 +106,32 @@ fn two_fields_that_hold_one_output_are_one_edge() {
     let plan = plan(&file("  m: { uses: pair, with: { a: rows, b: rows } }"));
     assert_eq!((plan.graph.edge_count(), plan.stage("m").unwrap().inputs.len()), (1, 2));
 }
+
+#[test]
+fn a_gate_names_figures_of_stages_and_a_bound() {
+    let gates = |gates: &str| format!("{}\ngates: {gates}\n", file("  s: { uses: split, with: { rows: rows } }"));
+    assert_eq!(
+        wrong(&gates("{ s: { above: 1 }, t.x: { above: 1 }, s.a: {}, s.b: { above: s }, s.c: { over: 1 } }")),
+        [
+            "bad-value 7:10 `s` is no figure of a stage",
+            "unknown-stage 7:27 `gates` names `t`, which no stage produces (declared stages: `base`, `rows`, `s`)",
+            "missing-key 7:46 the gate `s.a` has no bound",
+            "bad-value 7:69 `s` is no figure of a stage",
+            "missing-key 7:74 the gate `s.c` has no bound",
+            "unknown-key 7:81 unknown key `over` (known keys: `above`, `below`, `margin`)",
+        ]
+    );
+    assert_eq!(
+        wrong(&gates(
+            "{ s.a: { above: 1, margin: 2 }, s.b: { above: rows.x, margin: -1 }, s.c: { below: rows.x, margin: much } }"
+        )),
+        [
+            "bad-value 7:35 a margin is added to another stage's figure, and this gate names none",
+            "bad-value 7:70 a margin is not negative",
+            "bad-value 7:106 `margin`: `much` is none",
+        ]
+    );
+    let plan = plan(&gates("{ 's.a,none': { above: rows.x.y, below: 2, margin: standard_error } }"));
+    let gates: Vec<String> = plan.gates.iter().map(ToString::to_string).collect();
+    assert_eq!(gates, ["s.a,none above rows.x.y by more than the standard error", "s.a,none below 2"]);
+}

@@ -1,0 +1,193 @@
+//! Gates: what figures must be like before anything is published. What a stage publishes waits until all are judged.
+
+use std::collections::{BTreeMap, HashMap};
+
+use cache::OutputRecord;
+
+use super::event::RunEvent;
+use super::scheduler::Scheduler;
+use crate::plan::{Bound, Figure, Gate, Margin, Plan, Side};
+
+/// How the gates of a run stand.
+pub(super) struct Gates {
+    /// Whether each one holds, once it is judged.
+    judged: Vec<Option<bool>>,
+    /// The gates that a stage's result decides, by places in the plan.
+    of_stage: HashMap<usize, Vec<usize>>,
+    /// Stages whose outputs wait to be published.
+    waiting: Vec<usize>,
+}
+
+impl Gates {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let places: HashMap<&str, usize> =
+            plan.stages.iter().enumerate().map(|(place, stage)| (stage.id.as_str(), place)).collect();
+        let mut of_stage: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (at, gate) in plan.gates.iter().enumerate() {
+            gate.stages().for_each(|stage| of_stage.entry(places[stage]).or_default().push(at));
+        }
+        Self { judged: vec![None; plan.gates.len()], of_stage, waiting: Vec::new() }
+    }
+
+    /// Whether all hold.
+    fn are_open(&self) -> bool {
+        self.judged.iter().all(|judged| *judged == Some(true))
+    }
+
+    /// Whether one does not.
+    pub(super) fn refuse(&self) -> bool {
+        self.judged.contains(&Some(false))
+    }
+}
+
+/// What a gate's figures say.
+struct Verdict {
+    holds: bool,
+    /// The figure, where there is one.
+    value: Option<f64>,
+    /// What it was compared with, margin included.
+    bound: Option<f64>,
+    /// In words.
+    because: String,
+}
+
+impl Scheduler<'_> {
+    /// A stage has its result: judges the gates that waited for it and, once all hold, publishes what may be.
+    pub(super) fn has_result(&mut self, stage: usize) {
+        self.gates.waiting.push(stage);
+        self.judge(stage);
+        if self.gates.are_open() {
+            for stage in std::mem::take(&mut self.gates.waiting) {
+                self.publish(stage);
+            }
+        }
+    }
+
+    /// Judges the gates that only waited for this stage.
+    fn judge(&mut self, stage: usize) {
+        for place in self.gates.of_stage.get(&stage).cloned().unwrap_or_default() {
+            let gate = &self.plan.gates[place];
+            if !gate.stages().all(|stage| self.outputs_of(stage).is_some()) {
+                continue;
+            }
+            let Verdict { holds, value, bound, because } = verdict(gate, |stage| self.outputs_of(stage));
+            self.gates.judged[place] = Some(holds);
+            self.tell(RunEvent::GateJudged { gate: gate.to_string(), holds, value, bound, because });
+        }
+    }
+
+    /// What a stage has made, if it has its result.
+    fn outputs_of(&self, stage: &str) -> Option<&BTreeMap<String, OutputRecord>> {
+        let stage = self.stages.iter().find(|known| known.id == stage)?;
+        stage.state.has_result().then_some(&stage.outputs)
+    }
+}
+
+fn verdict<'a>(gate: &Gate, outputs: impl Fn(&str) -> Option<&'a BTreeMap<String, OutputRecord>>) -> Verdict {
+    let of = |figure: &Figure| value(figure, outputs(&figure.stage));
+    let judged = || {
+        let value = of(&gate.figure)?;
+        let (other, origin) = match &gate.bound {
+            Bound::Number(number) => return Ok((value, *number, number.to_string())),
+            Bound::Figure(figure) => (of(figure)?, figure),
+        };
+        let (margin, of_what) = match gate.margin {
+            Margin::None => return Ok((value, other, format!("{other}, `{origin}`"))),
+            Margin::Number(margin) => (margin, "the margin"),
+            Margin::StandardError => {
+                let error = of(&gate.figure.standard_error())?.hypot(of(&origin.standard_error())?);
+                (error, "the standard error of their difference")
+            }
+        };
+        let (bound, sign) = match gate.side {
+            Side::Above => (other + margin, '+'),
+            Side::Below => (other - margin, '−'),
+        };
+        Ok((value, bound, format!("{bound}, which is `{origin}` {other} {sign} {of_what} {margin}")))
+    };
+    match judged() {
+        Ok((value, bound, words)) => {
+            // What is no number is on neither side.
+            let (holds, side) = match gate.side {
+                Side::Above => (value > bound, "above"),
+                Side::Below => (value < bound, "below"),
+            };
+            let is = if holds { "is" } else { "is not" };
+            Verdict { holds, value: Some(value), bound: Some(bound), because: format!("{value} {is} {side} {words}") }
+        }
+        Err(because) => Verdict { holds: false, value: None, bound: None, because },
+    }
+}
+
+/// A figure among the facts of a stage's outputs; or why there is none.
+fn value(figure: &Figure, outputs: Option<&BTreeMap<String, OutputRecord>>) -> Result<f64, String> {
+    let facts = || outputs.into_iter().flat_map(BTreeMap::values).flat_map(|output| &output.facts);
+    let found = facts().find(|(name, _)| **name == figure.name).and_then(|(_, value)| value.as_f64());
+    found.ok_or_else(|| {
+        let known: Vec<&str> = facts().filter(|(_, value)| value.is_number()).map(|(name, _)| name.as_str()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        format!("`{}` has no figure `{}`; it has: {known}", figure.stage, figure.name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use cache::Digest;
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::file::source::Span;
+
+    fn outputs(facts: serde_json::Value) -> BTreeMap<String, OutputRecord> {
+        let digest = Digest::of(b"");
+        let facts: Map<_, _> = facts.as_object().expect("a mapping").clone();
+        let record = OutputRecord { kind: "metrics".to_owned(), tree: digest, identity: digest, facts };
+        BTreeMap::from([("metrics".to_owned(), record)])
+    }
+
+    fn judged(side: Side, bound: Bound, margin: Margin) -> (bool, String) {
+        let now = outputs(json!({ "acc,none": 0.5, "acc_stderr,none": 0.03, "rows": 10, "loss": f64::NAN }));
+        let before = outputs(json!({ "acc,none": 0.45, "acc_stderr,none": 0.04 }));
+        let figure = Figure { stage: "now".to_owned(), name: "acc,none".to_owned() };
+        let gate = Gate { figure, side, bound, margin, span: Span::default() };
+        let verdict = verdict(&gate, |stage| Some(if stage == "now" { &now } else { &before }));
+        (verdict.holds, verdict.because)
+    }
+
+    fn before(name: &str) -> Bound {
+        Bound::Figure(Figure { stage: "before".to_owned(), name: name.to_owned() })
+    }
+
+    #[test]
+    fn a_number_is_beyond_its_bound_or_is_not() {
+        assert_eq!(judged(Side::Above, Bound::Number(0.4), Margin::None), (true, "0.5 is above 0.4".to_owned()));
+        assert_eq!(judged(Side::Above, Bound::Number(0.5), Margin::None), (false, "0.5 is not above 0.5".to_owned()));
+        assert!(!judged(Side::Below, Bound::Number(0.5), Margin::None).0);
+        assert!(!judged(Side::Below, Bound::Number(f64::NAN), Margin::None).0);
+    }
+
+    #[test]
+    fn another_figure_is_beaten_by_more_than_the_margin() {
+        assert_eq!(
+            judged(Side::Above, before("acc,none"), Margin::None),
+            (true, "0.5 is above 0.45, `before.acc,none`".to_owned())
+        );
+        assert!(judged(Side::Above, before("acc,none"), Margin::Number(0.04)).0);
+        assert!(!judged(Side::Above, before("acc,none"), Margin::Number(0.06)).0);
+        // √(0.03² + 0.04²) = 0.05, which is the difference, and not less than it.
+        let (holds, because) = judged(Side::Above, before("acc,none"), Margin::StandardError);
+        assert!(!holds);
+        assert_eq!(
+            because,
+            "0.5 is not above 0.5, which is `before.acc,none` 0.45 + the standard error of their difference 0.05"
+        );
+        assert!(!judged(Side::Below, before("acc,none"), Margin::None).0);
+    }
+
+    #[test]
+    fn a_figure_that_is_not_there_opens_no_gate() {
+        let (holds, because) = judged(Side::Above, before("rouge1"), Margin::None);
+        assert!(!holds);
+        assert_eq!(because, "`before` has no figure `rouge1`; it has: acc,none, acc_stderr,none");
+    }
+}
