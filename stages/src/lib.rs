@@ -13,6 +13,7 @@ mod preflight;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 mod smoke;
+pub mod tasks;
 pub mod view;
 
 pub use kinds::registry;

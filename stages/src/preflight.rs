@@ -6,10 +6,12 @@ use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::{Architecture, Config, Outline};
+use model::memory::FrozenFormat;
 use serde_json::Value;
 
 use crate::compute::checkpoint::CONFIG;
-use crate::compute::precision::Precision;
+use crate::compute::kernels;
+use crate::compute::quantize::WeightFormat;
 
 /// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a
 /// file.
@@ -64,8 +66,19 @@ pub(crate) fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option
     Some(config_of(model.facts_in(inputs)?)?.matrix_weights() * per_weight)
 }
 
-/// The memory of a process that runs a model without training it, over so many tokens at once.
-pub(crate) fn inference_bytes(config: &Config, precision: Precision, stored: Dtype, tokens: u64) -> u64 {
-    let (compute, quantize) = (precision.dtype.compute(), precision.quantize);
-    PROCESS_BYTES + model::memory::inference_bytes(config, compute, stored, quantize, tokens)
+/// The memory of a process that runs a model without training it, with weights of a format, over so many tokens at
+/// once.
+pub(crate) fn inference_bytes(
+    config: &Config,
+    dtype: kernels::Dtype,
+    stored: Dtype,
+    format: &WeightFormat,
+    tokens: u64,
+) -> u64 {
+    let format = match format {
+        WeightFormat::AsStored => FrozenFormat::stored(config),
+        WeightFormat::Blocks(format) => FrozenFormat::Blocks(*format),
+        WeightFormat::Base(params) => FrozenFormat::Layers(params.base().format),
+    };
+    PROCESS_BYTES + model::memory::inference_bytes(config, dtype.compute(), stored, format, tokens)
 }

@@ -277,6 +277,11 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
             "`BertForMaskedLM` is no causal language model",
         ),
         (CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "awq"}, "#, 1), "`quantization_config: awq`"),
+        (
+            CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "gptq"}, "#, 1),
+            "`quantization_config: gptq`",
+        ),
+        (CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "fp8"}, "#, 1), "`quantization_config: fp8`"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         write_checkpoint(folder.path());
@@ -285,6 +290,8 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
         let error = bench().run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
         let source = error.source.as_ref().unwrap().to_string();
         assert!(error.cause == Cause::BadData && source.contains(said), "{error}: {source}");
+        let help = error.help.unwrap();
+        assert_eq!(help.contains("take the model in 16 bits"), said.contains("quantization_config"), "{help}");
         // Taken as it is, it needs no meaning.
         bench().run::<Download>(json!({"path": "./checkpoint", "as": "files"})).unwrap();
     }

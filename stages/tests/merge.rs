@@ -42,7 +42,7 @@ fn lora(seed: u64, rank: usize, modules: &[(&str, usize, usize)]) -> Adapter {
         ((*name).to_owned(), AdapterModule { rank, in_features, out_features, lora_a, lora_b, magnitude: None })
     });
     let config = AdapterConfig::new(rank, 8.0, vec!["q_proj".to_owned()]);
-    Adapter { config, modules: modules.collect(), saved_tensors: BTreeMap::new() }
+    Adapter { config, modules: modules.collect(), saved_tensors: BTreeMap::new(), token_rows: BTreeMap::new() }
 }
 
 fn saved(folder: &Path, name: &str, adapter: &Adapter) -> PathBuf {

@@ -40,7 +40,7 @@ fn values_that_would_train_nothing_are_refused() {
         json!({"method": "full", "quantize": {"base": "nf4"}}),
         json!({"quantize": {"base": "nf4", "block_size": 96}}),
         json!({"quantize": {"base": "nf4", "block_size": 16}}),
-        json!({"quantize": {"base": "fp4"}}),
+        json!({"quantize": {"base": "nf3"}}),
     ] {
         assert_eq!(problems(with(wrong.clone()), &InputFacts::new()).len(), 1, "{wrong}");
     }

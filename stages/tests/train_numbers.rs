@@ -20,7 +20,7 @@ use model::decoder::Decoder;
 use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft;
-use model::weights::{Nf4, Nf4Matrix, QuantizedBase};
+use model::weights::{BaseFormat, Nf4, Nf4Matrix, QuantizedBase};
 use serde_json::{Value, json};
 use stages::data::artifact::{TokenRow, TokensWriter};
 use stages::kinds::train::Train;
@@ -404,8 +404,9 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     let tiny = Tiny::new();
     let root = tempfile::tempdir().unwrap();
     let original = Checkpoint::open(&tiny.model.folder).unwrap();
+    let nf4 = Nf4 { block_size: 32, double_quantization: false, ..Nf4::default() };
     let quantize = QuantizedBase {
-        nf4: Nf4 { block_size: 32, double_quantization: false },
+        format: BaseFormat::FourBits(nf4),
         skip_modules: vec!["lm_head".to_owned(), "layers.1.mlp".to_owned()],
     };
     let specs = original.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
@@ -417,7 +418,7 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
         let mut values = original.tensor_f32(name).unwrap();
         if let (true, &[rows, columns]) = (quantize.covers(name), &info.shape[..]) {
             let source = original.stored_rows(name, &info.shape, 0).unwrap();
-            let matrix = Nf4Matrix::quantize(&source, [rows, columns], info.dtype, quantize.nf4).unwrap();
+            let matrix = Nf4Matrix::quantize(&source, [rows, columns], info.dtype, nf4).unwrap();
             matrix.dequantize(0, &mut values);
             quantised += 1;
         }
@@ -441,9 +442,9 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     let format = json!({
         "base": "nf4", "block_size": 32, "double_quantization": false, "skip_modules": ["lm_head", "layers.1.mlp"],
     });
-    for dtype in ["f32", "bf16"] {
-        let of_dtype = |name: &str| format!("{name} in {dtype}");
-        let more = json!({"dtype": dtype, "lora": {"target_modules": "all-linear"}});
+    for (dtype, use_dora) in [("f32", false), ("bf16", false), ("f32", true)] {
+        let of_dtype = |name: &str| format!("{name} in {dtype}, DoRA {use_dora}");
+        let more = json!({"dtype": dtype, "lora": {"target_modules": "all-linear", "use_dora": use_dora}});
         let plain = train(&of(&of_dtype("plain"), None), more.clone()).unwrap();
         let expected = train(&of(&of_dtype("expected"), Some(&base)), more.clone()).unwrap();
         let with = merged(more, json!({"quantize": format}));

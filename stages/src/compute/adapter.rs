@@ -1,39 +1,18 @@
 //! An Adapter artefact, and the model it belongs to.
 
+use std::path::Path;
+
 use cache::Digest;
 use engine::artifact::Facts;
-use engine::context::{Artifact, Draft, StageContext};
+use engine::context::{Artifact, Draft};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Reference;
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
-use serde_json::Value;
 
 use crate::compute::checkpoint::WEIGHTS;
-
-/// The fact of an adapter that says in which format the frozen weights were that it was trained on, where that is not
-/// the one that they are stored in.
-pub const QUANTIZE: &str = "quantize";
-
-/// Warns where an adapter was trained on weights in another format than it is used with: that of these facts, or the
-/// one that they are stored in.
-pub fn warn_of_base(adapter: &Artifact, used_with: Option<&Facts>, context: &mut StageContext) {
-    let trained_on = adapter.description.facts.get(QUANTIZE);
-    let used_with = used_with.and_then(|facts| facts.get(QUANTIZE));
-    if trained_on == used_with {
-        return;
-    }
-    let name = |format: Option<&Value>| match format.and_then(|format| format["base"].as_str()) {
-        Some(base) => format!("`{base}`"),
-        None => "the format that it is stored in".to_owned(),
-    };
-    let (trained_on, used_with) = (name(trained_on), name(used_with));
-    let with = if trained_on == used_with { "that with other settings".to_owned() } else { used_with };
-    context.warn(format!(
-        "the adapter was trained on its base in {trained_on}, and is used with {with}: what it computes differs a little"
-    ));
-}
+use crate::compute::quantize::QuantizeParams;
 
 /// Reads an adapter that is to be used with a model.
 ///
@@ -47,7 +26,15 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
         return Err(StageError::bad_data("the adapter was trained on another model than the one it is used with")
             .with_help("give this stage the `model` that the adapter's `train` stage has"));
     }
-    let adapter = Adapter::load(&adapter.folder).or_fail(Cause::BadData, || "cannot read the adapter".to_owned())?;
+    load(&adapter.folder)
+}
+
+/// Reads an adapter, whatever it was trained on.
+///
+/// # Errors
+/// Fails if it cannot be read or holds a value that is not finite.
+pub fn load(folder: &Path) -> Result<Adapter, StageError> {
+    let adapter = Adapter::load(folder).or_fail(Cause::BadData, || "cannot read the adapter".to_owned())?;
     match not_finite(&adapter) {
         Some(module) => {
             Err(StageError::bad_data(format!("the adapter holds a value that is not finite in `{module}`"))
@@ -74,12 +61,18 @@ fn are_same_weights(one: &Facts, other: &Facts) -> Option<bool> {
 }
 
 /// The identity of the adapter in a draft: it covers neither the name of the base, which a copy of the base has another
-/// of, nor the model card.
+/// of, nor the model card. It covers the format of the base where that was quantised: what is computed with the adapter
+/// depends on it.
 ///
 /// # Errors
 /// Fails if a file cannot be read.
-pub fn identity(config: AdapterConfig, draft: &mut Draft) -> Result<Digest, StageError> {
-    let config = config.without_base_name().to_json();
+pub fn identity(
+    config: AdapterConfig,
+    quantize: Option<&QuantizeParams>,
+    draft: &mut Draft,
+) -> Result<Digest, StageError> {
+    let mut config = config.without_base_name().to_json();
+    config.extend(quantize.map(|quantize| quantize.fact().to_string()));
     draft.digest(&draft.folder.join(WEIGHTS_FILE))?;
     Ok(draft.tree()?.without(CARD_FILE).with_content(CONFIG_FILE, config.as_bytes()).identity())
 }
@@ -98,6 +91,6 @@ fn not_finite(adapter: &Adapter) -> Option<&str> {
         let magnitude = module.magnitude.as_deref().unwrap_or_default();
         is_bad(&module.lora_a) || is_bad(&module.lora_b) || is_bad(magnitude)
     });
-    let saved = adapter.saved_tensors.iter().filter(|(_, tensor)| is_bad(&tensor.values));
+    let saved = adapter.saved_tensors.iter().chain(&adapter.token_rows).filter(|(_, tensor)| is_bad(&tensor.values));
     modules.map(|(name, _)| name).chain(saved.map(|(name, _)| name)).next().map(String::as_str)
 }

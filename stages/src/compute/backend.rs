@@ -65,8 +65,8 @@ impl Serves {
     fn on(self, model: &Architecture) -> Self {
         match (self, model) {
             (Self::Both, Architecture::Transformers(_)) => Self::Torch("a model that is not native"),
-            (Self::Both, Architecture::Native(config)) if config.stored_quantized => {
-                Self::Native("a model whose weights are stored in 4 bits")
+            (Self::Both, Architecture::Native(config)) if config.stored_quantized.is_some() => {
+                Self::Native("a model whose weights are stored quantised")
             }
             (serves, _) => serves,
         }
@@ -237,9 +237,9 @@ impl Choice {
             context.log(&format!("{outline}: {}", outline.because));
         }
         let serves = serves.on(model);
-        let is_quantized = matches!(model, Architecture::Native(config) if config.stored_quantized);
+        let is_quantized = matches!(model, Architecture::Native(config) if config.stored_quantized.is_some());
         if is_quantized && (asked == Backend::Torch || matches!(serves, Serves::Torch(_))) {
-            let message = "the model's weights are stored in 4 bits, which the torch worker does not read";
+            let message = "the model's weights are stored quantised, which the torch worker does not read";
             return Err(StageError::new(Cause::BadParameters, message)
                 .with_help("leave out what asks for `backend: torch`: this program reads them"));
         }

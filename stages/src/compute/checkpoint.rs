@@ -11,6 +11,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::survey::MOST_READ;
 use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
 use model::config::{Architecture, sizes_by_other_names};
+use model::gguf::{GgufError, GgufFile};
 use serde_json::Value;
 
 use crate::data::artifact::TOKENIZER_FILES;
@@ -68,12 +69,15 @@ pub const REVISION: &str = "revision";
 /// that is taken from elsewhere keeps the name that it has had first.
 pub const FOLDER: &str = "folder";
 
-/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors
-/// files.
+/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the files of
+/// weights.
 pub const WEIGHTS: &str = "weights";
 
 /// The fact of a tokenizer, and of a model with one, that says whether it has a chat template.
 pub const CHAT_TEMPLATE: &str = "chat_template";
+
+/// The fact of a model to which tokens were added: their ids. An adapter on it trains their rows.
+pub const ADDED_TOKENS: &str = "added_tokens";
 
 /// What later stages may want to know of a model in a draft, whose weights are all written: its architecture, its
 /// sizes, its number type, and which weights it has.
@@ -123,7 +127,8 @@ pub fn config_facts() -> impl Iterator<Item = &'static str> {
 pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
     let unreadable = || format!("cannot read `{name}`");
     let length = fs::metadata(path).or_fail(Cause::Machine, unreadable)?.len();
-    let is_weights = name.ends_with(".safetensors");
+    let is_gguf = name.ends_with(".gguf");
+    let is_weights = name.ends_with(".safetensors") || is_gguf;
     if !is_weights && length > LONGEST_POINTER {
         return Ok(());
     }
@@ -136,6 +141,13 @@ pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
     }
     if !is_weights {
         return Ok(());
+    }
+    if is_gguf {
+        let unsound = |error: GgufError| {
+            StageError::bad_data(format!("`{name}` is no GGUF file that can be read: {error}"))
+                .with_help("fetch or copy it anew; types of tensors that are read: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0 and Q4_K to Q6_K")
+        };
+        return GgufFile::open(path).map(drop).map_err(unsound);
     }
     let header = first.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     if header > MOST_READ && header < length {
@@ -157,14 +169,14 @@ pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
 const BYTES_OF_A_POINTER: u64 = 64;
 const LONGEST_POINTER: u64 = 1024;
 
-/// A digest of the names and contents of a model's safetensors files: equal for a copy without its tokenizer.
+/// A digest of the names and contents of a model's files of weights: equal for a copy without its tokenizer.
 fn weights(draft: &mut Draft) -> Result<Digest, StageError> {
     let folder = draft.folder.clone();
     let unreadable = || format!("cannot read `{}`", folder.display());
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
         let path = entry.or_fail(Cause::Machine, unreadable)?.path();
-        if path.extension().is_some_and(|extension| extension == "safetensors") {
+        if path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf") {
             files.push(path);
         }
     }

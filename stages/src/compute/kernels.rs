@@ -10,6 +10,7 @@ use model::candle::Candle;
 use model::cpu::{Cpu, InstructionSet};
 pub use model::cpu::{Measurement, Rates};
 use model::ops::Compute;
+use profile::Profile;
 use serde::Serialize;
 
 /// A set of kernels.
@@ -169,10 +170,22 @@ pub fn cpu_with(
     compute: Compute,
     context: &StageContext,
 ) -> Result<Cpu, StageError> {
+    cpu(set, threads, compute, context.profile())
+}
+
+/// As [`cpu_on`], without a stage.
+///
+/// # Errors
+/// As there.
+pub fn cpu_recorded(threads: usize, compute: Compute, profile: &Profile) -> Result<Cpu, StageError> {
+    cpu(instructions(compute)?, threads, compute, profile)
+}
+
+fn cpu(set: InstructionSet, threads: usize, compute: Compute, profile: &Profile) -> Result<Cpu, StageError> {
     let kernels = Cpu::with_instructions(threads, compute, set);
     let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;
-    let _phase = context.profile().phase("measure the machine");
-    Ok(kernels.recorded_by(context.profile().clone()))
+    let _phase = profile.phase("measure the machine");
+    Ok(kernels.recorded_by(profile.clone()))
 }
 
 /// Candle's tensors, on the device that a stage has: of the CUDA devices that its process sees the one with this

@@ -6,5 +6,6 @@ pub mod checkpoint;
 pub mod inference;
 pub mod kernels;
 pub mod precision;
+pub mod quantize;
 pub mod resources;
 pub(crate) mod torch;

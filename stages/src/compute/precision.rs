@@ -10,17 +10,18 @@ use engine::file::tree::Node;
 use engine::parameter::{
     Class, Fields, Json, KeyWriter, ObjectSchema, Parameter, Parameters, Reader, Record, choice_schema, read_choice,
 };
-use model::weights::{Activations, BlockFormat, Quantization};
+use model::weights::BlockFormat;
 
 use super::kernels::Dtype;
+use super::quantize::WeightFormat;
 
 /// What a model is computed in, and how its weights are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Precision {
     /// The dtype that is computed in.
     pub dtype: Dtype,
-    /// The format that its weights are quantised to when it is loaded.
-    pub quantize: Option<BlockFormat>,
+    /// The format of its weights when it is loaded; that of the adapter's training if absent.
+    pub quantize: Option<WeightFormat>,
     /// How the file says it.
     written: Spelling,
 }
@@ -43,34 +44,17 @@ struct Written {
     /// `int8` and `int4` are older names of `quantize: int8` and `quantize: int4`.
     #[semantic(default = WrittenDtype::Dtype(Dtype::F32))]
     dtype: WrittenDtype,
-    /// The format that weights are quantised to when the model is loaded, for `backend: native` and its `cpu` kernels;
-    /// stored as they are if left out.
+    /// The format that weights are quantised to when the model is loaded, for `backend: native`: `int8` or `int4`
+    /// (`cpu` kernels alone), or a base as in `train` (`{ base: nf4 }`). If left out, they are those that the adapter
+    /// was trained on, and as they are stored without one; `none` is as they are stored in any case.
     #[semantic]
-    quantize: Option<Quantize>,
+    quantize: Option<WeightFormat>,
 }
 
 /// A dtype, or a format by its older name.
 enum WrittenDtype {
     Dtype(Dtype),
     Format(BlockFormat),
-}
-
-/// A format of quantised weights.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-enum Quantize {
-    /// 8-bit numbers in blocks of 32 with one scale; what is multiplied with them is rounded to such blocks, too.
-    Int8,
-    /// As `int8`, with weights of 4 bits but for token embeddings and LM head.
-    Int4,
-}
-
-impl Quantize {
-    fn format(self) -> BlockFormat {
-        match self {
-            Self::Int8 => BlockFormat::Int8,
-            Self::Int4 => BlockFormat::Int4,
-        }
-    }
 }
 
 /// The names of `dtype`, each with what it is.
@@ -105,25 +89,26 @@ impl Parameter for WrittenDtype {
 }
 
 impl Precision {
-    /// How the kernels of this program quantise weights.
-    pub fn quantization(self) -> Option<Quantization> {
-        self.quantize.map(|format| Quantization { format, activations: Activations::Int8 })
+    /// To compute in a dtype, with weights in a format.
+    pub fn new(dtype: Dtype, format: WeightFormat) -> Self {
+        Self { dtype, quantize: Some(format), written: Spelling::Quantize }
     }
 
     /// What asks for quantised weights, as in the file.
-    pub fn says(self) -> Option<&'static str> {
-        Some(match (self.quantize?, self.written) {
-            (BlockFormat::Int8, Spelling::Quantize) => "`quantize: int8`",
-            (BlockFormat::Int4, Spelling::Quantize) => "`quantize: int4`",
-            (BlockFormat::Int8, Spelling::Dtype | Spelling::Both) => "`dtype: int8`",
-            (BlockFormat::Int4, Spelling::Dtype | Spelling::Both) => "`dtype: int4`",
-            (BlockFormat::Q8_0 | BlockFormat::Q4_0, _) => unreachable!("a format that no file can ask for"),
-        })
+    pub fn says(&self) -> Option<&'static str> {
+        let format = self.quantize.as_ref()?;
+        match (format, self.written) {
+            (WeightFormat::Blocks(BlockFormat::Int8), Spelling::Dtype | Spelling::Both) => Some("`dtype: int8`"),
+            (WeightFormat::Blocks(BlockFormat::Int4), Spelling::Dtype | Spelling::Both) => Some("`dtype: int4`"),
+            _ => format.as_written(),
+        }
     }
 
     /// What is wrong with it.
-    pub fn problem(self, span: Span) -> Option<Problem> {
-        let format = self.quantize?.name();
+    pub fn problem(&self, span: Span) -> Option<Problem> {
+        let quantize = self.quantize.as_ref()?;
+        let WeightFormat::Blocks(format) = quantize else { return quantize.problem(span) };
+        let format = format.name();
         match self.written {
             Spelling::Quantize => None,
             Spelling::Dtype => {
@@ -151,25 +136,25 @@ impl Record for Precision {
 
     fn read_fields(fields: &mut Fields<'_>) -> Option<Self> {
         let written = Written::read_fields(fields)?;
-        let quantize = written.quantize.map(Quantize::format);
+        let quantize = written.quantize;
         Some(match written.dtype {
             WrittenDtype::Dtype(dtype) => Self { dtype, quantize, written: Spelling::Quantize },
             WrittenDtype::Format(format) => {
                 let written = if quantize.is_some() { Spelling::Both } else { Spelling::Dtype };
-                Self { dtype: Dtype::F32, quantize: Some(format), written }
+                Self { dtype: Dtype::F32, quantize: Some(WeightFormat::Blocks(format)), written }
             }
         })
     }
 
     fn write_fields(&self, key: &mut KeyWriter<'_>) {
-        let (dtype, format) = match (self.dtype, self.quantize) {
+        let (dtype, format) = match (self.dtype, &self.quantize) {
             // As before `quantize` was.
-            (Dtype::F32, Some(format)) => (WrittenDtype::Format(format), None),
-            (dtype, format) => (WrittenDtype::Dtype(dtype), format),
+            (Dtype::F32, Some(WeightFormat::Blocks(format))) => (WrittenDtype::Format(*format), None),
+            (dtype, format) => (WrittenDtype::Dtype(dtype), format.as_ref()),
         };
         key.field("dtype", Class::Semantic, |key| dtype.write_key(key));
         if let Some(format) = format {
-            key.field("quantize", Class::Semantic, |key| key.value(format.name()));
+            key.field("quantize", Class::Semantic, |key| format.write_key(key));
         }
     }
 
@@ -221,6 +206,17 @@ mod tests {
             (json!({"quantize": "int8"}), &["dtype = int8"]),
             (json!({"dtype": "f32", "quantize": "int4"}), &["dtype = int4"]),
             (json!({"dtype": "bf16", "quantize": "int4"}), &["dtype = bf16", "quantize = int4"]),
+            (json!({"quantize": "none"}), &["dtype = f32", "quantize = none"]),
+            (
+                json!({"quantize": {"base": "nf4", "skip_modules": []}}),
+                &[
+                    "dtype = f32",
+                    "quantize.base = nf4",
+                    "quantize.double_quantization = true",
+                    "quantize.block_size = 64",
+                    "quantize.skip_modules = []",
+                ],
+            ),
         ] {
             assert_eq!(key(json.clone()), expected, "{json}");
         }

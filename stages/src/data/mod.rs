@@ -2,6 +2,8 @@
 
 pub mod artifact;
 pub(crate) mod jinja;
+pub mod overlap;
 pub mod prompt;
+pub mod protobuf;
 pub mod results;
 pub mod tokenizer;

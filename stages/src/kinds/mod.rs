@@ -2,6 +2,7 @@
 
 use engine::stage::Registry;
 
+pub mod add_tokens;
 pub mod command;
 pub mod dataset;
 pub mod download;
@@ -12,6 +13,7 @@ pub mod log_probs;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
+pub mod quantize;
 pub mod rank;
 pub mod tokenize;
 pub mod train;
@@ -22,12 +24,14 @@ pub fn registry() -> Registry {
         .with::<dataset::Dataset>()
         .with::<download::Download>()
         .with::<new_model::NewModel>()
+        .with::<add_tokens::AddTokens>()
         .with::<tokenize::Tokenize>()
         .with::<pack::Pack>()
         .with::<log_probs::LogProbabilities>()
         .with::<train::Train>()
         .with::<merge::Merge>()
         .with::<gguf::Gguf>()
+        .with::<quantize::Quantize>()
         .with::<evaluate::Evaluate>()
         .with::<generate::Generate>()
         .with::<rank::Rank>()

@@ -54,7 +54,12 @@ impl Tiny {
 
     /// A bench with the model as `base`, and the rows as `rows`.
     pub(crate) fn bench(&self) -> TestBench {
-        TestBench::new(self.root.path())
+        self.bench_in(self.root.path())
+    }
+
+    /// As [`Tiny::bench`], in a folder of its own.
+    pub(crate) fn bench_in(&self, folder: &Path) -> TestBench {
+        TestBench::new(folder)
             .input_of("base.model", &self.model.folder)
             .unwrap()
             .input_of("base.tokenizer", &self.tokenizer.folder)
@@ -88,7 +93,8 @@ impl Tiny {
     }
 }
 
-fn model_parameters() -> serde_json::Value {
+/// What the model is made from.
+pub(crate) fn model_parameters() -> serde_json::Value {
     json!({
         "text": "rows", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "seed": 5,

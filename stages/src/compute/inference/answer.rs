@@ -7,7 +7,7 @@ use engine::error::StageError;
 use engine::protocol::WorkerEvent;
 use model::generation::{Completion, Flow, Listener, Request, Stop};
 
-use super::{Asked, Detokenizer, Respondent, StopStrings, worker};
+use super::{Asked, CompletionText, Respondent, StopStrings, worker};
 use crate::data::tokenizer::Tokenizer;
 
 /// Why an answer ended.
@@ -87,7 +87,7 @@ impl Respondent {
         let mut scribe = Scribe {
             tokenizer: &self.tokenizer,
             stop_strings: &self.stop_strings,
-            drafts: vec![Draft::default(); requests.len()],
+            drafts: vec![CompletionText::default(); requests.len()],
             standing,
             tokens: 0,
             context,
@@ -109,22 +109,11 @@ impl Respondent {
     }
 }
 
-/// An answer while it grows.
-#[derive(Debug, Clone, Default)]
-struct Draft {
-    detokenizer: Detokenizer,
-    text: String,
-    /// Bytes of the text that have been said.
-    said: usize,
-    /// Where the stop string begins that ended it.
-    stopped_at: Option<usize>,
-}
-
 /// Follows the answers.
 struct Scribe<'a> {
     tokenizer: &'a Tokenizer,
     stop_strings: &'a StopStrings,
-    drafts: Vec<Draft>,
+    drafts: Vec<CompletionText>,
     standing: Standing<'a>,
     tokens: u64,
     context: &'a mut StageContext,
@@ -139,14 +128,11 @@ impl Listener for Scribe<'_> {
             return Ok(Flow::Continue);
         }
         let draft = &mut self.drafts[request];
-        let before = draft.text.len();
-        draft.text.push_str(&draft.detokenizer.push(token, self.tokenizer)?);
-        draft.stopped_at = self.stop_strings.find(&draft.text, before);
+        draft.push(token, self.tokenizer, self.stop_strings)?;
         if aloud != Aloud::Count {
-            let end = draft.stopped_at.unwrap_or(draft.text.len() - self.stop_strings.pending(&draft.text));
-            say(self.context, draft, end);
+            say(self.context, draft.take_settled(self.stop_strings));
         }
-        Ok(if draft.stopped_at.is_some() { Flow::Stop } else { Flow::Continue })
+        Ok(if draft.stopped().is_some() { Flow::Stop } else { Flow::Continue })
     }
 
     fn answered(&mut self, _: usize) {
@@ -159,37 +145,32 @@ impl Listener for Scribe<'_> {
 }
 
 impl Scribe<'_> {
-    fn finish(&mut self, mut draft: Draft, completion: Completion) -> Result<Answer, StageError> {
+    fn finish(&mut self, mut draft: CompletionText, completion: Completion) -> Result<Answer, StageError> {
         let tokens = completion.ids.len();
-        if draft.stopped_at.is_none() && (!self.stop_strings.is_empty() || self.standing.aloud != Aloud::Count) {
-            let before = draft.text.len();
-            draft.text.push_str(&draft.detokenizer.finish(self.tokenizer)?);
-            draft.stopped_at = self.stop_strings.find(&draft.text, before);
+        if !self.stop_strings.is_empty() || self.standing.aloud != Aloud::Count {
+            draft.finish(self.tokenizer, self.stop_strings)?;
         }
         let ended = match completion.stop {
-            _ if draft.stopped_at.is_some() => Ended::StopString,
+            _ if draft.stopped().is_some() => Ended::StopString,
             Stop::EndOfText => Ended::EndOfText,
             Stop::Listener => Ended::StopString,
             Stop::Length => Ended::Length,
         };
-        let text = match draft.stopped_at {
-            Some(end) => draft.text[..end].to_owned(),
+        let text = match draft.stopped() {
+            Some(text) => text.to_owned(),
             None => self.tokenizer.decode(&completion.ids)?,
         };
         if self.standing.aloud != Aloud::Count {
-            let end = draft.stopped_at.unwrap_or(draft.text.len());
-            say(self.context, &mut draft, end);
+            say(self.context, draft.take_rest());
         }
         Ok(Answer { text, tokens, ended })
     }
 }
 
-/// Says an answer up to a byte of its text.
-fn say(context: &mut StageContext, draft: &mut Draft, end: usize) {
-    if end > draft.said {
-        let text = indented(&draft.text[draft.said..end], ANSWER_INDENT);
-        draft.said = end;
-        context.emit(WorkerEvent::Text { text });
+/// Says more of an answer.
+fn say(context: &mut StageContext, more: &str) {
+    if !more.is_empty() {
+        context.emit(WorkerEvent::Text { text: indented(more, ANSWER_INDENT) });
     }
 }
 

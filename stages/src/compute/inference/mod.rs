@@ -4,43 +4,44 @@
 
 mod answer;
 mod detokenizer;
+mod grammar;
 mod less_memory;
+mod native;
 mod score;
 mod speed;
 mod stop;
+mod text;
 mod worker;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use devices::DeviceKind;
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
-use engine::error::{Cause, OrFail, StageError};
+use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Mapping, Parameters};
 use engine::preflight::Preflight;
 use engine::stage::InputFacts;
-use model::batch::Batch;
-use model::blocks::Blocks;
-use model::decoder::{Decoder, RunError, TargetScore};
-use model::generation::{
-    CACHE_BYTES, Completion, Effort, Flow, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
-};
+use model::generation::{CACHE_BYTES, Effort, Flow, Options, TOKENS_PER_PASS};
 use model::memory::cache_bytes;
 use model::ops::Ops;
-use model::parameter::Keep;
-use model::peft::Adapter as AdapterWeights;
-use model::sampling::{Sampling, SamplingError};
-use model::session::SessionError;
+use model::scoring::Context;
 
 pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visible};
 pub use detokenizer::Detokenizer;
+pub use grammar::{GrammarError, Grammars};
 use less_memory::BATCH_SIZE;
 pub use less_memory::with_less_memory;
+pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRequest, RequestId, Stop};
+pub use model::peft::Adapter as AdapterWeights;
+pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
+use native::NativeEngine;
+pub use native::{EngineSettings, InferenceEngine, open as open_engine, read_adapter};
 use speed::speed;
-pub use stop::{StopStrings, StopToken};
+pub use stop::{StopStrings, StopToken, token_ids_of_model};
+pub use text::CompletionText;
 pub use worker::RowScore;
 use worker::Worker;
 
@@ -49,6 +50,7 @@ use crate::compute::backend::{self, Backend, Choice, Serves};
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::precision::Precision;
+use crate::compute::quantize::{QUANTIZE, QuantizeParams, WeightFormat, weight_format};
 use crate::compute::resources::peak_resident_bytes;
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
@@ -131,7 +133,9 @@ impl InferenceParams {
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
             let cached = cache_bytes(&config, (self.batch_size * each) as u64).min(CACHE_BYTES as u64);
             let passing = TOKENS_PER_PASS.min(positions) as u64;
-            let asked = inference_bytes(&config, self.precision, stored, passing);
+            let dtype = self.precision.dtype;
+            let format = self.weight_format(self.facts(inputs).1);
+            let asked = inference_bytes(&config, dtype, stored, &format, passing);
             ahead.peak_memory_bytes = Some(asked + cached);
         }
         ahead
@@ -152,11 +156,29 @@ impl InferenceParams {
         self.backend.devices(self.serves())
     }
 
+    /// As [`InferenceParams::serves`], where what is known of the adapter decides it, too.
+    fn serves_with(&self, adapter: Option<&Facts>) -> Serves {
+        let is_quantized =
+            self.precision.quantize.is_none() && adapter.is_some_and(|facts| facts.contains_key(QUANTIZE));
+        match self.serves() {
+            Serves::Both if is_quantized => Serves::Native("an adapter that was trained on a quantised base"),
+            serves => serves,
+        }
+    }
+
+    /// The format of the model's weights with an adapter of these facts, as far as it is known.
+    fn weight_format(&self, adapter: Option<&Facts>) -> WeightFormat {
+        let trained_on = || adapter.and_then(|facts| QuantizeParams::of_adapter(facts).ok().flatten());
+        self.precision.quantize.clone().unwrap_or_else(|| WeightFormat::from(trained_on()))
+    }
+
     /// What is wrong with the values on the model and the adapter, where they are known.
     pub fn misfits(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let of_model = not_native(&self.model.reference, inputs);
         let of_model = of_model.and_then(|outline| self.backend.problem_on(self.serves(), &outline, span));
-        of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).collect()
+        let serves = self.serves_with(self.facts(inputs).1);
+        let of_format = self.backend.problem(serves, span).filter(|_| serves != self.serves());
+        of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).chain(of_format).collect()
     }
 
     /// The problem of an adapter that belongs to another model, where both are known.
@@ -184,7 +206,9 @@ impl InferenceParams {
             let problem = Problem::error("bad-value", span, message, "in this stage");
             problems.push(problem.with_help("take it out of the list").at("stop_strings"));
         }
-        if let (Kernels::Candle, Some(quantized)) = (self.kernels, self.precision.says()) {
+        if let (Kernels::Candle, Some(WeightFormat::Blocks(_)), Some(quantized)) =
+            (self.kernels, &self.precision.quantize, self.precision.says())
+        {
             let message = format!("`kernels: candle` has no quantised weights, as {quantized} asks for");
             let problem = Problem::error("bad-value", span, message, "in this stage");
             problems.push(problem.with_help("leave one of the two out").at("kernels"));
@@ -201,40 +225,10 @@ impl InferenceParams {
     }
 }
 
-/// A decoder for inference alone, on any kernel set.
-pub trait Inference {
-    /// Positions the model has: the most tokens of prompt and answer together.
-    fn max_position_embeddings(&self) -> usize;
-
-    /// Size of its vocabulary.
-    fn vocab_size(&self) -> usize;
-
-    /// Bytes of weights that a step of generation reads, whatever the number of answers that grow together.
-    fn weight_bytes_per_step(&self) -> u64;
-
-    /// Scores each target of a batch.
-    ///
-    /// # Errors
-    /// Fails if the batch does not fit the model or the device fails.
-    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError>;
-
-    /// Completes prompts, several at a time. Each must have a token at least, and fewer than the model has positions.
-    ///
-    /// # Errors
-    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or
-    /// the listener does or gives up.
-    fn complete(
-        &self,
-        requests: &[Request<'_>],
-        options: &Options,
-        listener: &mut dyn Listener,
-    ) -> Result<(Vec<Completion>, Effort), StageError>;
-}
-
 /// Where a model is asked.
 enum Asked {
     /// In this process.
-    Here(Box<dyn Inference>),
+    Here(Box<dyn InferenceEngine>),
     /// In those of the torch worker.
     Worker(Box<Worker>),
 }
@@ -268,9 +262,18 @@ impl Respondent {
             batch_size: params.batch_size,
         };
         let architecture = checkpoint::architecture(&model.folder)?;
-        let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
+        let serves = params.serves_with(adapter.as_ref().map(|adapter| &adapter.description.facts));
+        let choice = Choice::of(params.backend, serves, &architecture, context)?;
+        let format = weight_format(params.precision.quantize.as_ref(), adapter.as_ref(), context)?;
         let model = match choice.is_torch {
             true => {
+                if let (WeightFormat::Base(_), None) = (&format, &params.precision.quantize) {
+                    let message =
+                        "the adapter was trained on a quantised base, which the torch worker does not compute";
+                    let help = "leave out what asks for `backend: torch`, or take the weights as they are stored with \
+                                `quantize: none`";
+                    return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+                }
                 context.report(choice.report());
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
             }
@@ -278,11 +281,17 @@ impl Respondent {
                 if context.devices().workers() > 1 {
                     context.warn("the native backend asks the model in one process: `resources.count` has no effect");
                 }
-                Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.precision, context)?)
+                Asked::Here(open(&model, adapter.as_ref(), params, &format, context)?)
             }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
         Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
+    }
+
+    /// When its next answers end, beside the model's own ends: after so many tokens, or before one of these texts.
+    pub fn end_at(&mut self, max_new_tokens: usize, stop_strings: &[String]) {
+        self.options.max_new_tokens = max_new_tokens;
+        self.stop_strings = StopStrings::new(stop_strings);
     }
 
     /// Positions the model has.
@@ -311,6 +320,35 @@ impl Respondent {
         match &mut self.model {
             Asked::Here(model) => score::rows(&mut **model, rows, told, context),
             Asked::Worker(worker) => worker.score(rows, told, context),
+        }
+    }
+
+    /// Scores continuations of contexts, each as if it were the only one. `told` hears how many are done.
+    ///
+    /// # Errors
+    /// As for [`Respondent::score`].
+    pub fn score_continuations(
+        &mut self,
+        contexts: &[Context<'_>],
+        told: &mut dyn FnMut(usize, &mut StageContext),
+        context: &mut StageContext,
+    ) -> Result<Vec<Vec<RowScore>>, StageError> {
+        match &mut self.model {
+            Asked::Here(model) => score::continuations(&mut **model, contexts, told, context),
+            Asked::Worker(worker) => {
+                let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
+                let rows: Vec<Encoded> = all.collect();
+                // Those of one length together, so that little is padded; the longest first, which show the memory.
+                let mut order: Vec<usize> = (0..rows.len()).collect();
+                order.sort_by_key(|at| std::cmp::Reverse(rows[*at].input_ids.len()));
+                let sorted: Vec<Encoded> = order.iter().map(|at| rows[*at].clone()).collect();
+                let mut found = vec![RowScore::default(); rows.len()];
+                for (at, score) in order.into_iter().zip(worker.score(&sorted, told, context)?) {
+                    found[at] = score;
+                }
+                let mut found = found.into_iter();
+                Ok(contexts.iter().map(|of| found.by_ref().take(of.continuations.len()).collect()).collect())
+            }
         }
     }
 
@@ -352,101 +390,27 @@ impl Respondent {
     }
 }
 
-/// Opens a model, with an adapter on it where there is one.
+/// Opens a model with its weights in a format, and with an adapter on it where there is one.
 fn open(
     model: &Artifact,
     adapter: Option<&Artifact>,
-    kernel_set: Kernels,
-    precision: Precision,
+    params: &InferenceParams,
+    format: &WeightFormat,
     context: &mut StageContext,
-) -> Result<Box<dyn Inference>, StageError> {
-    if let Some(adapter) = adapter {
-        adapter::warn_of_base(adapter, None, context);
-    }
+) -> Result<Box<dyn InferenceEngine>, StageError> {
+    let compute = params.precision.dtype.compute();
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
-    match kernel_set.on(context.devices().kind) {
+    match params.kernels.on(context.devices().kind) {
         Kernels::Cpu => {
-            let ops = kernels::cpu_on(context.threads(), precision.dtype.compute(), context)?;
-            let ops = Arc::new(match precision.quantization() {
-                Some(quantization) => ops.quantizing(quantization),
-                None => ops,
-            });
+            let ops = Arc::new(format.applied_to(kernels::cpu_on(context.threads(), compute, context)?));
             context.record("kernel_set", ops.describe());
-            load(ops, &model.folder, adapter.as_ref())
+            Ok(Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?))
         }
         Kernels::Candle => {
-            let ops = Arc::new(kernels::candle_computing(precision.dtype.compute(), context)?);
+            let ops = Arc::new(kernels::candle_computing(compute, context)?);
             context.record("kernel_set", ops.describe());
-            load(ops, &model.folder, adapter.as_ref())
+            Ok(Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?))
         }
-    }
-}
-
-fn load<B: Blocks>(
-    ops: Arc<B>,
-    folder: &Path,
-    adapter: Option<&AdapterWeights>,
-) -> Result<Box<dyn Inference>, StageError> {
-    let mut decoder =
-        Decoder::load(ops, folder, Keep::Frozen).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())?;
-    if let Some(adapter) = adapter {
-        decoder.attach(adapter).or_fail(Cause::BadData, || "the adapter does not fit the model".to_owned())?;
-    }
-    Ok(Box::new(decoder))
-}
-
-impl<B: Blocks> Inference for Decoder<B> {
-    fn max_position_embeddings(&self) -> usize {
-        self.config().max_position_embeddings
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.config().vocab_size
-    }
-
-    fn weight_bytes_per_step(&self) -> u64 {
-        Self::weight_bytes_per_step(self)
-    }
-
-    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
-        Decoder::score(self, batch).map_err(|error| {
-            let cause = match &error {
-                RunError::Batch(_) => Cause::BadData,
-                RunError::Kernel(_) => Cause::Machine,
-            };
-            StageError::new(cause, "the model cannot score a batch").with_source(error)
-        })
-    }
-
-    fn complete(
-        &self,
-        requests: &[Request<'_>],
-        options: &Options,
-        listener: &mut dyn Listener,
-    ) -> Result<(Vec<Completion>, Effort), StageError> {
-        let mut generator = Generator::new(self, options.clone()).map_err(failure)?;
-        let completions = generator.complete(requests, listener).map_err(failure)?;
-        Ok((completions, generator.effort()))
-    }
-}
-
-/// A failed generation as a stage's failure.
-fn failure(error: GenerateError) -> StageError {
-    let cause = match &error {
-        GenerateError::Prompt { .. } | GenerateError::Listener(_) => Cause::BadData,
-        GenerateError::Sampling(SamplingError::NotFinite { .. }) => Cause::Numeric,
-        GenerateError::Sampling(SamplingError::OutOfRange { .. } | SamplingError::Empty) => Cause::BadParameters,
-        GenerateError::Session(SessionError::Kernel(_)) | GenerateError::Room(_) => Cause::Machine,
-        GenerateError::Session(SessionError::NoTokens(_) | SessionError::Vocabulary { .. }) => Cause::BadData,
-        GenerateError::Session(SessionError::Sequence { .. } | SessionError::Full { .. }) => Cause::Internal,
-        GenerateError::Cancelled => Cause::Cancelled,
-    };
-    let help = matches!(cause, Cause::Numeric)
-        .then_some("weights of the model that are not finite or too great do that: did its training diverge?");
-    let failure = StageError::new(cause, "prompts cannot be completed").with_source(error);
-    match help {
-        Some(help) => failure.with_help(help),
-        None => failure,
     }
 }

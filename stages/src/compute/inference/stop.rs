@@ -41,28 +41,14 @@ impl Parameter for StopToken {
     }
 }
 
-/// The ids that end an answer: those of `generation_config.json` and `config.json`, those of the tokenizer, and those
-/// of the parameters. A stop string that is the text of a special token, which no decoded text holds, is one of them.
+/// The ids that end an answer: those that the model and its tokenizer name, and those of the parameters. A stop string
+/// that is the text of a special token, which no decoded text holds, is one of them.
 ///
 /// # Errors
 /// Fails if one of the files is no JSON, or the vocabulary has no such token.
 pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
-    let mut ids = tokenizer.stop_token_ids();
-    let mut vocab_size = None;
-    for name in ["generation_config.json", "config.json"] {
-        let path = model.join(name);
-        let text = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            read => read.or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?,
-        };
-        let config: Value =
-            serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("the model's `{name}` is not JSON"))?;
-        vocab_size = config["vocab_size"].as_u64().or(vocab_size);
-        match &config["eos_token_id"] {
-            Value::Array(several) => ids.extend(several.iter().filter_map(as_id)),
-            one => ids.extend(as_id(one)),
-        }
-    }
+    let mut ids = token_ids_of_model(model, tokenizer)?;
+    let vocab_size = read_config(model, "config.json")?.and_then(|config| config["vocab_size"].as_u64());
     for token in &params.stop_tokens {
         ids.push(match token {
             StopToken::Id(id) => match vocab_size.filter(|size| u64::from(*id) >= *size) {
@@ -85,6 +71,34 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
+}
+
+/// The ids that a model's `generation_config.json` and `config.json` and its tokenizer say end an answer, ascending.
+///
+/// # Errors
+/// Fails if one of the files is no JSON.
+pub fn token_ids_of_model(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
+    let mut ids = tokenizer.stop_token_ids();
+    for name in ["generation_config.json", "config.json"] {
+        match read_config(model, name)?.and_then(|config| config.get("eos_token_id").cloned()) {
+            Some(Value::Array(several)) => ids.extend(several.iter().filter_map(as_id)),
+            Some(one) => ids.extend(as_id(&one)),
+            None => {}
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// A file of a model, if it is there.
+fn read_config(model: &Path, name: &str) -> Result<Option<Value>, StageError> {
+    let path = model.join(name);
+    let text = match std::fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?,
+    };
+    serde_json::from_slice(&text).map(Some).or_fail(Cause::BadData, || format!("the model's `{name}` is not JSON"))
 }
 
 fn as_id(value: &Value) -> Option<u32> {

@@ -159,6 +159,17 @@ pub enum Row {
 }
 
 impl Row {
+    /// All its texts, one after the other.
+    pub fn text(&self) -> String {
+        let texts: Vec<&str> = match self {
+            Self::Columns(columns) => columns.values().map(String::as_str).collect(),
+            Self::Messages(messages) => messages.iter().filter_map(|message| message.content.as_str()).collect(),
+            Self::Text(text) => vec![text],
+            Self::Judged(judged) => judged.parts().flat_map(Said::texts).collect(),
+        };
+        texts.join("\n")
+    }
+
     /// How much text it holds, in bytes.
     pub fn text_bytes(&self) -> usize {
         match self {

@@ -1,6 +1,7 @@
 //! Python's methods on texts, lists and objects, with their price.
 
-use minijinja::{Error, State, Value};
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
 use super::checks::look;
@@ -12,7 +13,18 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, value
     meter::steps(CALL)?;
     let values = values.iter().cloned().map(settled).collect::<Result<Vec<Value>, Error>>()?;
     charge(value, method, &values)?;
+    if let ("index", ValueKind::Seq, [sought]) = (method, value.kind(), values.as_slice()) {
+        return index(value, sought);
+    }
     materialized(pycompat::unknown_method_callback(state, value, method, &values)?)
+}
+
+/// Where a list has a value first, as Python's `list.index`.
+fn index(list: &Value, sought: &Value) -> Result<Value, Error> {
+    let position = list.try_iter()?.position(|item| item == *sought);
+    position.map(Value::from).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidOperation, format!("`index` looks for {sought:?}, which the list does not have"))
+    })
 }
 
 fn charge(value: &Value, method: &str, values: &[Value]) -> Result<(), Error> {
@@ -20,7 +32,7 @@ fn charge(value: &Value, method: &str, values: &[Value]) -> Result<(), Error> {
         values.iter().try_for_each(look)?;
         return match method {
             "keys" | "values" | "items" => meter::made(entries(value).saturating_mul(2 * ENTRY)),
-            "count" => look(value),
+            "count" | "index" => look(value),
             _ => Ok(()),
         };
     };

@@ -57,6 +57,61 @@ fn tools_and_reasoning_are_rendered_as_in_transformers() {
             assert_eq!(text, case[expected].as_str().unwrap(), "{} {expected}", case["template"]);
             assert!(text.contains("weather"));
         }
+        let form = if case["template"] == "mistral_v03" { ToolForm::Listed } else { ToolForm::Tagged };
+        assert_eq!(ToolForm::of(&template), Some(form), "{}", case["template"]);
+    }
+}
+
+#[test]
+fn calls_are_read_back_from_what_templates_write() {
+    let mut read = 0;
+    for case in cases("tools.json") {
+        let form = ToolForm::of(&chat_template(&case)).unwrap();
+        for message in messages(&case) {
+            let Some(calls) = message.other.get("tool_calls") else { continue };
+            let marker =
+                if form == ToolForm::Tagged { "\n<tool_call>\n{\"name\": \"weather\"" } else { "[TOOL_CALLS] [{" };
+            let whole = case["whole"].as_str().unwrap();
+            let said = &whole[whole.find(marker).unwrap()..];
+            let said = said.split("<|").next().unwrap();
+            let found = form.read(said);
+            assert_eq!(found.text, "");
+            let expected: Vec<ToolCall> = calls
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|call| ToolCall {
+                    name: call["function"]["name"].as_str().unwrap().to_owned(),
+                    arguments: call["function"]["arguments"].as_object().unwrap().clone(),
+                })
+                .collect();
+            assert_eq!(found.calls, expected, "{}", case["template"]);
+            read += 1;
+        }
+    }
+    assert!(read > 0);
+}
+
+#[test]
+fn templates_are_known_by_how_they_write_calls() {
+    for (name, form) in [
+        ("qwen25", Some(ToolForm::Tagged)),
+        ("qwen3", Some(ToolForm::Tagged)),
+        ("mistral_v03", Some(ToolForm::Listed)),
+        ("llama3", None),
+        ("gemma2", None),
+        ("phi3", None),
+    ] {
+        assert_eq!(ToolForm::of(&chat_template(&serde_json::json!({ "template": name }))), form, "{name}");
+    }
+    let llama31 = std::fs::read_to_string(golden("chat_templates/llama31.jinja")).unwrap();
+    // This copy of it has no tools where they stand by default.
+    for (source, form) in [
+        (llama31.replace("tools_in_user_message = true", "tools_in_user_message = false"), Some(ToolForm::Bare)),
+        (llama31, None),
+    ] {
+        let special = [("bos_token".to_owned(), "<|begin_of_text|>".to_owned())];
+        assert_eq!(ToolForm::of(&ChatTemplate::new(&source, special.into()).unwrap()), form);
     }
 }
 

@@ -12,6 +12,7 @@ mod preference;
 pub(crate) mod python;
 mod render;
 mod template;
+mod tool_calls;
 mod train_on;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
@@ -21,6 +22,7 @@ pub use params::{ChatTemplateChoice, PROMPT, PromptParams};
 pub use preference::{Responded, ResponseBorder};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
+pub use tool_calls::{Calls, SaidWithCalls, Tool, ToolCall, ToolForm};
 pub use train_on::TrainOn;
 
 #[cfg(test)]

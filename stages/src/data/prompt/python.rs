@@ -36,6 +36,17 @@ fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Erro
     jinja::print(out, state, value, as_python(value).as_deref())
 }
 
+/// Prints a value as Python does, lists and objects with what is in them: `['a', 'b']`.
+pub(crate) fn format_lists(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Map => {
+            jinja::printed(value)?;
+            jinja::print(out, state, value, repr(value, DEEPEST).as_deref())
+        }
+        _ => format(out, state, value),
+    }
+}
+
 /// The text of a value as Python has it.
 pub(crate) fn print(value: &Value) -> String {
     as_python(value).unwrap_or_else(|| value.to_string())

@@ -10,8 +10,9 @@ use super::chat::{ChatError, ChatTemplate};
 use super::control::{ControlTexts, is_marked, without_marks};
 use super::params::PromptParams;
 use super::template::Template;
+use super::tool_calls::ToolForm;
 use super::train_on::TrainOn;
-use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Said, Shape};
+use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Said, Shape, TOOLS};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
 /// Why a row does not become a prompt.
@@ -305,6 +306,11 @@ impl Prompter {
         Ok(prompt)
     }
 
+    /// How the chat template writes calls of tools, if it does and in a form that can be read.
+    pub fn tool_form(&self) -> Option<ToolForm> {
+        self.chat_template.as_deref().and_then(ToolForm::of)
+    }
+
     /// Whether prompts and texts begin with the beginning-of-text token.
     pub fn adds_bos(&self, tokenizer: &Tokenizer) -> bool {
         self.bos(tokenizer).is_some()
@@ -358,6 +364,10 @@ impl Prompter {
         match control.and_then(|control| control.mark_messages(messages)) {
             Some(marked) => all.extend(marked),
             None => all.extend_from_slice(messages),
+        }
+        // They stand with the first message, which may be another one now.
+        if let Some(tools) = all.get_mut(1).and_then(|message| message.other.remove(TOOLS)) {
+            all[0].other.insert(TOOLS.to_owned(), tools);
         }
         all
     }

@@ -143,21 +143,11 @@ struct Section<'a> {
 impl Spelling {
     fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
         let added = tokenizer.get_added_tokens_decoder();
-        let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
-        let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
-        let ends_text = (!byte_level).then(|| (0..=last).map(|id| added.contains_key(&id)).collect());
+        let bytes = bytes_by_id(tokenizer);
+        let ends_text =
+            (!is_byte_level(tokenizer)).then(|| (0..bytes.len() as u32).map(|id| added.contains_key(&id)).collect());
         let mut spelling = Self { bytes: Vec::new(), pieces: Vec::new(), ends_text };
-        let hidden = hidden_bytes();
-        for id in 0..=last {
-            let token = tokenizer.id_to_token(id).unwrap_or_default();
-            let bytes = match fallback_byte(&token) {
-                _ if added.contains_key(&id) => token.into_bytes(),
-                _ if byte_level => token.chars().filter_map(|letter| byte_of(letter, &hidden)).collect(),
-                Some(byte) => vec![byte],
-                None => token.replace('▁', " ").into_bytes(),
-            };
-            spelling.push(&bytes);
-        }
+        bytes.iter().for_each(|bytes| spelling.push(bytes));
         spelling
     }
 
@@ -236,6 +226,27 @@ impl Spelling {
         }
         Some(rest)
     }
+}
+
+/// The bytes that each id stands for; none where there is no such id.
+pub(super) fn bytes_by_id(tokenizer: &tokenizers::Tokenizer) -> Vec<Vec<u8>> {
+    let added = tokenizer.get_added_tokens_decoder();
+    let (byte_level, hidden) = (is_byte_level(tokenizer), hidden_bytes());
+    let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
+    let bytes = |id: u32| {
+        let token = tokenizer.id_to_token(id).unwrap_or_default();
+        match fallback_byte(&token) {
+            _ if added.contains_key(&id) => token.into_bytes(),
+            _ if byte_level => token.chars().filter_map(|letter| byte_of(letter, &hidden)).collect(),
+            Some(byte) => vec![byte],
+            None => token.replace('▁', " ").into_bytes(),
+        }
+    };
+    (0..=last).map(bytes).collect()
+}
+
+fn is_byte_level(tokenizer: &tokenizers::Tokenizer) -> bool {
+    matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)))
 }
 
 /// The byte that a letter of a byte-level vocabulary stands for: printable Latin-1 for itself, the others from U+0100

@@ -4,6 +4,7 @@
 //! (`bulk`).
 
 mod bulk;
+mod extend;
 mod hard_texts;
 mod limits;
 mod pieces;
@@ -21,6 +22,7 @@ use serde_json::{Map, Value};
 use crate::data::prompt::{ChatError, ChatTemplate, ControlTexts};
 use bulk::BulkEncoder;
 pub(crate) use bulk::{Candidate, Unfit};
+pub use extend::{AddTokensError, NewToken, add_tokens};
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -156,6 +158,19 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The ids of a text with those that the tokenizer adds by itself, such as a beginning of text: what its file says,
+    /// unless the configuration has `add_bos_token: false`.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode`].
+    pub fn encode_with_added(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        if self.config.get("add_bos_token") == Some(&Value::Bool(false)) {
+            return self.encode(text);
+        }
+        let encoding = unpanicked(|| self.inner.encode_fast(text, true)).map_err(TokenizerError::Coding)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of ids, special tokens left out.
     ///
     /// # Errors
@@ -195,6 +210,11 @@ impl Tokenizer {
     /// The id of a token, if the vocabulary has it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// The bytes that each id stands for, by id; none where there is no such id.
+    pub fn bytes_by_id(&self) -> Vec<Vec<u8>> {
+        bulk::bytes_by_id(&self.inner)
     }
 
     /// Whether an id is a special token, such as an end of turn.

@@ -29,6 +29,8 @@ pub enum Reason {
     Turns,
     /// `filter` or `map` cannot be worked out on it.
     Expression,
+    /// It holds a row of those that are held out.
+    HeldOut,
 }
 
 impl Reason {
@@ -45,6 +47,7 @@ impl Reason {
             Self::TooLong => "too_long",
             Self::Turns => "turns",
             Self::Expression => "expression",
+            Self::HeldOut => "held_out",
         }
     }
 }
@@ -82,6 +85,10 @@ impl Tally {
     /// Counts one more.
     pub(super) fn add(&mut self, reason: Reason) {
         *self.0.entry(reason).or_default() += 1;
+    }
+
+    pub(super) fn of(&self, reason: Reason) -> u64 {
+        self.0.get(&reason).copied().unwrap_or(0)
     }
 
     pub(super) fn total(&self) -> u64 {

@@ -10,7 +10,6 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::pin::Pinned;
 use engine::stage::PinRequest;
 
-use super::DatasetParams;
 use super::form::SourceFile;
 use super::hub_card::{self, Configuration};
 use super::hub_splits::{self, is_data};
@@ -21,7 +20,7 @@ const CONVERTED: &str = "refs/convert/parquet";
 
 /// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it
 /// is taken instead.
-pub(super) fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+pub(crate) fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
     let repository = Repository::of_pin(&request.kind, &request.name)
         .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))?;
     let service = repository.service();
@@ -62,36 +61,38 @@ fn made_by(repository: &Repository, script: &str) -> StageError {
 }
 
 /// Files that were fetched.
-pub(super) struct Fetched {
+pub(crate) struct Fetched {
     /// Those of each split that was asked for.
     pub splits: BTreeMap<String, Vec<SourceFile>>,
     /// The key under which JSON files hold the rows, where the README names one.
     pub field: Option<String>,
 }
 
-/// Fetches the files of the splits asked for.
-pub(super) fn fetch(
-    repository: &Repository,
-    params: &DatasetParams,
+/// Fetches the files of some splits of a pinned dataset, of one configuration of it.
+pub(crate) fn fetch(
+    request: &PinRequest,
+    config: Option<&str>,
+    splits: &[&str],
     context: &mut StageContext,
 ) -> Result<Fetched, StageError> {
-    let request = params.pin_request().expect("a Hub dataset has a pin");
+    let repository = &Repository::of_pin(&request.kind, &request.name)
+        .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))?;
     let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
     let pinned = context.pin(&pin).cloned();
     let pinned = pinned.ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?;
     let snapshot = repository.at(&pinned.commit);
     let failed = |error: HubError| error.of(repository.service());
-    let hub = Hub::from_environment(repository.service(), params.token_env.as_deref()).map_err(failed)?;
+    let hub = Hub::from_environment(repository.service(), request.token_env.as_deref()).map_err(failed)?;
     let hub = hub.with_network(context.network());
     let listed = hub.pinned_files(repository, &pinned).map_err(failed)?;
     if let Some(script) = script(repository, &listed) {
         return Err(made_by(repository, &script));
     }
     let declared = declared(&hub, &snapshot, &listed, context)?;
-    let configuration = hub_splits::configuration(&declared, params.config.as_deref())?;
+    let configuration = hub_splits::configuration(&declared, config)?;
     let data: Vec<&RemoteFile> = listed.iter().filter(|file| is_data(&file.path)).collect();
     let paths: Vec<&str> = data.iter().map(|file| file.path.as_str()).collect();
-    let splits = hub_splits::choose(&paths, configuration, params.config.as_deref(), &params.split.names())?;
+    let splits = hub_splits::choose(&paths, configuration, config, splits)?;
     warn_of_what_is_not_acted_upon(configuration, &splits, context);
 
     let wanted = |file: &&&RemoteFile| splits.values().any(|paths| paths.contains(&file.path));

@@ -35,7 +35,7 @@ pub(super) fn take<'a>(
     let facts = RowsFacts { rows: 0, ..parts[0].rows.facts().clone() };
     let environment = super::expression::environment();
     let expressions = Expressions::compile(params, &environment)?;
-    let mut taker = Taker::new(params, Arranger::new(params, facts, context)?);
+    let mut taker = Taker::new(params, Arranger::new(params, facts, context)?, context)?;
     let lengths: Vec<u64> = parts.iter().map(|part| part.rows.len()).collect();
     check_repetition(params, datasets, &lengths)?;
     for (source, index) in order(params, datasets, &lengths) {

@@ -9,6 +9,7 @@
 mod arrange;
 mod comparison;
 mod conversation;
+mod decontaminate;
 mod expression;
 mod flaw;
 mod form;
@@ -61,6 +62,7 @@ use arrange::Arranger;
 pub use expression::{Condition, NewColumn};
 pub use flaw::{Flaw, Reason};
 pub use form::{Compression, Form, Format, SourceFile};
+pub(crate) use hub_files::{fetch as fetch_from_hub, pin as pin_on_hub};
 pub(crate) use of_files::rows_of_files;
 pub use parameters::{
     DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
@@ -205,8 +207,9 @@ fn take_source<'a>(
     let mut reading = params.reading();
     let splits = match source {
         Source::Local(_) => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(params, context)?)]),
-        Source::Hub { repository, .. } => {
-            let fetched = hub_files::fetch(repository, params, context)?;
+        Source::Hub { .. } => {
+            let request = params.pin_request().expect("a Hub dataset has a pin");
+            let fetched = hub_files::fetch(&request, params.config.as_deref(), &params.split.names(), context)?;
             reading.field = reading.field.or(fetched.field);
             fetched.splits
         }
@@ -218,7 +221,7 @@ fn take_source<'a>(
     let recipe = Recipe::plan(params, &environment, &columns, first)?;
     recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
 
-    let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?);
+    let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?, context)?;
     for range in &ranges {
         let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
         let rows = taker.take_files(files, range.rows.clone(), &recipe, &reading, context)?;

@@ -3,10 +3,11 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::Node;
-use engine::parameter::{ByteSize, Input, Mapping, Parameter as _, Parameters, Reader};
+use engine::parameter::{ByteSize, Input, Later, Mapping, Parameter as _, Parameters, Reader};
 use engine::stage::{PinRequest, Secret};
 
 use super::LOCAL_SPLIT;
+use super::decontaminate::HeldOut;
 use super::expression::{Condition, NewColumn};
 use super::read::Reading;
 use super::source::Source;
@@ -171,6 +172,9 @@ pub struct DatasetParams {
     /// The longest row that can be used, by its text. 8MiB, and 256MiB where a whole file is one text.
     #[semantic]
     pub max_row_size: Option<ByteSize>,
+    /// Rows that are held out.
+    #[semantic(flatten)]
+    pub held_out: Later<HeldOut>,
     /// Whether the rows are put into another order.
     #[semantic(default = false)]
     pub shuffle: bool,

@@ -13,6 +13,7 @@ use super::parameters::{OnBadRow, OnEmpty};
 use super::read::Reading;
 use super::recipe::{Made, Recipe};
 use crate::data::artifact::{Row, RowCounts};
+use crate::data::overlap::Sought;
 
 /// How many of the rows that are left out are named in the warning about them.
 const NAMED: usize = 3;
@@ -28,11 +29,18 @@ pub(super) struct Taker<'a> {
     filtered: u64,
     empty: u64,
     looked_at: u64,
+    /// What no row may hold.
+    held_out: Option<Sought>,
 }
 
 impl<'a> Taker<'a> {
-    pub(super) fn new(params: &DatasetParams, arranger: Arranger<'a>) -> Self {
-        Self {
+    pub(super) fn new(
+        params: &DatasetParams,
+        arranger: Arranger<'a>,
+        context: &mut StageContext,
+    ) -> Result<Self, StageError> {
+        Ok(Self {
+            held_out: params.held_out.0.sought(context)?,
             arranger,
             on_bad_row: params.on_bad_row,
             on_empty: params.on_empty,
@@ -41,7 +49,7 @@ impl<'a> Taker<'a> {
             filtered: 0,
             empty: 0,
             looked_at: 0,
-        }
+        })
     }
 
     /// Takes the rows of a range out of files that follow each other, and returns how many rows there are up to its
@@ -85,6 +93,9 @@ impl<'a> Taker<'a> {
             context.progress("rows", self.looked_at, None, None);
         }
         match made {
+            Ok(ControlFlow::Continue(Made { row, .. })) if self.holds_one_held_out(&row) => {
+                self.dropped.add(Reason::HeldOut);
+            }
             Ok(ControlFlow::Continue(Made { row, empty })) => {
                 self.empty += u64::from(empty);
                 self.put(row)?;
@@ -93,6 +104,10 @@ impl<'a> Taker<'a> {
             Err(flaw) => self.leave_out(&flaw, place())?,
         }
         Ok(if self.arranger.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    fn holds_one_held_out(&self, row: &Row) -> bool {
+        self.held_out.as_ref().is_some_and(|held_out| !held_out.found_in(&row.text()).is_empty())
     }
 
     fn put(&mut self, row: Row) -> Result<(), StageError> {
@@ -126,10 +141,17 @@ impl<'a> Taker<'a> {
             filtered: self.filtered,
             empty: self.empty,
         };
-        if counts.dropped > 0 {
+        let held_out = self.dropped.of(Reason::HeldOut);
+        if held_out > 0 {
+            context.warn(format!("{held_out} rows hold one of `decontaminate` and are left out"));
+        }
+        if counts.dropped > held_out {
             let examples = self.examples.join("; ");
-            context
-                .warn(format!("{} unusable rows are left out ({}), such as {examples}", counts.dropped, self.dropped));
+            context.warn(format!(
+                "{} unusable rows are left out ({}), such as {examples}",
+                counts.dropped - held_out,
+                self.dropped
+            ));
         }
         if counts.empty > 0 {
             context.warn(format!("{} rows have an empty text; `on_empty: drop` leaves such rows out", counts.empty));

@@ -3,6 +3,7 @@
 //! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until
 //! it is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
+mod gguf;
 mod metadata;
 mod record;
 mod selection;
@@ -25,8 +26,8 @@ use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Architecture;
 use model::peft::AdapterConfig;
-use serde_json::Value;
 
+use crate::compute::quantize::QuantizeParams;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::tokenizer::Tokenizer as OpenTokenizer;
@@ -73,7 +74,7 @@ pub struct DownloadParams {
     /// `MODELSCOPE_API_TOKEN`.
     #[cosmetic]
     pub token_env: Option<String>,
-    /// A folder with a checkpoint on this machine. Either this or `repo` is given.
+    /// A folder with a checkpoint on this machine, or a GGUF file. Either this or `repo` is given.
     #[semantic]
     pub path: Option<LocalPath>,
     /// Patterns of the files wanted, such as `*.json`; `*` also stands for `/`. All files if left out.
@@ -88,6 +89,10 @@ pub struct DownloadParams {
     /// What is made of the files.
     #[semantic(default = Form::Model, rename = "as")]
     pub form: Form,
+    /// How the tokenizer of a GGUF file splits text, where the name that the file gives is not known: `llama-bpe`,
+    /// `qwen2`, `gpt-2`, `smollm` or `tekken`.
+    #[semantic(omit_default)]
+    pub pre_tokenizer: Option<String>,
 }
 
 /// Where the files come from.
@@ -163,6 +168,11 @@ impl Stage for Download {
             let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
             problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
         }
+        if let Some(name) = params.pre_tokenizer.as_ref().filter(|name| !gguf::is_pre_tokenizer(name)) {
+            let unknown = problem(format!("no way to split text is called `{name}` here"), "not a known name");
+            let known = model::gguf::PRE_TOKENIZERS.join(", ");
+            problems.push(unknown.with_help(format!("known are {known}")).at("pre_tokenizer"));
+        }
         for (name, patterns) in [("include", &params.include), ("exclude", &params.exclude)] {
             let patterns = patterns.iter().flatten().enumerate();
             problems.extend(patterns.filter_map(|(index, pattern)| {
@@ -224,14 +234,14 @@ impl Stage for Download {
             Form::Files => "files",
         };
         let draft = context.create(output)?;
-        let weights = match params.origin() {
+        let trained_on = match params.origin() {
             Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
-            Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => copy(params, &selection, &draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         };
         match params.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
-            Form::Adapter => seal_adapter(draft, weights, context)?,
+            Form::Adapter => seal_adapter(draft, trained_on, context)?,
             Form::Model => seal_checkpoint(draft, found_at(params, context), context)?,
         }
         forget_working_files(context.working())
@@ -250,7 +260,7 @@ fn fetch(
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
-) -> Result<Option<Value>, StageError> {
+) -> Result<Option<Facts>, StageError> {
     let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
     let service = repository.service();
     let pinned = pinned(name, params, context)
@@ -272,7 +282,8 @@ fn fetch(
         context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    if params.form == Form::Model {
+    let source = gguf::source(&chosen).filter(|_| params.form == Form::Model);
+    if params.form == Form::Model && source.is_none() {
         // It comes alone and first: the gigabytes of a model that cannot be used are not moved.
         let configuration: Vec<RemoteFile> = files.iter().filter(|file| file.path == CONFIG).cloned().collect();
         let folder = hub.download(&snapshot, &configuration, &working, &mut observe).map_err(failed)?;
@@ -286,10 +297,13 @@ fn fetch(
         let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
         files.iter().try_for_each(check)?;
     }
-    let weights = (params.form == Form::Adapter).then(|| record::trained_on(&fetched)).flatten();
+    let trained_on = (params.form == Form::Adapter).then(|| record::trained_on(&fetched)).flatten();
     files.retain(|file| !is_own(&file.path, &fetched.join(&file.path)));
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
-    Ok(weights)
+    if let Some(source) = source {
+        gguf::complete(&draft.folder, source, params.pre_tokenizer.as_deref())?;
+    }
+    Ok(trained_on)
 }
 
 /// What the plan has pinned a repository to.
@@ -319,9 +333,19 @@ fn check_configuration(path: &Path) -> Result<(), StageError> {
         Err(error) => {
             let message = "the checkpoint's `config.json` describes a model that cannot be used here";
             let help = "its weights were left where they are; with `as: files` anything can be taken";
-            Err(StageError::bad_data(message).with_source(error).with_help(help))
+            Err(StageError::bad_data(message).with_source(error).with_help(in_place_of(&text).unwrap_or(help)))
         }
     }
+}
+
+/// What to take in the place of a model whose `config.json` says that its weights are stored quantised.
+fn in_place_of(config: &str) -> Option<&'static str> {
+    let config: serde_json::Value = serde_json::from_str(config).ok()?;
+    let is_quantised = ["quantization_config", "compression_config"].iter().any(|key| config[key].is_object());
+    is_quantised.then_some(
+        "take the model in 16 bits that it was made from (`base_model` in its model card), and train with \
+         `quantize: { base: nf4 }` to hold it in 4 bits; weights that bitsandbytes stored in 4 bits and GGUF files are read as they are",
+    )
 }
 
 /// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a
@@ -335,17 +359,19 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
 /// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
 /// planned with. Gives the weights that an adapter was trained on, where one lies with it.
 fn copy(
-    form: Form,
+    params: &DownloadParams,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
-) -> Result<Option<Value>, StageError> {
+) -> Result<Option<Facts>, StageError> {
+    let form = params.form;
     let granted: Vec<FileGrant> = context.files(role(form)).to_vec();
     let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
     let chosen = selection.choose(&names, "the folder")?;
+    let source = gguf::source(&chosen).filter(|_| form == Form::Model);
     let chosen = granted.iter().filter(|file| chosen.contains(&file.relative.as_str()));
     let files: Vec<&FileGrant> = chosen.filter(|file| !is_own(&file.relative, &file.path)).collect();
-    if form == Form::Model {
+    if form == Form::Model && source.is_none() {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
     }
@@ -370,16 +396,19 @@ fn copy(
         done += file.size;
     }
     context.progress("bytes", total, Some(total), None);
+    if let Some(source) = source {
+        gguf::complete(&draft.folder, source, params.pre_tokenizer.as_deref())?;
+    }
     let configuration = granted.iter().find(|file| form == Form::Adapter && file.relative == ADAPTER_CONFIG);
     Ok(configuration.and_then(|file| record::trained_on(file.path.parent()?)))
 }
 
-/// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained
-/// on.
-fn seal_adapter(mut draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
+/// Checks that the files are an adapter that we compute; of one that was made here, `trained_on` says on what.
+fn seal_adapter(mut draft: Draft, trained_on: Option<Facts>, context: &mut StageContext) -> Result<(), StageError> {
     let mut facts = adapter_facts(&draft.folder)?;
-    facts.extend(weights.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
-    let identity = adapter::identity(read_adapter_config(&draft.folder)?, &mut draft)?;
+    facts.extend(trained_on.unwrap_or_default());
+    let quantize = QuantizeParams::of_adapter(&facts)?;
+    let identity = adapter::identity(read_adapter_config(&draft.folder)?, quantize.as_ref(), &mut draft)?;
     context.seal(draft, facts, Some(identity))
 }
 

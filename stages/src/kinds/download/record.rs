@@ -4,12 +4,12 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use engine::artifact::{ARTIFACT_FILE, Description};
+use engine::artifact::{ARTIFACT_FILE, Description, Facts};
 use engine::publish;
 use engine::survey::MOST_READ;
-use serde_json::Value;
 
 use crate::compute::checkpoint::WEIGHTS;
+use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, OutputKind};
 
 /// Whether a file of an adapter's folder is where a version of this program kept the record.
@@ -17,11 +17,13 @@ pub(super) fn is_one(name: &str) -> bool {
     [publish::RECORD, ARTIFACT_FILE].contains(&name)
 }
 
-/// The fact of an adapter that is taken back: which weights it was trained on. None where the folder was not published
-/// here, as anybody may have a file of such a name.
-pub(super) fn trained_on(folder: &Path) -> Option<Value> {
+/// The facts of an adapter that is taken back: which weights it was trained on, and in which format where they were
+/// quantised. None where the folder was not published here, as anybody may have a file of such a name.
+pub(super) fn trained_on(folder: &Path) -> Option<Facts> {
     let description = publish::description(folder).or_else(|| described(&folder.join(ARTIFACT_FILE)))?;
-    description.facts.get(WEIGHTS).filter(|weights| description.kind == Adapter::NAME && weights.is_string()).cloned()
+    let is_of_adapter = description.kind == Adapter::NAME && description.facts.get(WEIGHTS)?.is_string();
+    let names = [WEIGHTS, QUANTIZE];
+    is_of_adapter.then(|| description.facts.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect())
 }
 
 /// What earlier versions put among the files.
@@ -34,6 +36,8 @@ fn described(record: &Path) -> Option<Description> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -61,11 +65,17 @@ mod tests {
                 format!(
                     "{{\"format\":1,\"kind\":\"adapter\",\"identity\":\"{identity}\",\"facts\":{{\"weights\":\"x\"}}}}"
                 ),
-                Some(Value::from("x")),
+                Some(json!({"weights": "x"})),
+            ),
+            (
+                format!(
+                    "{{\"format\":1,\"kind\":\"adapter\",\"identity\":\"{identity}\",\"facts\":{{\"weights\":\"x\",\"rank\":4,\"quantize\":{{\"base\":\"nf4\"}}}}}}"
+                ),
+                Some(json!({"weights": "x", "quantize": {"base": "nf4"}})),
             ),
         ] {
             std::fs::write(&record, &text).unwrap();
-            assert_eq!(trained_on(folder.path()), expected, "{text}");
+            assert_eq!(trained_on(folder.path()).map(serde_json::Value::Object), expected, "{text}");
         }
     }
 }

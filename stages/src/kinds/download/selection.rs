@@ -94,10 +94,23 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
         };
         Err(StageError::new(Cause::BadData, message).with_help(help))
     };
+    let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
+    if !chosen.iter().any(|name| is_weights(name)) {
+        let files: Vec<&str> = chosen.iter().copied().filter(|name| name.ends_with(".gguf")).collect();
+        match files.as_slice() {
+            [] => {}
+            // All else is in it.
+            [_] => return Ok(()),
+            files => {
+                let message = format!("{place} gives {} GGUF files, each of which is a model", files.len());
+                let help = format!("choose one with `include`: {}", list(files));
+                return Err(StageError::new(Cause::BadData, message).with_help(help));
+            }
+        }
+    }
     if !chosen.contains(&"config.json") {
         return missing("`config.json`", &|name| name == "config.json", "a checkpoint in the Hub's form is needed");
     }
-    let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
     if !chosen.iter().any(|name| is_weights(name)) {
         let otherwise = if all.iter().any(|name| [".bin", ".pth", ".pt"].iter().any(|end| name.ends_with(end))) {
             "its weights are pickled (.bin, .pth), which can run code when they are read: convert them to safetensors"
@@ -251,6 +264,15 @@ mod tests {
         assert!(said.contains("no `config.json`") && said.contains("leaves it out"), "{said}");
         let said = told(Some(&["*.xyz"]), LLAMA);
         assert!(said.contains("no file of `owner/name` is selected"), "{said}");
+    }
+
+    #[test]
+    fn a_gguf_file_is_a_model_and_several_are_a_choice() {
+        let names = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf"];
+        assert_eq!(choose(Some(&["*Q8_0.gguf"]), None, Form::Model, &names).unwrap(), ["m-Q8_0.gguf"]);
+        let error = choose(None, None, Form::Model, &names).unwrap_err();
+        assert!(error.message.contains("gives 2 GGUF files"), "{}", error.message);
+        assert!(error.help.unwrap().contains("`include`: `m-Q4_K_M.gguf`, `m-Q8_0.gguf`"));
     }
 
     #[test]

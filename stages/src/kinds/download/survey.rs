@@ -15,7 +15,7 @@ use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, record, role};
+use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, gguf, in_place_of, record, role};
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
 use crate::compute::torch;
 use crate::data::tokenizer::template_in_config;
@@ -63,9 +63,21 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
                 survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
             }
             let folder = chosen.named(ADAPTER_CONFIG).and_then(|file| file.path.parent());
-            if let Some(weights) = folder.and_then(record::trained_on) {
-                survey.fact("adapter", checkpoint::WEIGHTS, weights);
+            for (name, fact) in folder.and_then(record::trained_on).into_iter().flatten() {
+                survey.fact("adapter", &name, fact);
             }
+        }
+        Form::Model if gguf::source(&chosen.names()).is_some() => {
+            let source = gguf::source(&chosen.names()).and_then(|name| chosen.whole(name));
+            match source.map(|file| gguf::facts(&file.path, params.pre_tokenizer.as_deref())) {
+                Some(Ok([model, tokenizer])) => {
+                    survey.outputs.insert("model".to_owned(), model);
+                    survey.outputs.insert("tokenizer".to_owned(), tokenizer);
+                }
+                Some(Err(error)) => survey.problems.push(problem(error.to_string()).with_help_if(error.help)),
+                None => {}
+            }
+            return survey;
         }
         Form::Model => match chosen.whole(CONFIG).map(model_facts) {
             Some(Ok((facts, architecture))) => {
@@ -74,7 +86,11 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
                 }
                 survey.outputs.insert("model".to_owned(), facts);
             }
-            Some(Err(message)) => survey.problems.push(problem(message)),
+            Some(Err(message)) => {
+                let config = chosen.whole(CONFIG).and_then(|file| read(&file.path));
+                let help = config.and_then(|config| in_place_of(&config));
+                survey.problems.push(problem(message).with_help_if(help.map(str::to_owned)));
+            }
             None => {}
         },
     }
@@ -103,6 +119,10 @@ fn of_transformers(outline: &Outline, at: &Problem) -> Problem {
 struct Chosen<'a>(Vec<&'a LocalFile>);
 
 impl<'a> Chosen<'a> {
+    fn names(&self) -> Vec<&'a str> {
+        self.0.iter().map(|file| file.relative.as_str()).collect()
+    }
+
     fn named(&self, name: &str) -> Option<&'a LocalFile> {
         self.0.iter().copied().find(|file| file.relative == name)
     }

@@ -5,12 +5,16 @@
 //! different conventions cannot be compared.
 
 mod answers;
+mod beside;
+mod contamination;
 mod exact_match;
 mod examples;
 mod figures;
 mod likelihood;
 mod preference;
 mod report;
+mod task_rows;
+mod tasks;
 
 use devices::DeviceKind;
 use engine::artifact::Output;
@@ -18,20 +22,23 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, OneOrMore, Parameters};
+use engine::parameter::{Input, Later, OneOrMore, Parameters};
+use engine::pin::Pinned;
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
+use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers};
 use model::sampling::Sampling;
 
 use crate::compute::inference::{self, InferenceParams, Respondent};
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
+use crate::kinds::dataset::pin_on_hub;
 use crate::smoke;
 use answers::Answers;
 use examples::{Example, ExamplesWriter};
 use figures::Figures;
 use likelihood::Likelihood;
 use preference::Preference;
+use tasks::TaskParams;
 
 pub use exact_match::Normalization;
 
@@ -82,7 +89,10 @@ pub struct EvaluateParams {
     pub inference: InferenceParams,
     /// The rows, which the model should not have seen.
     #[semantic]
-    pub data: Input<Rows>,
+    pub data: Option<Input<Rows>>,
+    /// Evaluation tasks in the place of rows.
+    #[semantic(flatten)]
+    pub task: Later<TaskParams>,
     /// How rows become prompts; the same as in `tokenize`.
     #[semantic(flatten)]
     pub prompt: PromptParams,
@@ -139,6 +149,7 @@ impl Stage for Evaluate {
 
     fn check(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = params.inference.problems(span);
+        problems.extend(params.task.0.problems(params.data.is_some(), span));
         if params.metrics.is_empty() {
             problems.push(
                 Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured").at("metrics"),
@@ -147,7 +158,8 @@ impl Stage for Evaluate {
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.differs_from_training(model, adapter, span));
         problems.extend(params.inference.misfits(inputs, span));
-        let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        let rows =
+            params.data.as_ref().and_then(|data| data.reference.facts_in(inputs)).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
             problems.extend(params.prompt.without_effect(may_be_turns, span));
@@ -169,12 +181,25 @@ impl Stage for Evaluate {
         problems
     }
 
+    fn outside(params: &EvaluateParams) -> Vec<Outside> {
+        params.task.0.outside()
+    }
+
+    fn secrets(params: &EvaluateParams) -> Vec<Secret> {
+        params.task.0.secrets()
+    }
+
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+        pin_on_hub(request)
+    }
+
     fn smoke(parameters: &serde_json::Value) -> Smoke {
         crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
     }
 
     fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64());
+        let facts = params.data.as_ref().and_then(|data| data.reference.facts_in(inputs));
+        let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
         Preflight { work, ..params.inference.preflight(inputs) }
@@ -201,12 +226,13 @@ impl Stage for Evaluate {
     }
 
     fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
+        let Some(data) = &params.data else { return tasks::run(params, context) };
         let mut others: Vec<(&str, Figures)> = Vec::new();
         for input in params.compare_with.iter().flat_map(|others| &others.0) {
             let figures = figures::read(&context.open(input)?.folder)?;
             others.push((&input.reference.stage, figures));
         }
-        let mut subject = Subject::open(params, context)?;
+        let mut subject = Subject::open(params, data, context)?;
         let profile = context.profile().clone();
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
@@ -283,8 +309,8 @@ struct Subject {
 }
 
 impl Subject {
-    fn open(params: &EvaluateParams, context: &mut StageContext) -> Result<Self, StageError> {
-        let rows = RowsReader::open(&context.open(&params.data)?)?;
+    fn open(params: &EvaluateParams, data: &Input<Rows>, context: &mut StageContext) -> Result<Self, StageError> {
+        let rows = RowsReader::open(&context.open(data)?)?;
         if rows.is_empty() {
             return Err(StageError::bad_data("there are no rows to evaluate on"));
         }

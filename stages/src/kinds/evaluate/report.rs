@@ -45,7 +45,7 @@ fn transposed(rows: &[Vec<String>]) -> Vec<Vec<String>> {
 }
 
 /// Lines with the first column to the left and the others to the right.
-fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+pub(super) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let line = |row: &Vec<String>| {

@@ -17,13 +17,12 @@ use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, Threads};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
-use model::decoder::Decoder;
-use model::parameter::Keep;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::compute::adapter;
 use crate::compute::kernels::{self, Dtype, Kernels};
+use crate::compute::quantize::{WeightFormat, weight_format};
 use crate::data::artifact::{Adapter, LogProbs, Model, OutputKind, TokensOrPacks, TokensReader};
 pub(crate) use table::{Record, read};
 
@@ -42,6 +41,10 @@ pub struct LogProbsParams {
     /// Compute dtype; that of the training that is to compare with it.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
+    /// The format of the model's weights, as in `evaluate`. If left out, it is the one that the adapter was trained on,
+    /// and as they are stored without one; for the reference of a training with `quantize`, the same as there.
+    #[semantic(omit_default)]
+    pub quantize: Option<WeightFormat>,
     /// Rows computed at once.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
@@ -59,6 +62,9 @@ pub(crate) struct Scored {
     pub model: String,
     /// Identity of the adapter, where there was one.
     pub adapter: Option<String>,
+    /// The base that its linear layers were quantised to, where they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<Value>,
     /// Compute dtype.
     pub dtype: String,
     /// The kernel set and its instructions.
@@ -100,7 +106,13 @@ impl Stage for LogProbabilities {
         let model = params.model.reference.facts_in(inputs);
         let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
         let others = others.map(|it| adapter::problem(&it.reference, &params.model.reference, span));
-        of_dtype.into_iter().chain(others).collect()
+        let of_format = params.quantize.as_ref().and_then(|quantize| quantize.problem(span));
+        let of_kernels = matches!((params.kernels, &params.quantize), (Kernels::Candle, Some(WeightFormat::Blocks(_))));
+        let of_kernels = of_kernels.then(|| {
+            let message = "`kernels: candle` has no weights in `int8` or `int4`";
+            Problem::error("bad-value", span, message, "in this stage").at("kernels")
+        });
+        of_dtype.into_iter().chain(others).chain(of_format).chain(of_kernels).collect()
     }
 
     fn preflight(params: &LogProbsParams, inputs: &InputFacts, _: Span) -> Preflight {
@@ -114,28 +126,38 @@ impl Stage for LogProbabilities {
 
     fn run(params: &LogProbsParams, context: &mut StageContext) -> Result<(), StageError> {
         let compute = params.dtype.compute();
+        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
+        let format = weight_format(params.quantize.as_ref(), adapter.as_ref(), context)?;
         match params.kernels {
-            Kernels::Cpu => run(params, Arc::new(kernels::cpu_on(context.threads(), compute, context)?), context),
-            Kernels::Candle => run(params, Arc::new(kernels::candle_computing(compute, context)?), context),
+            Kernels::Cpu => {
+                let kernels = format.applied_to(kernels::cpu_on(context.threads(), compute, context)?);
+                run(params, Arc::new(kernels), adapter.as_ref(), &format, context)
+            }
+            Kernels::Candle => {
+                let kernels = kernels::candle_computing(compute, context)?;
+                run(params, Arc::new(kernels), adapter.as_ref(), &format, context)
+            }
         }
     }
 }
 
-fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
+fn run<B: Blocks>(
+    params: &LogProbsParams,
+    ops: Arc<B>,
+    adapter: Option<&Artifact>,
+    format: &WeightFormat,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
     let model = context.open(&params.model)?;
     let data = context.open(&params.data)?;
     let mut rows = TokensReader::open(&data)?;
     let computed_by = ops.describe();
     context.record("kernel_set", computed_by.clone());
-    let decoder = Decoder::load(ops, &model.folder, Keep::Frozen);
+    let decoder = format.load(ops, &model.folder);
     let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
-    let mut of_adapter = None;
-    if let Some(input) = &params.adapter {
-        let artifact = context.open(input)?;
-        let opened = adapter::open(&artifact, &model)?;
-        adapter::warn_of_base(&artifact, None, context);
+    if let Some(adapter) = adapter {
+        let opened = adapter::open(adapter, &model)?;
         decoder.attach(&opened).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
-        of_adapter = Some(identity(&artifact));
     }
     let draft = context.create("log_probs")?;
     let mut writer = table::Writer::create(&draft.folder);
@@ -169,7 +191,8 @@ fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageConte
     let scored = Scored {
         data: identity(&data),
         model: identity(&model),
-        adapter: of_adapter,
+        adapter: adapter.map(identity),
+        quantize: format.fact(),
         dtype: params.dtype.in_job().to_owned(),
         computed_by,
         documents,

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cache::{Digest, Hasher};
-use engine::artifact::Output;
+use engine::artifact::{Facts, Output};
 use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
@@ -22,7 +22,9 @@ use model::batch::Batch;
 use model::checkpoint::Flush;
 use model::config::Architecture;
 use model::merge::WeightedAdapter;
-use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
+use model::merge::{
+    Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError, TrainedOn,
+};
 use model::ops::Compute;
 use model::peft::Adapter as PeftAdapter;
 
@@ -31,7 +33,7 @@ use serde_json::Value;
 use crate::compute::{adapter, checkpoint, kernels};
 use crate::data::artifact::{Model, OutputKind};
 use crate::data::prompt::PROMPT;
-pub use parameters::{Dtype, MergeParams, Weighted};
+pub use parameters::{Dtype, IntoWeights, MergeParams, Weighted};
 
 /// What the stage writes beside the weights: what the merge did, and its proof.
 const REPORT_FILE: &str = "merge_report.json";
@@ -78,8 +80,14 @@ impl Stage for Merge {
         let base = context.open(&params.model)?;
         let architecture = checkpoint::architecture(&base.folder)?;
         let adapters = open_adapters(params, &base, context)?;
+        let facts: Vec<&Facts> = adapters.iter().map(|opened| &opened.facts).collect();
+        let trained_on = parameters::trained_on(params.into, &facts)?;
         let worker = match &architecture {
             Architecture::Native(_) => None,
+            Architecture::Transformers(_) if trained_on.is_some() => {
+                let message = "adapters on a quantised base are merged into native models alone";
+                return Err(StageError::new(Cause::BadParameters, message));
+            }
             Architecture::Transformers(outline) => Some(proof::Worker::begin(params, outline, context)?),
         };
         let weighted: Vec<WeightedAdapter<'_>> =
@@ -91,6 +99,7 @@ impl Stage for Merge {
             base_model: params.base_name.as_deref().or(repo),
             // The store flushes what it takes in; meanwhile the merge is proved.
             flush: Flush::Later,
+            trained_on: trained_on.as_ref().map(|(base, into)| TrainedOn { base, into: *into }),
         };
         for (opened, weighted) in adapters.iter().zip(&weighted) {
             let misfit = |error| failure(error, &format!("adapter `{}` does not fit the model", opened.stage));
@@ -125,8 +134,7 @@ struct Opened {
     stage: String,
     adapter: PeftAdapter,
     weight: f64,
-    /// Its fact [`PROMPT`].
-    taught: Option<Value>,
+    facts: Facts,
 }
 
 fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
@@ -137,13 +145,11 @@ fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageConte
             error.message = format!("adapter `{stage}`: {}", error.message);
             error
         })?;
-        adapter::warn_of_base(&artifact, None, context);
         if adapter::is_of(&artifact.description.facts, &base.description.facts) {
             // Whatever it was called where the adapter was trained.
             adapter.config.base_model = None;
         }
-        let taught = artifact.description.facts.get(PROMPT).cloned();
-        Ok(Opened { stage, adapter, weight, taught })
+        Ok(Opened { stage, adapter, weight, facts: artifact.description.facts })
     };
     params.weighted().into_iter().map(open).collect()
 }
@@ -177,7 +183,7 @@ fn prove(
 
 /// How the prompts were made that the adapters were trained on, where they agree; those of the base where none says it.
 fn taught(base: &Artifact, adapters: &[Opened]) -> Option<Value> {
-    let said: Vec<&Value> = adapters.iter().filter_map(|opened| opened.taught.as_ref()).collect();
+    let said: Vec<&Value> = adapters.iter().filter_map(|opened| opened.facts.get(PROMPT)).collect();
     match said.split_first() {
         None => base.description.facts.get(PROMPT).cloned(),
         Some((first, others)) => others.iter().all(|other| other == first).then(|| (*first).clone()),

@@ -1,14 +1,20 @@
 //! What a pipeline file says of a merge, and what can be known of it before it runs.
 
+use engine::artifact::Facts;
+use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{ByteSize, Input, Parameters};
 use engine::preflight::{Preflight, Work};
 use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
+use model::merge::MergeInto;
+use model::weights::QuantizedBase;
 
 use super::rows;
 use crate::compute::adapter;
+use crate::compute::checkpoint::WEIGHTS;
+use crate::compute::quantize::{QUANTIZE, QuantizeParams};
 use crate::data::artifact::{Adapter, Model, TokensOrPacks};
 use crate::preflight::PROCESS_BYTES;
 
@@ -21,6 +27,10 @@ pub struct MergeParams {
     /// The adapter. Give this or `adapters`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
+    /// What adapters are merged into that were trained on a quantised base (`train` with `quantize`); must be given for
+    /// those, and for no others.
+    #[semantic(omit_default)]
+    pub into: Option<IntoWeights>,
     /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }`
     /// stands for all children of a sweep.
     #[semantic(default)]
@@ -41,6 +51,24 @@ pub struct MergeParams {
     /// Rows that are compared: of each its first document, 128 tokens at most.
     #[semantic(default = 4, range = 1..)]
     pub proof_rows: usize,
+}
+
+/// What adapters are merged into that were trained on a quantised base.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IntoWeights {
+    /// The model's weights as they are stored: without the error of quantisation, and not quite what was trained.
+    Original,
+    /// The dequantised weights, which the adapters were trained on: the merged model computes what was trained.
+    Dequantized,
+}
+
+impl IntoWeights {
+    pub(super) fn merge_into(self) -> MergeInto {
+        match self {
+            Self::Original => MergeInto::Original,
+            Self::Dequantized => MergeInto::Dequantized,
+        }
+    }
 }
 
 /// An adapter and how much of it enters.
@@ -101,7 +129,50 @@ pub(super) fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Ve
     let of_others = |it: &&Input<Adapter>| adapter::is_of_others(it.reference.facts_in(inputs), model.facts_in(inputs));
     let others = params.weighted().into_iter().map(|(adapter, _)| adapter).filter(of_others);
     problems.extend(others.map(|it| adapter::problem(&it.reference, model, span)));
+    let facts: Option<Vec<&Facts>> =
+        params.weighted().into_iter().map(|(adapter, _)| adapter.reference.facts_in(inputs)).collect();
+    // What an adapter is not known to have been trained on is seen when it is there.
+    let known =
+        facts.filter(|facts| facts.iter().all(|facts| facts.contains_key(WEIGHTS) || facts.contains_key(QUANTIZE)));
+    if let Some(Err(error)) = known.map(|facts| trained_on(params.into, &facts)) {
+        let problem = Problem::error("bad-value", span, error.message.clone(), "in this stage").at("into");
+        problems.push(problem.with_help_if(error.help));
+    }
     problems
+}
+
+/// The quantised base that all adapters with these facts were trained on, and what they are merged into; none where
+/// they were trained on weights as they are stored.
+///
+/// # Errors
+/// Fails where `into` is missing, is given for nothing, or the adapters do not agree.
+pub(super) fn trained_on(
+    into: Option<IntoWeights>,
+    adapters: &[&Facts],
+) -> Result<Option<(QuantizedBase, MergeInto)>, StageError> {
+    let bases: Vec<Option<QuantizeParams>> =
+        adapters.iter().map(|facts| QuantizeParams::of_adapter(facts)).collect::<Result<_, _>>()?;
+    let wrong = |message: &str| StageError::new(Cause::BadParameters, message);
+    match (into, bases.iter().flatten().next()) {
+        (None, None) => Ok(None),
+        (Some(_), None) => {
+            Err(wrong("`into` is for an adapter that was trained on a quantised base, and this one was not")
+                .with_help("leave it out"))
+        }
+        (None, Some(base)) => {
+            let message =
+                format!("the adapter was trained on its base in `{}`, and `into` is not given", base.base.name());
+            Err(wrong(&message).with_help(
+                "`into: dequantized` merges into the weights that it was trained on, `into: original` into those that \
+                 are stored; `merge_report.json` says how far each is from what was trained",
+            ))
+        }
+        (Some(into), Some(base)) if bases.iter().all(|other| other.as_ref() == Some(base)) => {
+            Ok(Some((base.base(), into.merge_into())))
+        }
+        (Some(_), Some(_)) => Err(wrong("the adapters were trained on their base in different formats")
+            .with_help("merge them one by one, or train them on the same base")),
+    }
 }
 
 /// What it will make and cost: the peak is that of the proof, adapters apart.

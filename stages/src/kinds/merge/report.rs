@@ -1,7 +1,7 @@
 //! `merge_report.json`: what a merge did, and the figures of its proof.
 
 use engine::context::StageContext;
-use model::merge::{MergeReport, MergedTensor, Proof};
+use model::merge::{AgainstTraining, Deviation, MergeInto, MergeReport, MergedTensor, Proof};
 use serde_json::{Value, json};
 
 use super::MergeParams;
@@ -31,11 +31,12 @@ pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> 
 /// The lines for the end of a run.
 pub(super) fn text(written: &MergeReport, proof: &Proof) -> String {
     let of = &proof.merged;
+    let against = proof.against_training.as_ref().map(against_training).unwrap_or_default();
     let head = if written.untied_head { "; the head is a weight of its own now" } else { "" };
     format!(
         "{} weights merged, {} replaced, {} copied{head}\n\
          base with adapter against merged, {} tokens of {} rows: logits differ by {:.1e} of {:.1} at most (bound {:.1e}), \
-         {:.1} % agree on the most likely token",
+         {:.1} % agree on the most likely token{against}",
         written.merged.len(),
         written.replaced.len(),
         written.copied,
@@ -46,6 +47,26 @@ pub(super) fn text(written: &MergeReport, proof: &Proof) -> String {
         of.bound,
         100.0 * of.top_1_agreement,
     )
+}
+
+/// How far each of the two merges is from what was trained.
+fn against_training(of: &AgainstTraining) -> String {
+    let line = |(into, Deviation { max_abs_logit_difference, max_abs_logit, top_1_agreement }): (
+        MergeInto,
+        Deviation,
+    )| {
+        let (name, written) = match into {
+            MergeInto::Original => ("the original weights", into == of.into),
+            MergeInto::Dequantized => ("the dequantised weights", into == of.into),
+        };
+        let written = if written { "" } else { " (not written)" };
+        format!(
+            "\nagainst what was trained, merged into {name}{written}: logits differ by {max_abs_logit_difference:.1e} of \
+             {max_abs_logit:.1} at most, {:.1} % agree",
+            100.0 * top_1_agreement
+        )
+    };
+    [(MergeInto::Dequantized, of.dequantized.clone()), (MergeInto::Original, of.original.clone())].map(line).concat()
 }
 
 /// Says where the stored type is too coarse for what the adapters change.

@@ -9,7 +9,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("torch_dtype", "write `dtype`: `f32`, `bf16` or `f16`"),
     ("precision", "write `dtype`: `f32`, `bf16` or `f16`"),
     ("load_in_4bit", QLORA),
-    ("load_in_8bit", "write `quantize: { base: nf4 }`: a base in 8 bits is not there"),
+    ("load_in_8bit", "write `quantize: { base: q8_0 }`: 8 bits, 32 weights to a scale"),
     ("quantization_bit", QLORA),
     ("qlora", QLORA),
     ("per_device_train_batch_size", "write `micro_batch_size`: rows computed at once, over all devices together"),

@@ -60,6 +60,7 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
     if let Some(config) = model_config(&params.model.reference, inputs) {
         let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
         problems.extend(params.lora.problem_on(&Modules::from(&config), origin, span));
+        problems.extend(params.quantize.as_ref().and_then(|quantize| quantize.problem_on(&config, span)));
     }
     let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
     problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));

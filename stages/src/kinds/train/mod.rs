@@ -52,6 +52,7 @@ use model::blocks::Blocks;
 use crate::compute::backend::Choice;
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Kernels};
+use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, Metrics, Model, OutputKind};
 use crate::data::prompt::PROMPT;
 use crate::smoke::{self, Lowered};
@@ -120,6 +121,9 @@ impl Stage for Train {
             }
         };
         survey.pass(trained, params.data.reference.facts_in(inputs), &[PROMPT]);
+        if let Some(quantize) = &params.quantize {
+            survey.fact(trained, QUANTIZE, quantize.fact());
+        }
         survey
     }
 

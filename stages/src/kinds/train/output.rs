@@ -10,7 +10,7 @@ use engine::error::{Cause, OrFail, StageError};
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, model_card};
 
-use super::parameters::QuantizeParams;
+use crate::compute::quantize::{QUANTIZE, QuantizeParams};
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
 use crate::data::prompt::PROMPT;
@@ -45,8 +45,8 @@ pub(super) fn adapter(
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
     let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows));
-    let facts = facts.chain(quantize.map(QuantizeParams::facts).unwrap_or_default()).collect();
-    let identity = adapter::identity(config, &mut draft)?;
+    let facts = facts.chain(quantize.map(|quantize| (QUANTIZE.to_owned(), quantize.fact()))).collect();
+    let identity = adapter::identity(config, quantize, &mut draft)?;
     context.seal(draft, facts, Some(identity))
 }
 

@@ -7,14 +7,14 @@ use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights, inference_bytes, weight_bytes};
+use model::memory::{FrozenFormat, Lengths, TrainingLoad, TrainingMemory, Weights, inference_bytes, weight_bytes};
 use model::optimizer::TensorInfo;
 use model::peft::Modules;
 use model::trainer::Trained;
 use serde_json::Value;
 
 use super::order::Division;
-use super::parameters::{Method, TrainParams};
+use super::parameters::{Method, QuantizeParams, TrainParams};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Kernels;
@@ -191,8 +191,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
-        // Other kernels dequantise what is read.
-        quantize: params.quantize.as_ref().map(|it| it.base().nf4).filter(|_| params.kernels == Kernels::Cpu),
+        frozen: frozen_format(params.quantize.as_ref(), params.kernels, config),
         // Several workers have those in f32 between them, and so do kernels that are not our own.
         stored: match (params.kernels, workers) {
             (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),
@@ -210,7 +209,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         recompute: params.recompute(),
     };
     let weights = match (params.kernels, params.trained()) {
-        (Kernels::Cpu, Trained::Adapter) if params.quantize.is_none() => Weights::Shared,
+        (Kernels::Cpu, Trained::Adapter) if load.frozen == FrozenFormat::AsStored => Weights::Shared,
         (Kernels::Cpu, _) | (Kernels::Candle, _) => Weights::Own,
     };
     let memory = TrainingMemory::estimate(config, &load).of_workers(workers as u64, weights);
@@ -236,11 +235,22 @@ fn teacher_bytes(
         (Kernels::Cpu, 1) => stored_dtype(teacher, inputs),
         _ => Dtype::F32,
     };
-    let weights = weight_bytes(&config, compute, stored, None);
-    let passing = inference_bytes(&config, compute, stored, None, tokens) - weights;
+    let format = frozen_format(None, params.kernels, &config);
+    let weights = weight_bytes(&config, compute, stored, format);
+    let passing = inference_bytes(&config, compute, stored, format, tokens) - weights;
     // Of a run that trains every weight, workers share none, and neither do kernels that are not our own.
-    let is_shared = params.kernels == Kernels::Cpu && params.trained() == Trained::Adapter;
+    let is_shared =
+        format == FrozenFormat::AsStored && params.kernels == Kernels::Cpu && params.trained() == Trained::Adapter;
     Some(if is_shared { weights } else { workers * weights } + workers * passing)
+}
+
+/// How frozen weights are held: other kernels than our own dequantise what is read.
+fn frozen_format(quantize: Option<&QuantizeParams>, kernels: Kernels, config: &Config) -> FrozenFormat {
+    match (kernels, quantize) {
+        (Kernels::Candle, _) => FrozenFormat::AsStored,
+        (Kernels::Cpu, Some(quantize)) => FrozenFormat::Layers(quantize.base().format),
+        (Kernels::Cpu, None) => FrozenFormat::stored(config),
+    }
 }
 
 /// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to

@@ -14,11 +14,13 @@ use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
 use model::weights::QuantizedBase;
+use serde::Deserialize;
 
-use super::parameters::{Method, QuantizeParams, TrainParams};
+use super::parameters::{Method, TrainParams, train_tokens};
 use super::{failure, fit};
 use crate::compute::adapter;
-use crate::compute::checkpoint::{self, QUANTIZATION};
+use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
+use crate::compute::quantize::{QuantizeParams, WeightFormat, warn_of_other_base};
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
@@ -32,7 +34,7 @@ pub(super) fn trainer<B: Blocks>(
         Trained::Weights => Keep::Trainable,
     };
     if keep == Keep::Trainable && checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
-        let message = "the model's weights are stored in 4 bits, and `method: full` trains every weight";
+        let message = "the model's weights are stored quantised, and `method: full` trains every weight";
         return Err(StageError::new(Cause::BadParameters, message)
             .with_help("set `method: lora`, or start from the model before it was quantised"));
     }
@@ -47,10 +49,11 @@ pub(super) fn trainer<B: Blocks>(
     let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
     let settings = match (params.method, &params.adapter) {
         (Method::Full, _) => None,
-        (Method::Lora, None) => Some(fresh(params, &mut decoder, context)?),
+        (Method::Lora, None) => Some(fresh(params, &mut decoder, base, context)?),
         (Method::Lora, Some(input)) => {
             let existing = context.open(input)?;
-            adapter::warn_of_base(&existing, params.quantize.as_ref().map(QuantizeParams::facts).as_ref(), context);
+            let trained_on = WeightFormat::from(QuantizeParams::of_adapter(&existing.description.facts)?);
+            warn_of_other_base(&trained_on, &WeightFormat::from(params.quantize.clone()), context);
             Some(warm(params, &mut decoder, base, &existing)?)
         }
     };
@@ -97,9 +100,10 @@ fn warn_of_idle_names(quantize: &QuantizedBase, base: &Artifact, context: &mut S
 fn fresh<B: Blocks>(
     params: &TrainParams,
     decoder: &mut Decoder<B>,
+    base: &Artifact,
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
-    let settings = settings(params, &Modules::from(decoder.config()), context)?;
+    let settings = settings(params, &Modules::from(decoder.config()), base, context)?;
     let fresh = decoder.fresh_adapter(&settings, params.seed);
     let fresh = fresh.or_fail(Cause::BadParameters, cannot_make)?;
     decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
@@ -134,7 +138,7 @@ pub(super) fn first_values(
     };
     let (adapter, settings) = match &params.adapter {
         None => {
-            let settings = settings(params, model, context)?;
+            let settings = settings(params, model, base, context)?;
             let adapter = Adapter::fresh(model, &files, &settings, params.seed);
             let adapter = adapter.or_fail(Cause::BadParameters, cannot_make)?;
             (adapter, settings)
@@ -147,14 +151,29 @@ pub(super) fn first_values(
     };
     let failed = || "cannot write the adapter's first values".to_owned();
     fs::create_dir_all(folder).or_fail(Cause::Machine, failed)?;
+    if !adapter.token_rows.is_empty() {
+        let message = "rows of tokens (`lora.trainable_token_indices`) are trained by the native backend";
+        return Err(StageError::new(Cause::BadParameters, message)
+            .with_help("set `backend: native`, or `lora: { trainable_token_indices: [] }` to leave them frozen"));
+    }
     adapter.save(folder).or_fail(Cause::Machine, failed)?;
     Ok(settings)
 }
 
 /// The settings of a fresh adapter.
-fn settings(params: &TrainParams, model: &Modules, context: &mut StageContext) -> Result<AdapterConfig, StageError> {
+fn settings(
+    params: &TrainParams,
+    model: &Modules,
+    base: &Artifact,
+    context: &mut StageContext,
+) -> Result<AdapterConfig, StageError> {
     let settings = params.lora.value.settings(model);
-    let (settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
+    let (mut settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
+    let added =
+        base.description.facts.get(ADDED_TOKENS).filter(|_| params.lora.value.trainable_token_indices.is_none());
+    if let Some(added) = added.and_then(|added| Vec::<u32>::deserialize(added).ok()) {
+        train_tokens(&mut settings, model, &added);
+    }
     notes.into_iter().for_each(|note| context.warn(note));
     Ok(settings)
 }

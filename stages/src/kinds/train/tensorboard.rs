@@ -11,6 +11,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::data::protobuf::Message;
+
 /// Writes one event file.
 #[derive(Debug)]
 pub(super) struct EventFile {
@@ -27,30 +29,30 @@ impl EventFile {
         let name = format!("events.out.tfevents.{:010}.{:09}.pipeline", now.as_secs(), now.subsec_nanos());
         let file = OpenOptions::new().write(true).create_new(true).open(folder.join(name))?;
         let mut events = Self { file };
-        events.append(&event(now, 0, &text(FILE_VERSION, "brain.Event:2")))?;
+        events.append(event(now, 0).text(FILE_VERSION, "brain.Event:2"))?;
         if done > 0 {
-            events.append(&event(now, done + 1, &message(SESSION_LOG, &varint(SESSION_STATUS, SESSION_START))))?;
+            let starts = Message::new().int(SESSION_STATUS, SESSION_START);
+            events.append(event(now, done + 1).message(SESSION_LOG, &starts))?;
         }
         Ok(events)
     }
 
     /// Adds named values of a step; whoever reads the file sees all of them or none.
     pub(super) fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
-        let mut summary = Vec::new();
-        for (tag, value) in values {
-            let mut of_tag = text(VALUE_TAG, tag);
-            of_tag.extend(float(VALUE_SIMPLE, *value as f32));
-            summary.extend(message(SUMMARY_VALUE, &of_tag));
-        }
-        self.append(&event(now(), step, &message(SUMMARY, &summary)))
+        let of_tag =
+            |(tag, value): &(&str, f64)| Message::new().text(VALUE_TAG, tag).float(VALUE_SIMPLE, *value as f32);
+        let summary =
+            values.iter().map(of_tag).fold(Message::new(), |summary, of_tag| summary.message(SUMMARY_VALUE, &of_tag));
+        self.append(event(now(), step).message(SUMMARY, &summary))
     }
 
-    fn append(&mut self, event: &[u8]) -> io::Result<()> {
+    fn append(&mut self, event: Message) -> io::Result<()> {
+        let event = event.into_bytes();
         let length = (event.len() as u64).to_le_bytes();
         let mut record = length.to_vec();
         record.extend(masked_crc(&length).to_le_bytes());
-        record.extend(event);
-        record.extend(masked_crc(event).to_le_bytes());
+        record.extend(&event);
+        record.extend(masked_crc(&event).to_le_bytes());
         self.file.write_all(&record)
     }
 }
@@ -66,56 +68,15 @@ const VALUE_TAG: u32 = 1;
 const VALUE_SIMPLE: u32 = 2;
 const SESSION_STATUS: u32 = 1;
 /// The value of `SessionLog.SessionStatus.START`.
-const SESSION_START: u64 = 1;
-
-// Wire types.
-const VARINT: u32 = 0;
-const FIXED_64: u32 = 1;
-const BYTES: u32 = 2;
-const FIXED_32: u32 = 5;
+const SESSION_START: i64 = 1;
 
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// An `Event` with one more field of its own.
-fn event(time: Duration, step: u64, what: &[u8]) -> Vec<u8> {
-    let mut event = key(WALL_TIME, FIXED_64);
-    event.extend(time.as_secs_f64().to_le_bytes());
-    event.extend(varint(STEP, step));
-    event.extend(what);
-    event
-}
-
-fn key(field: u32, wire_type: u32) -> Vec<u8> {
-    number(u64::from(field << 3 | wire_type))
-}
-
-fn varint(field: u32, value: u64) -> Vec<u8> {
-    [key(field, VARINT), number(value)].concat()
-}
-
-fn float(field: u32, value: f32) -> Vec<u8> {
-    [key(field, FIXED_32), value.to_le_bytes().to_vec()].concat()
-}
-
-fn text(field: u32, text: &str) -> Vec<u8> {
-    message(field, text.as_bytes())
-}
-
-fn message(field: u32, bytes: &[u8]) -> Vec<u8> {
-    [key(field, BYTES), number(bytes.len() as u64), bytes.to_vec()].concat()
-}
-
-/// Seven bits to a byte, the lowest first; the top bit says that more follow.
-fn number(mut value: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-    bytes
+/// An `Event`, of which what it tells is still to be added.
+fn event(time: Duration, step: u64) -> Message {
+    Message::new().double(WALL_TIME, time.as_secs_f64()).int(STEP, step.cast_signed())
 }
 
 /// CRC-32C, turned and moved, since a checksum of bytes that hold a checksum is a poor one.

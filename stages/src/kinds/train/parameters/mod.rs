@@ -4,7 +4,6 @@ mod given;
 mod lora;
 mod loss;
 mod optimizer;
-mod quantize;
 mod scheduler;
 
 use engine::file::problem::Problem;
@@ -14,18 +13,18 @@ use model::schedule::Schedule;
 use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 
 pub use given::Given;
-pub(super) use lora::AdapterOrigin;
+pub(super) use lora::{AdapterOrigin, train_tokens};
 pub use lora::{LoraParams, Targets};
 pub(super) use loss::For;
 pub use loss::{Divergence, DpoDivergence, Likelihood, Loss};
 pub use optimizer::{OptimizerParams, UpdateRule};
-pub use quantize::{BaseFormat, QuantizeParams};
 pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
+pub use crate::compute::quantize::{BaseFormat, QuantizeParams};
 use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
@@ -275,6 +274,9 @@ impl TrainParams {
         match self.optimizer.native_only() {
             Some(what) => Some(what),
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
+            None if self.lora.value.trainable_token_indices.as_ref().is_some_and(|tokens| !tokens.is_empty()) => {
+                Some("`lora.trainable_token_indices`")
+            }
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
             None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
             None if self.quantize.is_some() => Some("`quantize`"),

@@ -27,7 +27,7 @@ use engine::execute::Membership;
 use model::checkpoint::Dtype;
 use model::config::Config;
 use model::cpu::{InstructionSet, SharedWeights};
-use model::memory::weight_bytes;
+use model::memory::{FrozenFormat, weight_bytes};
 use model::ops::Compute;
 use model::trainer::{Alone, Collective, CollectiveError, Trained};
 
@@ -290,7 +290,7 @@ fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result
         let model = context.open(input)?;
         let config = Config::read(&model.folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
         let matrices = config.layer_modules().len() * config.num_hidden_layers + 2;
-        bytes += SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32, None));
+        bytes += SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32, FrozenFormat::AsStored));
     }
     shared_memory::create("pipeline weights", bytes)
 }

@@ -62,6 +62,10 @@ pub struct LoraParams {
     /// `optimizer.learning_rate`. For the native backend.
     #[semantic(default = 1.0, above = 0.0, omit_default)]
     pub learning_rate_ratio: f64,
+    /// Tokens whose rows are trained, of the embedding and, where that is apart, of the head: ids, as in PEFT. Left
+    /// out, those that [add_tokens](add_tokens.md) has added to the model; `[]` for none. For the native backend.
+    #[semantic(omit_default)]
+    pub trainable_token_indices: Option<Vec<u32>>,
 }
 
 /// The modules that get an adapter.
@@ -149,7 +153,11 @@ impl LoraParams {
         if !self.layers_pattern.0.is_empty() {
             settings.other.insert("layers_pattern".to_owned(), json!(self.layers_pattern.0));
         }
+        if let Some(tokens) = &self.trainable_token_indices {
+            train_tokens(&mut settings, model, tokens);
+        }
         settings.check_patterns()?;
+        targets::resolve_tokens(model, &settings)?;
         let adapted = targets::resolve(model, &settings)?;
         targets::resolve_saved(model, &settings)?;
         notes.extend(idle_patterns(&settings, &adapted));
@@ -176,6 +184,10 @@ impl LoraParams {
                 trained.push((format!("{module}.lora_magnitude_vector"), vec![out_features]));
             }
         }
+        for (table, tokens) in targets::resolve_tokens(model, &settings)? {
+            let Some(&[_, columns]) = shape(&format!("{table}.weight")).as_deref() else { continue };
+            trained.push((format!("{table}.token_adapter.trainable_tokens_delta"), vec![tokens.len(), columns]));
+        }
         let saved = targets::resolve_saved(model, &settings)?.into_iter();
         trained.extend(saved.filter_map(|tensor| shape(&tensor).map(|shape| (tensor, shape))));
         Ok(trained)
@@ -201,6 +213,16 @@ impl LoraParams {
     fn is_torchtune(&self) -> bool {
         !self.lora_attn_modules.is_empty() || self.apply_lora_to_mlp || self.apply_lora_to_output
     }
+}
+
+/// Has an adapter train the rows of these tokens, of the embedding and of a head that is apart from it.
+pub(in crate::kinds::train) fn train_tokens(settings: &mut AdapterConfig, model: &Modules, tokens: &[u32]) {
+    if tokens.is_empty() {
+        return;
+    }
+    let head = "lm_head.weight";
+    let tables = if model.place(head) == head { vec!["embed_tokens", "lm_head"] } else { vec!["embed_tokens"] };
+    settings.trainable_token_indices = tables.into_iter().map(|table| (table.to_owned(), tokens.to_vec())).collect();
 }
 
 /// Patterns that fit none of the adapted modules: PEFT passes them over without a word.
@@ -308,6 +330,13 @@ impl Given<LoraParams> {
         let error = settings.err()?;
         let key = match &error {
             LoraError::Targets(TargetError::NothingToSave { .. }) => "modules_to_save",
+            LoraError::Targets(
+                TargetError::NoTable(_)
+                | TargetError::NoRow { .. }
+                | TargetError::RowTwice(_)
+                | TargetError::TiedRows
+                | TargetError::RowsAndMore(_),
+            ) => "trainable_token_indices",
             LoraError::Targets(TargetError::NotTorchtune { .. }) => "lora_attn_modules",
             LoraError::Targets(TargetError::NothingLeft("layers_to_transform")) => "layers_to_transform",
             LoraError::Targets(TargetError::Pattern { .. }) if self.has("layers_pattern") => "layers_pattern",
@@ -350,9 +379,19 @@ impl Given<LoraParams> {
             "use_dora" => json!(settings.use_dora),
             "modules_to_save" => json!(settings.modules_to_save),
             "rank_pattern" => json!(settings.rank_pattern),
+            "trainable_token_indices" => json!(settings.trainable_token_indices),
             _ => json!(settings.alpha_pattern),
         };
-        let plain = ["rank", "alpha", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"];
+        let plain = [
+            "rank",
+            "alpha",
+            "use_rslora",
+            "use_dora",
+            "modules_to_save",
+            "rank_pattern",
+            "alpha_pattern",
+            "trainable_token_indices",
+        ];
         for key in plain.into_iter().filter(|key| self.has(key)) {
             let (file, adapters) = (json(&asked, key), json(adapter, key));
             if file != adapters {

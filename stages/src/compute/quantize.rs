@@ -1,0 +1,364 @@
+//! The format that a model's frozen weights are in: as a file says it, and as an adapter notes what it was trained on.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::artifact::Facts;
+use engine::context::{Artifact, StageContext};
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader, choice_schema, read_choice};
+use model::blocks::Blocks;
+use model::config::Config;
+use model::cpu::Cpu;
+use model::decoder::{Decoder, LoadError};
+use model::parameter::Keep;
+pub use model::weights::BlockFormat;
+use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Quantization, QuantizedBase};
+use serde_json::json;
+
+/// The fact of an adapter that says in which format the frozen weights were that it was trained on, where that is not
+/// the one that they are stored in.
+pub const QUANTIZE: &str = "quantize";
+
+/// How frozen weights are quantised while they are read.
+#[derive(Parameters, Debug, Clone, PartialEq, Eq)]
+pub struct QuantizeParams {
+    /// The format.
+    #[semantic]
+    pub base: BaseFormat,
+    /// Whether the largest magnitudes of blocks are quantised, too: 4.13 bits a weight in the place of 4.5.
+    #[semantic(default = true)]
+    pub double_quantization: bool,
+    /// Weights of a block, which share a scale: a power of two.
+    #[semantic(default = 64, range = 32..=4096)]
+    pub block_size: usize,
+    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    #[semantic(default = vec!["lm_head".to_owned()])]
+    pub skip_modules: Vec<String>,
+}
+
+/// A format of frozen weights.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BaseFormat {
+    /// 4-bit quantiles of a normal distribution (Dettmers et al., arXiv:2305.14314), to the bits of bitsandbytes.
+    Nf4,
+    /// 4-bit floats, to the bits of bitsandbytes.
+    Fp4,
+    /// torchao's NF4, which torchtune trains on.
+    #[semantic(rename = "nf4_torchao")]
+    Nf4Torchao,
+    /// 8-bit numbers, 32 to a scale: ggml's `q8_0`.
+    #[semantic(rename = "q8_0")]
+    Q8_0,
+}
+
+impl BaseFormat {
+    const ALL: [Self; 4] = [Self::Nf4, Self::Fp4, Self::Nf4Torchao, Self::Q8_0];
+
+    /// Its name in a pipeline file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+            Self::Nf4Torchao => "nf4_torchao",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// What asks for it, as in a pipeline file.
+    pub fn as_written(self) -> &'static str {
+        match self {
+            Self::Nf4 => "`quantize: { base: nf4 }`",
+            Self::Fp4 => "`quantize: { base: fp4 }`",
+            Self::Nf4Torchao => "`quantize: { base: nf4_torchao }`",
+            Self::Q8_0 => "`quantize: { base: q8_0 }`",
+        }
+    }
+}
+
+/// Whether a tensor can be stored so; what is no matrix is not.
+fn fits(format: Nf4, shape: &[usize]) -> bool {
+    <[usize; 2]>::try_from(shape).map_or(true, |shape| format.fits(shape))
+}
+
+impl QuantizeParams {
+    /// As the decoder takes it.
+    pub fn base(&self) -> QuantizedBase {
+        let four_bits = |codebook| {
+            let (block_size, double_quantization) = (self.block_size, self.double_quantization);
+            StoredFormat::FourBits(Nf4 { codebook, block_size, double_quantization })
+        };
+        let format = match self.base {
+            BaseFormat::Nf4 => four_bits(Codebook::Nf4),
+            BaseFormat::Fp4 => four_bits(Codebook::Fp4),
+            BaseFormat::Nf4Torchao => four_bits(Codebook::Torchao),
+            BaseFormat::Q8_0 => StoredFormat::Q8_0,
+        };
+        QuantizedBase { format, skip_modules: self.skip_modules.clone() }
+    }
+
+    /// What is noted of an adapter that was trained on such a base: its fact [`QUANTIZE`].
+    pub fn fact(&self) -> Json {
+        json!({
+            "base": self.base.name(),
+            "double_quantization": self.double_quantization,
+            "block_size": self.block_size,
+            "skip_modules": self.skip_modules,
+        })
+    }
+
+    /// What an adapter notes of its base; `None` where it was trained on weights as they are stored.
+    ///
+    /// # Errors
+    /// Fails if this program does not know the format.
+    pub fn of_adapter(facts: &Facts) -> Result<Option<Self>, StageError> {
+        let Some(fact) = facts.get(QUANTIZE) else { return Ok(None) };
+        let read = || {
+            let modules = fact["skip_modules"].as_array()?.iter().map(|module| Some(module.as_str()?.to_owned()));
+            Some(Self {
+                base: BaseFormat::ALL.into_iter().find(|format| fact["base"] == format.name())?,
+                double_quantization: fact["double_quantization"].as_bool()?,
+                block_size: usize::try_from(fact["block_size"].as_u64()?).ok()?,
+                skip_modules: modules.collect::<Option<_>>()?,
+            })
+        };
+        let unknown = || {
+            StageError::bad_data(format!(
+                "the adapter was trained on a base in a format that is not known here: {fact}"
+            ))
+            .with_help("use the version of this program that trained it, or a newer one")
+        };
+        read().map(Some).ok_or_else(unknown)
+    }
+
+    /// What is wrong with it on a model: torchao's NF4 is of whole blocks.
+    pub fn problem_on(&self, model: &Config, span: Span) -> Option<Problem> {
+        let base = self.base();
+        let StoredFormat::FourBits(nf4) = base.format else { return None };
+        let tensors = model.tensors().into_iter();
+        let unfit = tensors.filter(|(name, shape)| base.covers(name) && !fits(nf4, shape));
+        let unfit: Vec<String> = unfit.map(|(name, shape)| format!("`{name}` {shape:?}")).collect();
+        let first = unfit.first()?;
+        let more = if unfit.len() > 1 { format!(" and {} more", unfit.len() - 1) } else { String::new() };
+        let name = self.base.name();
+        let message =
+            format!("`{name}` takes matrices of a multiple of 16384 values, and {first}{more} are not of such");
+        let problem = Problem::error("bad-value", span, message, "does not fit the model").at("quantize.base");
+        Some(problem.with_help("leave them out with `skip_modules`, or take `base: nf4`"))
+    }
+
+    /// What is wrong with it.
+    pub fn problem(&self, span: Span) -> Option<Problem> {
+        if matches!(self.base, BaseFormat::Nf4Torchao | BaseFormat::Q8_0) {
+            let name = self.base.name();
+            let (key, fixed) = match (self.block_size, self.double_quantization) {
+                (64, true) => return None,
+                (64, false) => ("quantize.double_quantization", "how its scales are stored"),
+                _ => ("quantize.block_size", "the size of its blocks"),
+            };
+            let message = format!("`{key}` is for `nf4` and `fp4`: `{name}` has {fixed} fixed");
+            let problem = Problem::error("bad-value", span, message, "leave it out").at(key);
+            return Some(problem.with_help(format!("leave it out beside `base: {name}`")));
+        }
+        let message = format!("`quantize.block_size` is {}, and it has to be a power of two", self.block_size);
+        let problem = Problem::error("bad-value", span, message, "not a power of two").at("quantize.block_size");
+        (!self.block_size.is_power_of_two()).then(|| problem.with_help("64 is what bitsandbytes takes by default"))
+    }
+}
+
+/// How the weights of a model are held that generates or is evaluated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// As they are stored.
+    AsStored,
+    /// All of them in blocks, for products of 8-bit integers.
+    Blocks(BlockFormat),
+    /// The linear layers in the format of a base that adapters are trained on.
+    Base(QuantizeParams),
+}
+
+/// The names that a file may say in the place of a mapping, each with what it is.
+const NAMES: [(&str, &str); 3] = [
+    (
+        "int8",
+        "8-bit numbers in blocks of 32 with one scale; what is multiplied with them is rounded to such blocks, too.",
+    ),
+    ("int4", "As `int8`, with weights of 4 bits but for token embeddings and LM head."),
+    ("none", "As they are stored, also with an adapter that was trained on a quantised base."),
+];
+
+impl WeightFormat {
+    /// What asks for it, as in the file, where it quantises.
+    pub fn as_written(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::AsStored => return None,
+            Self::Blocks(BlockFormat::Int8) => "`quantize: int8`",
+            Self::Blocks(BlockFormat::Int4) => "`quantize: int4`",
+            Self::Blocks(BlockFormat::Q8_0 | BlockFormat::Q4_0) => unreachable!("a format that no file can ask for"),
+            Self::Base(params) => params.base.as_written(),
+        })
+    }
+
+    /// What is wrong with it.
+    pub fn problem(&self, span: Span) -> Option<Problem> {
+        match self {
+            Self::AsStored | Self::Blocks(_) => None,
+            Self::Base(params) => params.problem(span),
+        }
+    }
+
+    /// Kernels that hold frozen weights in it, where that is theirs to do.
+    pub fn applied_to(&self, kernels: Cpu) -> Cpu {
+        match self {
+            Self::Blocks(format) => {
+                kernels.quantizing(Quantization { format: *format, activations: Activations::Int8 })
+            }
+            Self::AsStored | Self::Base(_) => kernels,
+        }
+    }
+
+    /// Loads a frozen model with its weights in it.
+    ///
+    /// # Errors
+    /// Fails as [`Decoder::load`] does.
+    pub fn load<B: Blocks>(&self, kernels: Arc<B>, folder: &Path) -> Result<Decoder<B>, LoadError> {
+        match self {
+            Self::AsStored | Self::Blocks(_) => Decoder::load(kernels, folder, Keep::Frozen),
+            Self::Base(params) => Decoder::load_quantized(kernels, folder, &params.base()),
+        }
+    }
+
+    /// What is noted of what is computed with it; none of weights as they are stored.
+    pub fn fact(&self) -> Option<Json> {
+        match self {
+            Self::AsStored => None,
+            Self::Blocks(format) => Some(json!(format.name())),
+            Self::Base(params) => Some(params.fact()),
+        }
+    }
+
+    /// Its name, in words.
+    fn name(&self) -> String {
+        match self {
+            Self::AsStored => "the format that it is stored in".to_owned(),
+            Self::Blocks(format) => format!("`{}`", format.name()),
+            Self::Base(params) => format!("`{}`", params.base.name()),
+        }
+    }
+}
+
+impl From<Option<QuantizeParams>> for WeightFormat {
+    fn from(base: Option<QuantizeParams>) -> Self {
+        base.map_or(Self::AsStored, Self::Base)
+    }
+}
+
+/// The format that a model is computed in: the one that the file asks for, else the one that the adapter on it was
+/// trained on. Warns where the two differ.
+///
+/// # Errors
+/// Fails if the adapter was trained on a format that is not known here.
+pub fn weight_format(
+    asked: Option<&WeightFormat>,
+    adapter: Option<&Artifact>,
+    context: &mut StageContext,
+) -> Result<WeightFormat, StageError> {
+    let Some(adapter) = adapter else { return Ok(asked.cloned().unwrap_or(WeightFormat::AsStored)) };
+    let trained_on = WeightFormat::from(QuantizeParams::of_adapter(&adapter.description.facts)?);
+    let Some(asked) = asked else { return Ok(trained_on) };
+    // To quantise the base of any adapter for inference is a choice of its own.
+    if !matches!((&trained_on, asked), (WeightFormat::AsStored, WeightFormat::Blocks(_))) {
+        warn_of_other_base(&trained_on, asked, context);
+    }
+    Ok(asked.clone())
+}
+
+/// Warns where an adapter is used with its base in another format than it was trained on.
+pub fn warn_of_other_base(trained_on: &WeightFormat, used_with: &WeightFormat, context: &mut StageContext) {
+    if let Some(warning) = difference(trained_on, used_with) {
+        context.warn(warning);
+    }
+}
+
+/// What is to be said of an adapter that is used with its base in another format than it was trained on.
+pub fn difference(trained_on: &WeightFormat, used_with: &WeightFormat) -> Option<String> {
+    if trained_on == used_with {
+        return None;
+    }
+    let with = match (trained_on, used_with) {
+        (WeightFormat::Base(one), WeightFormat::Base(other)) if one.base == other.base => {
+            "that with other settings".to_owned()
+        }
+        _ => used_with.name(),
+    };
+    Some(format!(
+        "the adapter was trained on its base in {}, and is used with {with}: what it computes differs a little",
+        trained_on.name()
+    ))
+}
+
+impl Parameter for WeightFormat {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        if matches!(node.value, Value::Map(_)) {
+            return QuantizeParams::read(node, reader).map(Self::Base);
+        }
+        let name = read_choice(node, reader, &NAMES.map(|(name, _)| name))?;
+        let blocks = [BlockFormat::Int8, BlockFormat::Int4].into_iter().find(|format| format.name() == name);
+        Some(blocks.map_or(Self::AsStored, Self::Blocks))
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        match self {
+            Self::AsStored => key.value("none"),
+            Self::Blocks(format) => key.value(format.name()),
+            Self::Base(params) => params.write_key(key),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [choice_schema("", &NAMES), QuantizeParams::schema()] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nf4(block_size: usize) -> QuantizeParams {
+        let skip_modules = vec!["lm_head".to_owned()];
+        QuantizeParams { base: BaseFormat::Nf4, double_quantization: true, block_size, skip_modules }
+    }
+
+    #[test]
+    fn a_warning_names_both_formats() {
+        let stored = "the format that it is stored in";
+        let (one, other) = (WeightFormat::Base(nf4(64)), WeightFormat::Base(nf4(128)));
+        for (trained_on, used_with, expected) in [
+            (&one, &one, None),
+            (&WeightFormat::AsStored, &WeightFormat::AsStored, None),
+            (&one, &WeightFormat::AsStored, Some(["`nf4`", stored])),
+            (&WeightFormat::AsStored, &one, Some([stored, "`nf4`"])),
+            (&one, &WeightFormat::Blocks(BlockFormat::Int8), Some(["`nf4`", "`int8`"])),
+            (&one, &other, Some(["`nf4`", "that with other settings"])),
+        ] {
+            let expected = expected.map(|[on, with]| {
+                format!(
+                    "the adapter was trained on its base in {on}, and is used with {with}: what it computes differs a little"
+                )
+            });
+            assert_eq!(difference(trained_on, used_with), expected);
+        }
+    }
+
+    #[test]
+    fn what_an_adapter_notes_is_read_back() {
+        let facts = |fact: Json| Facts::from_iter([(QUANTIZE.to_owned(), fact)]);
+        assert_eq!(QuantizeParams::of_adapter(&Facts::new()).unwrap(), None);
+        assert_eq!(QuantizeParams::of_adapter(&facts(nf4(32).fact())).unwrap(), Some(nf4(32)));
+        let error = QuantizeParams::of_adapter(&facts(json!({"base": "nf3"}))).expect_err("no such format");
+        assert!(error.message.contains("nf3") && error.help.is_some(), "{error:?}");
+    }
+}

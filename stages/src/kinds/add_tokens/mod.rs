@@ -1,0 +1,176 @@
+//! `uses: add_tokens`: a model and its tokenizer with further tokens, whose rows in the embedding and the head are the
+//! mean of the others.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use engine::artifact::{Facts, Output};
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
+use model::config::Architecture;
+use model::merge::Progress;
+use model::resize::{ResizeError, ResizeOptions};
+
+use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUANTIZATION};
+use crate::data::artifact::{Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::data::prompt::PROMPT;
+use crate::data::tokenizer::{AddTokensError, NewToken, add_tokens};
+use crate::preflight::PROCESS_BYTES;
+
+/// What a pipeline file may say under `with:` for `uses: add_tokens`.
+#[derive(Parameters, Debug)]
+pub struct AddTokensParams {
+    /// The model, with its tokenizer.
+    #[semantic]
+    pub model: Input<Model>,
+    /// Texts that become one token each, wherever they stand.
+    #[semantic(default)]
+    pub added_tokens: Vec<String>,
+    /// Texts that become special tokens, as ends of turns are: a chat template writes them, data that has their text
+    /// does not get them, and decoded text leaves them out.
+    #[semantic(default)]
+    pub added_special_tokens: Vec<String>,
+}
+
+impl AddTokensParams {
+    /// In the order of their ids.
+    fn tokens(&self) -> Vec<NewToken> {
+        let of = |texts: &[String], special| {
+            texts.iter().map(move |text| NewToken { content: text.clone(), special }).collect::<Vec<_>>()
+        };
+        [of(&self.added_tokens, false), of(&self.added_special_tokens, true)].concat()
+    }
+}
+
+/// The stage kind.
+pub struct AddTokens;
+
+impl Stage for AddTokens {
+    const NAME: &'static str = "add_tokens";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Adds tokens to a model and its tokenizer.";
+    type Params = AddTokensParams;
+    const ALSO_CALLED: &'static [&'static str] = &["resize_token_embeddings", "added_tokens", "new_tokens"];
+
+    fn outputs(_: &AddTokensParams) -> Vec<Output> {
+        vec![Model::output("model"), Tokenizer::output("tokenizer")]
+    }
+
+    fn check(params: &AddTokensParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let bad = |field: &str, message: String, label: &str| {
+            Problem::error("bad-value", span, message, label).at(field.to_owned())
+        };
+        let mut problems = Vec::new();
+        let tokens = params.tokens();
+        if tokens.is_empty() {
+            let message = "`added_tokens` and `added_special_tokens` are both empty".to_owned();
+            problems.push(bad("added_tokens", message, "nothing is added"));
+        }
+        let mut seen = BTreeSet::new();
+        for NewToken { content, special } in &tokens {
+            let field = if *special { "added_special_tokens" } else { "added_tokens" };
+            if content.trim().is_empty() {
+                problems.push(bad(field, format!("`{field}` has a token without text"), "white space"));
+            } else if !seen.insert(content) {
+                problems.push(bad(field, format!("`{content}` is added twice"), "named before"));
+            }
+        }
+        let config = params.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
+        if let Some(method) = config.and_then(|config| config.get(QUANTIZATION)?.get("quant_method")) {
+            let message = format!("the model's weights are stored quantised (`{}`)", method.as_str().unwrap_or("?"));
+            let problem = bad("model", message, "quantised already");
+            problems.push(problem.with_help("add the tokens to the model before it was quantised"));
+        } else if let Some(Ok(Architecture::Transformers(_))) =
+            config.map(|config| Architecture::from_json(&config.to_string()))
+        {
+            let message = "`add_tokens` is for models that are computed natively".to_owned();
+            problems.push(bad("model", message, "of another family"));
+        }
+        problems
+    }
+
+    fn survey(params: &AddTokensParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let base = params.model.reference.facts_in(inputs);
+        // How large the vocabulary becomes is known when the tokenizer is read.
+        let depends = ["vocab_size", CONFIG];
+        let names: Vec<&str> = checkpoint::config_facts().filter(|name| !depends.contains(name)).collect();
+        survey.pass("model", base, &names);
+        survey.pass("model", base, &[PROMPT]);
+        survey.pass("tokenizer", base, &[CHAT_TEMPLATE]);
+        survey
+    }
+
+    fn preflight(_: &AddTokensParams, _: &InputFacts, _: Span) -> Preflight {
+        Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
+    }
+
+    fn threads(_: &AddTokensParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &AddTokensParams, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&params.model)?;
+        if checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
+            return Err(StageError::new(Cause::BadParameters, "the model's weights are stored quantised")
+                .with_help("add the tokens to the model before it was quantised"));
+        }
+        let tokens = params.tokens();
+        let mut draft = context.create("model")?;
+        checkpoint::carry_along(&base.folder, &draft.folder)?;
+        let before = add_tokens(&draft.folder, &tokens).map_err(unusable)?;
+        let mut observe = |Progress { done, total }| {
+            context.progress("bytes", done, Some(total), Some("adding rows".to_owned()));
+            if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let options = ResizeOptions { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, flush: Flush::Later };
+        let sizes = [before as usize, tokens.len()];
+        let vocab_size = model::resize::add_tokens(&base.folder, &draft.folder, sizes, options, &mut observe);
+        let vocab_size = vocab_size.map_err(failure)?;
+        draft.begin_flush()?;
+        let ids: Vec<u32> = (before..).take(tokens.len()).collect();
+
+        let tokenizer_draft = context.create("tokenizer")?;
+        for name in TOKENIZER_FILES.iter().filter(|name| draft.folder.join(name).exists()) {
+            checkpoint::copy(&draft.folder.join(name), &tokenizer_draft.folder.join(name))?;
+        }
+        let mut facts: Facts = checkpoint::facts(&mut draft)?;
+        facts.insert(ADDED_TOKENS.to_owned(), ids.clone().into());
+        facts.extend(base.description.facts.get(PROMPT).map(|prompt| (PROMPT.to_owned(), prompt.clone())));
+        let mut tokenizer_facts = Facts::new();
+        tokenizer_facts.insert("vocab_size".to_owned(), (before as usize + tokens.len()).into());
+        if let Some(template) = facts.get(CHAT_TEMPLATE) {
+            tokenizer_facts.insert(CHAT_TEMPLATE.to_owned(), template.clone());
+        }
+        let named = ids.iter().zip(&tokens).map(|(id, token)| format!("`{}` {id}", token.content));
+        let named: Vec<String> = named.collect();
+        context.report(format!("{}; the embedding has {vocab_size} rows", named.join(", ")));
+        context.seal(tokenizer_draft, tokenizer_facts, None)?;
+        context.seal(draft, facts, None)
+    }
+}
+
+fn unusable(error: AddTokensError) -> StageError {
+    let cause = match &error {
+        AddTokensError::Write { .. } => Cause::Machine,
+        AddTokensError::There { .. } => Cause::BadParameters,
+        AddTokensError::Tokenizer(_) | AddTokensError::NotOne { .. } => Cause::BadData,
+    };
+    StageError::new(cause, "the tokens cannot be added").with_source(error)
+}
+
+fn failure(error: ResizeError) -> StageError {
+    let cause = match &error {
+        ResizeError::Write(_) => Cause::Machine,
+        ResizeError::Stopped => Cause::Cancelled,
+        _ => Cause::BadData,
+    };
+    StageError::new(cause, "the model gets no rows for the tokens").with_source(error)
+}

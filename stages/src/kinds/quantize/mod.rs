@@ -1,0 +1,264 @@
+//! `uses: quantize`: a model in the Hub's form with its linear layers quantised as bitsandbytes stores them, and how far
+//! that is from what it was: each tensor, and the perplexity of given rows.
+
+mod perplexity;
+
+use std::fs;
+use std::ops::ControlFlow;
+
+use engine::artifact::{Facts, Output};
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+use model::bitsandbytes::{Layout, Options, Progress, QuantizeError, Report, TensorError};
+use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
+use model::config::Architecture;
+use model::weights::{Codebook, Nf4};
+use serde_json::{Value, json};
+
+use crate::compute::checkpoint::{self, CONFIG, QUANTIZATION};
+use crate::data::artifact::{Model, OutputKind, TokensOrPacks};
+use crate::data::prompt::PROMPT;
+use crate::preflight::PROCESS_BYTES;
+
+/// What the stage writes beside the weights.
+const REPORT_FILE: &str = "quantize_report.json";
+
+/// What a pipeline file may say under `with:` for `uses: quantize`.
+#[derive(Parameters, Debug)]
+pub struct QuantizeStageParams {
+    /// The model.
+    #[semantic]
+    pub model: Input<Model>,
+    /// The format.
+    #[semantic(default = Format::BnbNf4)]
+    pub format: Format,
+    /// Whether the largest magnitudes of blocks are quantised, too (`bnb_nf4`, `bnb_fp4`).
+    #[semantic(default = true)]
+    pub double_quantization: bool,
+    /// Weights of a block, which share a scale: a power of two (`bnb_nf4`, `bnb_fp4`).
+    #[semantic(default = 64, range = 32..=4096)]
+    pub block_size: usize,
+    /// Linear layers that are left as they are, beside the head: their names, or parts of their paths (`o_proj`,
+    /// `layers.0`).
+    #[semantic(default = Vec::new())]
+    pub skip_modules: Vec<String>,
+    /// The largest error that a tensor may have: the norm of the difference over its own. The stage fails beyond it.
+    #[semantic]
+    pub max_relative_error: Option<f64>,
+    /// Rows whose perplexity is computed before and after.
+    #[semantic]
+    pub data: Option<Input<TokensOrPacks>>,
+    /// How much larger the perplexity of `data` may become, as a factor. The stage fails beyond it.
+    #[semantic]
+    pub max_perplexity_ratio: Option<f64>,
+}
+
+/// A format of bitsandbytes.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// 4-bit quantiles of a normal distribution, as `load_in_4bit` with `nf4` stores them.
+    #[semantic(rename = "bnb_nf4")]
+    BnbNf4,
+    /// 4-bit floats, as `load_in_4bit` with `fp4` stores them.
+    #[semantic(rename = "bnb_fp4")]
+    BnbFp4,
+    /// 8 bits with a scale to a row, as `load_in_8bit` (LLM.int8) stores them.
+    #[semantic(rename = "bnb_int8")]
+    BnbInt8,
+}
+
+impl QuantizeStageParams {
+    fn layout(&self) -> Layout {
+        let (block_size, double_quantization) = (self.block_size, self.double_quantization);
+        match self.format {
+            Format::BnbNf4 => Layout::FourBits(Nf4 { codebook: Codebook::Nf4, block_size, double_quantization }),
+            Format::BnbFp4 => Layout::FourBits(Nf4 { codebook: Codebook::Fp4, block_size, double_quantization }),
+            Format::BnbInt8 => Layout::Int8,
+        }
+    }
+}
+
+/// The stage kind.
+pub struct Quantize;
+
+impl Stage for Quantize {
+    const NAME: &'static str = "quantize";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Stores a model's linear layers in 4 or 8 bits, for transformers with bitsandbytes.";
+    type Params = QuantizeStageParams;
+    const ALSO_CALLED: &'static [&'static str] = &["quantise", "bitsandbytes", "bnb"];
+    const GOAL: bool = true;
+
+    fn outputs(_: &QuantizeStageParams) -> Vec<Output> {
+        vec![Model::output("model")]
+    }
+
+    fn check(params: &QuantizeStageParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let bad = |field: &str, message: String, label: &str| {
+            Problem::error("bad-value", span, message, label).at(field.to_owned())
+        };
+        let mut problems = Vec::new();
+        if !params.block_size.is_power_of_two() {
+            let message = format!("`block_size` is {}, and it has to be a power of two", params.block_size);
+            problems.push(bad("block_size", message, "not a power of two"));
+        }
+        if params.format == Format::BnbInt8 && (params.block_size, params.double_quantization) != (64, true) {
+            let message = "`bnb_int8` has a scale to a row, and neither blocks nor double quantisation".to_owned();
+            problems.push(bad("format", message, "without `block_size` and `double_quantization`"));
+        }
+        if params.max_relative_error.is_some_and(|most| !most.is_finite() || most <= 0.0) {
+            let message = "`max_relative_error` has to be above 0".to_owned();
+            problems.push(bad("max_relative_error", message, "not above 0"));
+        }
+        if params.max_perplexity_ratio.is_some() && params.data.is_none() {
+            let message = "`max_perplexity_ratio` needs rows to compute the perplexity of".to_owned();
+            problems.push(bad("max_perplexity_ratio", message, "without `data`").with_help("say `data: tokens`"));
+        }
+        let config = params.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
+        if let Some(method) = config.and_then(|config| config.get(QUANTIZATION)?.get("quant_method")) {
+            let message = format!("the model's weights are stored quantised (`{}`)", method.as_str().unwrap_or("?"));
+            let problem = bad("model", message, "quantised already");
+            problems.push(problem.with_help("start from the model before it was quantised"));
+        } else if let Some(Ok(Architecture::Transformers(_))) =
+            config.map(|config| Architecture::from_json(&config.to_string()))
+        {
+            let message = "`quantize` is for models that are computed natively".to_owned();
+            problems.push(bad("model", message, "of another family"));
+        }
+        problems
+    }
+
+    fn survey(params: &QuantizeStageParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let base = params.model.reference.facts_in(inputs);
+        let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
+        survey.pass("model", base, &names);
+        if let Some(Value::Object(config)) = base.and_then(|facts| facts.get(CONFIG)) {
+            let mut config = config.clone();
+            config.insert(QUANTIZATION.to_owned(), model::bitsandbytes::settings(&config, params.layout(), &[]));
+            survey.fact("model", CONFIG, config);
+        }
+        survey
+    }
+
+    fn preflight(_: &QuantizeStageParams, _: &InputFacts, _: Span) -> Preflight {
+        Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
+    }
+
+    fn threads(_: &QuantizeStageParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &QuantizeStageParams, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&params.model)?;
+        let options = Options {
+            layout: params.layout(),
+            skip_modules: params.skip_modules.clone(),
+            max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
+            flush: Flush::Later,
+        };
+        let before = match &params.data {
+            Some(data) => Some(perplexity::of(&base.folder, data, context)?),
+            None => None,
+        };
+        let mut draft = context.create("model")?;
+        let profile = context.profile().clone();
+        let writing = profile.phase("quantise and write");
+        let mut observe = |Progress { done, total }| {
+            context.progress("bytes", done, Some(total), Some("quantising".to_owned()));
+            if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let report = model::bitsandbytes::write(&base.folder, &draft.folder, &options, &mut observe);
+        let report = report.map_err(failure)?;
+        drop(writing);
+        draft.begin_flush()?;
+        checkpoint::carry_along(&base.folder, &draft.folder)?;
+        let after = match &params.data {
+            Some(data) => Some(perplexity::of(&draft.folder, data, context)?),
+            None => None,
+        };
+        let perplexities = before.zip(after);
+        check_bounds(params, &report, perplexities)?;
+        let mut facts: Facts = checkpoint::facts(&mut draft)?;
+        facts.extend(base.description.facts.get(PROMPT).map(|prompt| (PROMPT.to_owned(), prompt.clone())));
+        let written = format!("{:#}\n", described(&report, perplexities));
+        fs::write(draft.folder.join(REPORT_FILE), written)
+            .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
+        context.report(text(&report, perplexities));
+        context.seal(draft, facts, None)
+    }
+}
+
+/// The tensor with the largest error.
+fn worst(report: &Report) -> Option<&TensorError> {
+    report.quantized.iter().max_by(|one, other| one.relative.total_cmp(&other.relative))
+}
+
+fn check_bounds(
+    params: &QuantizeStageParams,
+    report: &Report,
+    perplexities: Option<(f64, f64)>,
+) -> Result<(), StageError> {
+    let help = "raise the bound, leave layers as they are with `skip_modules`, or take a format of more bits";
+    if let (Some(most), Some(worst)) = (params.max_relative_error, worst(report))
+        && worst.relative > most
+    {
+        let (name, found) = (&worst.name, worst.relative);
+        let message = format!("`{name}` is quantised with an error of {found:.4}, and `max_relative_error` is {most}");
+        return Err(StageError::new(Cause::Numeric, message).with_help(help));
+    }
+    match (params.max_perplexity_ratio, perplexities) {
+        (Some(most), Some((before, after))) if after / before > most => {
+            let message = format!(
+                "the perplexity went from {before:.4} to {after:.4}, {:.4} times as much, and `max_perplexity_ratio` is {most}",
+                after / before
+            );
+            Err(StageError::new(Cause::Numeric, message).with_help(help))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn described(report: &Report, perplexities: Option<(f64, f64)>) -> Value {
+    let tensors = report
+        .quantized
+        .iter()
+        .map(|tensor| json!({"name": tensor.name, "relative_error": tensor.relative, "cosine": tensor.cosine}));
+    let mut described = json!({
+        "quantized": tensors.collect::<Vec<_>>(), "copied": report.copied,
+        "bytes_before": report.bytes[0], "bytes_after": report.bytes[1],
+    });
+    if let Some((before, after)) = perplexities {
+        described["perplexity"] = json!({"before": before, "after": after});
+    }
+    described
+}
+
+fn text(report: &Report, perplexities: Option<(f64, f64)>) -> String {
+    let [before, after] = report.bytes.map(|bytes| bytes as f64 / 1e6);
+    let (count, copied) = (report.quantized.len(), report.copied);
+    let mut text = format!("{count} tensors quantised, {copied} as they were: {before:.1} MB to {after:.1} MB");
+    if let Some(worst) = worst(report) {
+        text += &format!(", largest error {:.4} (`{}`)", worst.relative, worst.name);
+    }
+    if let Some((before, after)) = perplexities {
+        text += &format!(", perplexity {before:.4} to {after:.4}");
+    }
+    text
+}
+
+fn failure(error: QuantizeError) -> StageError {
+    let cause = match &error {
+        QuantizeError::Write(_) => Cause::Machine,
+        QuantizeError::Stopped => Cause::Cancelled,
+        QuantizeError::Nothing => Cause::BadParameters,
+        _ => Cause::BadData,
+    };
+    StageError::new(cause, "the model cannot be quantised").with_source(error)
+}

@@ -1,0 +1,63 @@
+//! Which rows are shown before a question.
+
+use super::documents::Document;
+use super::file::{Sampler, Task};
+use super::random::PythonRandom;
+
+/// The harness's seed of few shots.
+pub const SEED: u64 = 1234;
+
+impl Task {
+    /// The split whose rows are evaluated.
+    pub fn evaluated_split(&self) -> Option<&str> {
+        self.test_split.as_deref().or(self.validation_split.as_deref())
+    }
+
+    /// The split that few shots come from.
+    pub fn shown_split(&self) -> Option<&str> {
+        let splits = [&self.fewshot_split, &self.training_split, &self.validation_split, &self.test_split];
+        splits.into_iter().find_map(Option::as_deref)
+    }
+
+    /// Whether the evaluated row is kept from being shown: where the file names the same split for both, or none. A
+    /// `fewshot_split` that is the `validation_split` by name is another one to the harness, and so here.
+    fn shows_others(&self) -> bool {
+        self.fewshot_split == self.test_split
+    }
+}
+
+/// Draws few shots for one row after the other.
+pub struct FewShots<'t> {
+    task: &'t Task,
+    count: usize,
+    rows: &'t [Document],
+    random: PythonRandom,
+}
+
+impl<'t> FewShots<'t> {
+    /// Takes `count` of `rows`, with one generator for the whole task.
+    pub fn new(task: &'t Task, count: usize, rows: &'t [Document], seed: u64) -> Self {
+        Self { task, count, rows, random: PythonRandom::new(seed) }
+    }
+
+    /// The rows to show before `row`, to be asked for in the order of the rows.
+    ///
+    /// # Errors
+    /// Fails where there are fewer rows than asked for.
+    pub fn next(&mut self, row: &Document) -> Result<Vec<&'t Document>, String> {
+        if self.count == 0 {
+            return Ok(Vec::new());
+        }
+        let (rows, count, apart) = (self.rows, self.count, self.task.shows_others());
+        let needed = count + usize::from(apart);
+        let order: Option<Vec<usize>> = match self.task.sampler {
+            Sampler::FirstN => (rows.len() >= count).then(|| (0..rows.len()).collect()),
+            Sampler::Random => self.random.sample(rows.len(), needed),
+        };
+        let order = order.ok_or_else(|| {
+            format!("{count} rows are to be shown before each, and there are {} to choose from", rows.len())
+        })?;
+        let others = order.into_iter().map(|at| &rows[at]).filter(|shown| !apart || *shown != row);
+        Ok(others.take(count).collect())
+    }
+}

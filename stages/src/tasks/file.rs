@@ -1,0 +1,531 @@
+//! Task files: the harness's own keys, read as it reads them, and what is wrong with them by file, line and key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use engine::file::parse;
+use engine::file::source::{SourceId, Sources};
+use engine::file::tree::{Node, Value as Tree};
+use engine::suggest;
+use serde_json::{Map, Value};
+
+use super::TaskError;
+use super::filter::Pipeline;
+use super::metric::Metric;
+use super::processor::RowProcessor;
+
+/// What stands for a value tagged `!function`: a mapping with this key alone.
+const FUNCTION: &str = "!function";
+
+/// Keys of a task that are read.
+const KEYS: [&str; 26] = [
+    "task",
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "training_split",
+    "validation_split",
+    "test_split",
+    "fewshot_split",
+    "fewshot_config",
+    "doc_to_text",
+    "doc_to_target",
+    "doc_to_choice",
+    "description",
+    "target_delimiter",
+    "fewshot_delimiter",
+    "gen_prefix",
+    "num_fewshot",
+    "output_type",
+    "generation_kwargs",
+    "filter_list",
+    "metric_list",
+    "process_results",
+    "repeats",
+    "metadata",
+    "process_docs",
+    "custom_dataset",
+];
+
+/// Keys that change no result.
+const WITHOUT_EFFECT: [&str; 5] =
+    ["task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query", "include"];
+
+/// What is asked of the model for each row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputType {
+    /// How likely each of several continuations is.
+    MultipleChoice,
+    /// How likely the target is.
+    Loglikelihood,
+    /// How likely a whole text is.
+    LoglikelihoodRolling,
+    /// A continuation.
+    GenerateUntil,
+}
+
+/// How few shots are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sampler {
+    /// At random, by CPython's generator.
+    Random,
+    /// The first.
+    FirstN,
+}
+
+/// What replaces the usual metrics of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Processor {
+    /// `utils.process_results_mc2` of TruthfulQA.
+    TruthfulQaMc2,
+    /// `preprocess_wikitext.process_results`: words and bytes are those of the column `page`.
+    OfPage,
+}
+
+/// How a generation ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// It is cut at the first occurrence of each of these.
+    pub until: Vec<String>,
+    /// It has so many tokens at most.
+    pub max_new_tokens: usize,
+}
+
+/// A task.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// The file, as messages name it.
+    pub file: PathBuf,
+    pub name: String,
+    pub output_type: OutputType,
+    /// `dataset_path`: `json` and `parquet` stand for the local files of [`Task::data_files`].
+    pub dataset_path: Option<String>,
+    pub dataset_name: Option<String>,
+    /// Local files by split, as they are written.
+    pub data_files: BTreeMap<String, Vec<PathBuf>>,
+    pub training_split: Option<String>,
+    pub validation_split: Option<String>,
+    pub test_split: Option<String>,
+    pub fewshot_split: Option<String>,
+    pub sampler: Sampler,
+    pub doc_to_text: Value,
+    pub doc_to_target: Value,
+    pub doc_to_choice: Option<Value>,
+    pub description: String,
+    pub target_delimiter: String,
+    pub fewshot_delimiter: String,
+    pub gen_prefix: Option<String>,
+    pub num_fewshot: usize,
+    pub generation: Generation,
+    pub filters: Vec<Pipeline>,
+    pub metrics: Vec<Metric>,
+    /// What is made of each row before anything else.
+    pub process_docs: Option<RowProcessor>,
+    pub process_results: Option<Processor>,
+    pub version: Value,
+}
+
+/// A metric of a group, put together from its tasks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupMetric {
+    pub metric: String,
+    /// Whether a task counts by its rows; else all count the same.
+    pub weight_by_size: bool,
+}
+
+/// A group of tasks.
+#[derive(Debug, Clone)]
+pub struct Group {
+    pub name: String,
+    pub tasks: Vec<String>,
+    pub metrics: Vec<GroupMetric>,
+}
+
+/// What a file holds.
+#[derive(Debug, Clone)]
+pub enum TaskFile {
+    Task(Box<Task>),
+    Group(Group),
+}
+
+impl TaskFile {
+    /// Reads a file, with those that it includes.
+    ///
+    /// # Errors
+    /// Fails with the file and, where there is one, the line and the key.
+    pub fn read(path: &Path) -> Result<Self, TaskError> {
+        Self::read_with_includes(path).map(|(file, _)| file)
+    }
+
+    /// As [`TaskFile::read`], with all files that were read.
+    ///
+    /// # Errors
+    /// As [`TaskFile::read`].
+    pub fn read_with_includes(path: &Path) -> Result<(Self, Vec<PathBuf>), TaskError> {
+        let mut read = Vec::new();
+        let keys = Keys::read(path, &mut BTreeSet::new(), &mut read)?;
+        Ok((Self::of(&keys)?, read))
+    }
+
+    /// Reads the definition of a task of the program.
+    ///
+    /// # Errors
+    /// As [`TaskFile::read`].
+    pub fn shipped(name: &str, definition: &str) -> Result<Self, TaskError> {
+        let no_includes = |path: &Path| Err(TaskError::in_file(path, "a task of the program includes nothing"));
+        Self::of(&Keys::of_text(Path::new(name), definition, &mut |path| no_includes(&path))?)
+    }
+
+    fn of(keys: &Keys) -> Result<Self, TaskError> {
+        if keys.has("group") {
+            keys.group().map(Self::Group)
+        } else {
+            keys.task().map(|task| Self::Task(Box::new(task)))
+        }
+    }
+}
+
+/// The keys of a file with the lines where they stand; of what is included, the file too.
+#[derive(Default)]
+struct Keys {
+    file: PathBuf,
+    values: BTreeMap<String, (Value, PathBuf, usize)>,
+}
+
+impl Keys {
+    /// Reads a file; `read` hears of each that is read.
+    fn read(path: &Path, including: &mut BTreeSet<PathBuf>, read: &mut Vec<PathBuf>) -> Result<Self, TaskError> {
+        let in_file = |message: String| TaskError::in_file(path, message);
+        if !including.insert(path.to_owned()) {
+            return Err(in_file("the file includes itself".to_owned()));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| in_file(format!("cannot be read: {error}")))?;
+        read.push(path.to_owned());
+        let keys = Self::of_text(path, &text, &mut |included| Self::read(&included, including, read))?;
+        including.remove(path);
+        Ok(keys)
+    }
+
+    fn of_text(
+        path: &Path,
+        text: &str,
+        include: &mut dyn FnMut(PathBuf) -> Result<Self, TaskError>,
+    ) -> Result<Self, TaskError> {
+        let in_file = |message: String| TaskError::in_file(path, message);
+        let mut sources = Sources::default();
+        let source = sources.add(path.display().to_string(), text.to_owned());
+        let root = tree(source, text, &sources).map_err(|(message, line)| TaskError::at(path, line, None, message))?;
+        let Tree::Map(entries) = &root.value else {
+            return Err(in_file("a task is a mapping of keys".to_owned()));
+        };
+        let mut keys = Self { file: path.to_owned(), values: BTreeMap::new() };
+        if let Some(named) = root.get("include") {
+            let folder = path.parent().unwrap_or_else(|| Path::new("."));
+            let Tree::String(included) = &named.value else {
+                return Err(in_file("`include` names a file".to_owned()));
+            };
+            keys.values = include(folder.join(included))?.values;
+        }
+        let is_group = root.get("group").is_some() && root.get("output_type").is_none();
+        for entry in entries {
+            let line = sources.line_column(entry.key_span).0;
+            let known: Vec<&str> = if is_group {
+                ["group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag", "include"].to_vec()
+            } else {
+                KEYS.into_iter().chain(WITHOUT_EFFECT).collect()
+            };
+            if !known.contains(&entry.key.as_str()) {
+                let nearest = suggest::nearest(&entry.key, known.iter().copied());
+                let hint = nearest.map_or_else(String::new, |name| format!(": did you mean `{name}`?"));
+                return Err(TaskError::at(path, line, Some(&entry.key), format!("no key of a task{hint}")));
+            }
+            let value = json(&entry.value, text);
+            keys.values.insert(entry.key.clone(), (value, path.to_owned(), line));
+        }
+        Ok(keys)
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.value(key).is_some()
+    }
+
+    /// The value of a key, where it is something.
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).map(|(value, ..)| value).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, key: &str, message: impl Into<String>) -> TaskError {
+        match self.values.get(key) {
+            Some((_, file, line)) => TaskError::at(file, *line, Some(key), message),
+            None => TaskError::key(&self.file, key, message),
+        }
+    }
+
+    fn text(&self, key: &str) -> Result<Option<String>, TaskError> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(self.wrong(key, "is to be a string")),
+        }
+    }
+
+    /// A template, a column's name, or a value as it is.
+    fn field(&self, key: &str) -> Result<Option<Value>, TaskError> {
+        let value = self.value(key).cloned();
+        match value.as_ref().and_then(function) {
+            Some(function) => Err(self.wrong(key, format!("the function `{function}` is not known here"))),
+            None => Ok(value),
+        }
+    }
+
+    fn list(&self, key: &str) -> Result<Vec<Map<String, Value>>, TaskError> {
+        let Some(value) = self.value(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().ok_or_else(|| self.wrong(key, "is to be a list"))?;
+        let object = |item: &Value| item.as_object().cloned().ok_or_else(|| self.wrong(key, "is to hold mappings"));
+        list.iter().map(object).collect()
+    }
+
+    fn group(&self) -> Result<Group, TaskError> {
+        let name = self.text("group")?.unwrap_or_default();
+        let tasks = match self.value("task") {
+            Some(Value::String(task)) => vec![task.clone()],
+            Some(Value::Array(tasks)) => tasks
+                .iter()
+                .map(|task| task.as_str().map(str::to_owned).ok_or_else(|| self.wrong("task", "is to hold names")))
+                .collect::<Result<_, _>>()?,
+            _ => return Err(self.wrong("task", "is missing: the names of the group's tasks")),
+        };
+        let metric = |entry: &Map<String, Value>| {
+            let name = entry.get("metric").and_then(Value::as_str);
+            if entry.get("aggregation").is_some_and(|aggregation| aggregation != "mean") {
+                return Err(self.wrong("aggregate_metric_list", "the only `aggregation` of a group is `mean`"));
+            }
+            Ok(GroupMetric {
+                metric: name.ok_or_else(|| self.wrong("aggregate_metric_list", "lacks `metric`"))?.to_owned(),
+                weight_by_size: entry.get("weight_by_size").is_none_or(|weighs| *weighs == Value::Bool(true)),
+            })
+        };
+        let metrics = self.list("aggregate_metric_list")?.iter().map(metric).collect::<Result<_, _>>()?;
+        Ok(Group { name, tasks, metrics })
+    }
+
+    fn task(&self) -> Result<Task, TaskError> {
+        if let Some(value) = self.value("custom_dataset") {
+            let function = function(value).unwrap_or("");
+            return Err(self.wrong("custom_dataset", format!("the function `{function}` is not known here")));
+        }
+        let dataset_path = self.text("dataset_path")?;
+        let process_docs = match self.value("process_docs") {
+            None => None,
+            Some(value) => {
+                let function = function(value).unwrap_or("");
+                let known = RowProcessor::of(function, dataset_path.as_deref());
+                Some(known.ok_or_else(|| {
+                    self.wrong("process_docs", format!("the function `{function}` is not known here, for this dataset"))
+                })?)
+            }
+        };
+        if self.value("repeats").is_some_and(|repeats| *repeats != 1) {
+            return Err(self.wrong("repeats", "a row is asked once here"));
+        }
+        let output_type = match self.text("output_type")?.as_deref() {
+            None | Some("generate_until") => OutputType::GenerateUntil,
+            Some("multiple_choice") => OutputType::MultipleChoice,
+            Some("loglikelihood") => OutputType::Loglikelihood,
+            Some("loglikelihood_rolling") => OutputType::LoglikelihoodRolling,
+            Some(other) => return Err(self.wrong("output_type", format!("`{other}` is none"))),
+        };
+        let (sampler, config_split) = self.fewshot_config()?;
+        let fewshot_delimiter = self.text("fewshot_delimiter")?.unwrap_or_else(|| "\n\n".to_owned());
+        let doc_to_choice = self.field("doc_to_choice")?;
+        if output_type == OutputType::MultipleChoice && doc_to_choice.is_none() {
+            return Err(self.wrong("doc_to_choice", "is missing, and `output_type` is `multiple_choice`"));
+        }
+        let test_split = self.text("test_split")?;
+        let validation_split = self.text("validation_split")?;
+        if test_split.is_none() && validation_split.is_none() {
+            return Err(self.wrong("test_split", "is missing, and so is `validation_split`: no rows to evaluate on"));
+        }
+        let num_fewshot = match self.value("num_fewshot") {
+            None => 0,
+            Some(value) => value.as_u64().ok_or_else(|| self.wrong("num_fewshot", "is to be a number of rows"))?,
+        };
+        Ok(Task {
+            file: self.file.clone(),
+            name: self.text("task")?.ok_or_else(|| self.wrong("task", "is missing: the task's name"))?,
+            output_type,
+            dataset_path,
+            process_docs,
+            dataset_name: self.text("dataset_name")?,
+            data_files: self.data_files()?,
+            training_split: self.text("training_split")?,
+            validation_split,
+            test_split,
+            fewshot_split: self.text("fewshot_split")?.or(config_split),
+            sampler,
+            doc_to_text: self.field("doc_to_text")?.unwrap_or_else(|| Value::from("")),
+            doc_to_target: self.field("doc_to_target")?.ok_or_else(|| self.wrong("doc_to_target", "is missing"))?,
+            doc_to_choice,
+            description: self.text("description")?.unwrap_or_default(),
+            target_delimiter: self.text("target_delimiter")?.unwrap_or_else(|| " ".to_owned()),
+            generation: self.generation(&fewshot_delimiter)?,
+            fewshot_delimiter,
+            gen_prefix: self.text("gen_prefix")?,
+            num_fewshot: num_fewshot as usize,
+            filters: self.filters()?,
+            metrics: self.metrics(output_type)?,
+            process_results: self.processor()?,
+            version: self.value("metadata").and_then(|data| data.get("version")).cloned().unwrap_or(Value::Null),
+        })
+    }
+
+    fn data_files(&self) -> Result<BTreeMap<String, Vec<PathBuf>>, TaskError> {
+        let key = "dataset_kwargs";
+        let Some(files) = self.value(key).and_then(|arguments| arguments.get("data_files")) else {
+            return Ok(BTreeMap::new());
+        };
+        let paths = |value: &Value| -> Option<Vec<PathBuf>> {
+            match value {
+                Value::String(path) => Some(vec![PathBuf::from(path)]),
+                Value::Array(paths) => paths.iter().map(|path| path.as_str().map(PathBuf::from)).collect(),
+                _ => None,
+            }
+        };
+        let wrong = || self.wrong(key, "`data_files` has a path or a list of paths for each split");
+        match files {
+            Value::Object(splits) => {
+                splits.iter().map(|(split, files)| Ok((split.clone(), paths(files).ok_or_else(wrong)?))).collect()
+            }
+            files => Ok(BTreeMap::from([("train".to_owned(), paths(files).ok_or_else(wrong)?)])),
+        }
+    }
+
+    fn fewshot_config(&self) -> Result<(Sampler, Option<String>), TaskError> {
+        let key = "fewshot_config";
+        let Some(value) = self.value(key) else { return Ok((Sampler::Random, None)) };
+        let config = value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?;
+        if let Some(other) = config.keys().find(|name| !["sampler", "split"].contains(&name.as_str())) {
+            return Err(self.wrong(key, format!("`{other}` is not supported; `sampler` and `split` are")));
+        }
+        let sampler = match config.get("sampler").and_then(Value::as_str) {
+            None | Some("default") => Sampler::Random,
+            Some("first_n") => Sampler::FirstN,
+            Some(other) => {
+                return Err(self.wrong(key, format!("`sampler: {other}` is neither `default` nor `first_n`")));
+            }
+        };
+        Ok((sampler, config.get("split").and_then(Value::as_str).map(str::to_owned)))
+    }
+
+    fn generation(&self, fewshot_delimiter: &str) -> Result<Generation, TaskError> {
+        let key = "generation_kwargs";
+        let none = Map::new();
+        let arguments = match self.value(key) {
+            None => &none,
+            Some(value) => value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?,
+        };
+        let mut generation = Generation { until: vec![fewshot_delimiter.to_owned()], max_new_tokens: 256 };
+        for (name, value) in arguments {
+            match (name.as_str(), value) {
+                ("until", Value::String(text)) => generation.until = vec![text.clone()],
+                ("until", Value::Array(texts)) => {
+                    let text = |text: &Value| text.as_str().map(str::to_owned);
+                    let texts: Option<Vec<String>> = texts.iter().map(text).collect();
+                    generation.until = texts.ok_or_else(|| self.wrong(key, "`until` is to hold strings"))?;
+                }
+                ("max_gen_toks" | "max_new_tokens", Value::Number(tokens)) => {
+                    let tokens = tokens.as_u64().ok_or_else(|| self.wrong(key, format!("`{name}` counts tokens")))?;
+                    generation.max_new_tokens = tokens as usize;
+                }
+                ("do_sample", Value::Bool(false)) => {}
+                ("temperature", Value::Number(number)) if number.as_f64() == Some(0.0) => {}
+                ("do_sample" | "temperature" | "top_p" | "top_k", _) => {
+                    return Err(
+                        self.wrong(key, format!("`{name}: {value}` samples, and tasks are answered greedily here"))
+                    );
+                }
+                _ => return Err(self.wrong(key, format!("`{name}: {value}` is not supported"))),
+            }
+        }
+        Ok(generation)
+    }
+
+    fn filters(&self) -> Result<Vec<Pipeline>, TaskError> {
+        let key = "filter_list";
+        let pipelines: Vec<Pipeline> = self
+            .list(key)?
+            .iter()
+            .map(|entry| Pipeline::read(entry).map_err(|message| self.wrong(key, message)))
+            .collect::<Result<_, _>>()?;
+        Ok(if pipelines.is_empty() { vec![Pipeline::take_first()] } else { pipelines })
+    }
+
+    fn metrics(&self, output_type: OutputType) -> Result<Vec<Metric>, TaskError> {
+        let key = "metric_list";
+        let metrics: Vec<Metric> = self
+            .list(key)?
+            .iter()
+            .map(|entry| Metric::read(entry, output_type).map_err(|message| self.wrong(key, message)))
+            .collect::<Result<_, _>>()?;
+        if metrics.is_empty() {
+            return Err(self.wrong(key, "is missing: what the task is measured by"));
+        }
+        Ok(metrics)
+    }
+
+    fn processor(&self) -> Result<Option<Processor>, TaskError> {
+        let key = "process_results";
+        match self.value(key).map(function) {
+            None => Ok(None),
+            Some(Some("utils.process_results_mc2")) => Ok(Some(Processor::TruthfulQaMc2)),
+            Some(Some("preprocess_wikitext.process_results")) => Ok(Some(Processor::OfPage)),
+            Some(Some(other)) => Err(self.wrong(key, format!("the function `{other}` is not known here"))),
+            Some(None) => Err(self.wrong(key, "is to be a `!function`")),
+        }
+    }
+}
+
+fn tree(source: SourceId, text: &str, sources: &Sources) -> Result<Node, (String, usize)> {
+    let mut problems = Vec::new();
+    let placed =
+        |problem: &engine::file::problem::Problem| (problem.message.clone(), sources.line_column(problem.span).0);
+    let root = parse::parse_tagged(source, text, &mut problems).map_err(|problem| placed(&problem))?;
+    problems.first().map_or(Ok(root), |problem| Err(placed(problem)))
+}
+
+/// The function that a value names with `!function`.
+fn function(value: &Value) -> Option<&str> {
+    value.as_object()?.get(FUNCTION)?.as_str()
+}
+
+/// A value as PyYAML reads it.
+fn json(node: &Node, text: &str) -> Value {
+    match &node.value {
+        Tree::List(items) => items.iter().map(|item| json(item, text)).collect(),
+        Tree::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), json(&entry.value, text))).collect::<Map<_, _>>().into()
+        }
+        _ => scalar(node, text),
+    }
+}
+
+/// A scalar: one without quotes by the rules of YAML 1.1, in which `no` is a boolean and `1e5` a text.
+fn scalar(node: &Node, text: &str) -> Value {
+    let written = text.get(node.span.offset..node.span.end()).unwrap_or("");
+    let before = text.get(..node.span.offset).unwrap_or("").trim_end();
+    if let Tree::String(tagged) = &node.value
+        && (before.ends_with(FUNCTION) || written.starts_with(FUNCTION))
+    {
+        let name = tagged.trim_start_matches(FUNCTION).trim().to_owned();
+        return Map::from_iter([(FUNCTION.to_owned(), Value::String(name))]).into();
+    }
+    let is_octal =
+        |text: &str| text.len() > 1 && text.starts_with('0') && text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
+    match written {
+        "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Value::Bool(true),
+        "no" | "No" | "NO" | "off" | "Off" | "OFF" => Value::Bool(false),
+        digits if is_octal(digits) => i64::from_str_radix(digits, 8).map_or(Value::Null, Value::from),
+        number if matches!(node.value, Tree::Float(_)) && !number.contains(['.', 'n', 'N']) => Value::from(number),
+        _ => node.to_json(),
+    }
+}

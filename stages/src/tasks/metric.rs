@@ -1,0 +1,283 @@
+//! Metrics: what a row's answer is worth, and how rows become a figure with its standard error.
+
+use rayon::prelude::*;
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use super::file::OutputType;
+use super::filter::expression;
+use super::random::PythonRandom;
+
+/// Draws of a bootstrap, unless told otherwise.
+pub const BOOTSTRAP_ITERATIONS: usize = 100_000;
+
+/// Draws of one generator.
+const CHUNK: usize = 1000;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Acc,
+    AccNorm,
+    AccBytes,
+    AccMutualInfo,
+    ExactMatch,
+    F1,
+    Mcc,
+    Brier,
+    Perplexity,
+    WordPerplexity,
+    BytePerplexity,
+    BitsPerByte,
+}
+
+/// How texts are made alike before they are compared.
+#[derive(Debug, Clone, Default)]
+pub struct Alike {
+    regexes_to_ignore: Vec<Regex>,
+    ignore_case: bool,
+    ignore_punctuation: bool,
+    ignore_numbers: bool,
+}
+
+/// A metric of a task.
+#[derive(Debug, Clone)]
+pub struct Metric {
+    pub kind: Kind,
+    pub alike: Alike,
+    pub higher_is_better: bool,
+}
+
+/// What a row is worth.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Worth {
+    Number(f64),
+    /// A sum and the words or bytes that it is of.
+    Weighted(f64, f64),
+    /// The right choice, and how likely each is.
+    Probabilities(usize, Vec<f64>),
+    /// The right choice, and the one made.
+    Classes(usize, usize),
+}
+
+impl Kind {
+    const ALL: [(Self, &'static str); 12] = [
+        (Self::Acc, "acc"),
+        (Self::AccNorm, "acc_norm"),
+        (Self::AccBytes, "acc_bytes"),
+        (Self::AccMutualInfo, "acc_mutual_info"),
+        (Self::ExactMatch, "exact_match"),
+        (Self::F1, "f1"),
+        (Self::Mcc, "mcc"),
+        (Self::Brier, "brier_score"),
+        (Self::Perplexity, "perplexity"),
+        (Self::WordPerplexity, "word_perplexity"),
+        (Self::BytePerplexity, "byte_perplexity"),
+        (Self::BitsPerByte, "bits_per_byte"),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
+    fn fits(self, output_type: OutputType) -> bool {
+        match output_type {
+            OutputType::MultipleChoice => {
+                use Kind::{Acc, AccBytes, AccMutualInfo, AccNorm, Brier, ExactMatch, F1, Mcc};
+                matches!(self, Acc | AccNorm | AccBytes | AccMutualInfo | ExactMatch | F1 | Mcc | Brier)
+            }
+            OutputType::Loglikelihood => matches!(self, Self::Acc | Self::Perplexity),
+            OutputType::LoglikelihoodRolling => {
+                matches!(self, Self::WordPerplexity | Self::BytePerplexity | Self::BitsPerByte)
+            }
+            OutputType::GenerateUntil => self == Self::ExactMatch,
+        }
+    }
+}
+
+impl Metric {
+    /// Reads an entry of `metric_list`.
+    ///
+    /// # Errors
+    /// Says which metric or argument is not known, or does not fit what is asked.
+    pub fn read(entry: &Map<String, Value>, output_type: OutputType) -> Result<Self, String> {
+        let name = entry.get("metric").and_then(Value::as_str).ok_or("an entry lacks the name of its `metric`")?;
+        let kind = Kind::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind);
+        let kind = kind.ok_or_else(|| format!("the metric `{name}` is not known here"))?;
+        if !kind.fits(output_type) {
+            return Err(format!("the metric `{name}` does not belong to this `output_type`"));
+        }
+        let mut metric = Self { kind, alike: Alike::default(), higher_is_better: true };
+        for (argument, value) in entry {
+            let flag = || value.as_bool().ok_or_else(|| format!("`{argument}` is to be true or false"));
+            match argument.as_str() {
+                "metric" => {}
+                "aggregation" => {
+                    let usual = match kind {
+                        Kind::F1 | Kind::Brier | Kind::Perplexity | Kind::BitsPerByte => kind.name(),
+                        Kind::Mcc => "matthews_corrcoef",
+                        Kind::WordPerplexity | Kind::BytePerplexity => "weighted_perplexity",
+                        _ => "mean",
+                    };
+                    if value != usual {
+                        return Err(format!(
+                            "`{name}` with `aggregation: {value}`; `{usual}` is the one that is known"
+                        ));
+                    }
+                }
+                "higher_is_better" => metric.higher_is_better = flag()?,
+                "ignore_case" => metric.alike.ignore_case = flag()?,
+                "ignore_punctuation" => metric.alike.ignore_punctuation = flag()?,
+                "ignore_numbers" => metric.alike.ignore_numbers = flag()?,
+                "regexes_to_ignore" => {
+                    let patterns = value.as_array().ok_or("`regexes_to_ignore` is to be a list")?;
+                    let pattern = |text: &Value| expression(text.as_str().ok_or("is to hold expressions")?);
+                    metric.alike.regexes_to_ignore = patterns.iter().map(pattern).collect::<Result<_, _>>()?;
+                }
+                other => return Err(format!("`{name}` has no argument `{other}`")),
+            }
+        }
+        Ok(metric)
+    }
+
+    /// Whether it needs the choices without their context.
+    pub fn needs_unconditional(&self) -> bool {
+        self.kind == Kind::AccMutualInfo
+    }
+
+    /// The figure of all rows, and its standard error where it has one.
+    pub fn aggregate(&self, rows: &[Worth], bootstrap_iterations: usize) -> (f64, Option<f64>) {
+        let numbers = || -> Vec<f64> {
+            let number = |row: &Worth| if let Worth::Number(number) = row { Some(*number) } else { None };
+            rows.iter().filter_map(number).collect()
+        };
+        let over = |figure: &(dyn Fn(&[&Worth]) -> f64 + Sync)| {
+            let all: Vec<&Worth> = rows.iter().collect();
+            (figure(&all), bootstrapped(rows, figure, bootstrap_iterations))
+        };
+        match self.kind {
+            Kind::Perplexity => {
+                over(&|rows: &[&Worth]| (-mean(&rows.iter().map(|row| row.number()).collect::<Vec<_>>())).exp())
+            }
+            Kind::F1 => over(&f1),
+            Kind::Mcc => over(&mcc),
+            Kind::Brier => (brier(rows), None),
+            Kind::WordPerplexity | Kind::BytePerplexity => ((-per_unit(rows)).exp(), None),
+            Kind::BitsPerByte => (-per_unit(rows) / std::f64::consts::LN_2, None),
+            _ => (mean(&numbers()), standard_error(&numbers())),
+        }
+    }
+}
+
+impl Worth {
+    fn number(&self) -> f64 {
+        if let Self::Number(number) = self { *number } else { f64::NAN }
+    }
+}
+
+impl Alike {
+    /// Whether two texts are the same but for what is to be ignored.
+    pub fn same(&self, one: &str, other: &str) -> bool {
+        self.bared(one) == self.bared(other)
+    }
+
+    fn bared(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for pattern in &self.regexes_to_ignore {
+            text = pattern.replace_all(&text, "").into_owned();
+        }
+        if self.ignore_case {
+            text = text.to_lowercase();
+        }
+        if self.ignore_punctuation {
+            text.retain(|letter| !letter.is_ascii_punctuation());
+        }
+        if self.ignore_numbers {
+            text.retain(|letter| !letter.is_ascii_digit());
+        }
+        text
+    }
+}
+
+pub(super) fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len() as f64
+}
+
+/// Deviation of a sample; `None` of one number.
+fn deviation(numbers: &[f64]) -> Option<f64> {
+    let mean = mean(numbers);
+    let squares: f64 = numbers.iter().map(|number| (number - mean).powi(2)).sum();
+    (numbers.len() > 1).then(|| (squares / (numbers.len() - 1) as f64).sqrt())
+}
+
+/// Standard error of a mean.
+pub fn standard_error(numbers: &[f64]) -> Option<f64> {
+    Some(deviation(numbers)? / (numbers.len() as f64).sqrt())
+}
+
+/// Standard error by bootstrap: the deviation of the figure over rows drawn with replacement.
+fn bootstrapped(rows: &[Worth], figure: &(dyn Fn(&[&Worth]) -> f64 + Sync), iterations: usize) -> Option<f64> {
+    if rows.is_empty() || iterations == 0 {
+        return None;
+    }
+    let chunk = CHUNK.min(iterations);
+    let of_chunk = |seed: usize| -> Vec<f64> {
+        let mut random = PythonRandom::new(seed as u64);
+        let mut draw = || {
+            let drawn: Vec<&Worth> = rows.iter().map(|_| &rows[random.choice(rows.len())]).collect();
+            figure(&drawn)
+        };
+        (0..chunk).map(|_| draw()).collect()
+    };
+    let figures: Vec<Vec<f64>> = (0..iterations / chunk).into_par_iter().map(of_chunk).collect();
+    deviation(&figures.concat())
+}
+
+fn per_unit(rows: &[Worth]) -> f64 {
+    let (mut sum, mut units) = (0.0, 0.0);
+    for row in rows {
+        if let Worth::Weighted(loglikelihood, count) = row {
+            sum += loglikelihood;
+            units += count;
+        }
+    }
+    sum / units
+}
+
+fn brier(rows: &[Worth]) -> f64 {
+    let of_row = |row: &Worth| {
+        let Worth::Probabilities(right, probabilities) = row else { return f64::NAN };
+        let off = |(at, p): (usize, &f64)| (p - f64::from(u8::from(at == *right))).powi(2);
+        probabilities.iter().enumerate().map(off).sum()
+    };
+    mean(&rows.iter().map(of_row).collect::<Vec<f64>>())
+}
+
+/// True and false positives and negatives, class 1 being positive.
+fn confusion(rows: &[&Worth]) -> [f64; 4] {
+    let mut counts = [0.0; 4];
+    for row in rows {
+        if let Worth::Classes(right, made) = row {
+            counts[usize::from(*right != 1) * 2 + usize::from(*made != 1)] += 1.0;
+        }
+    }
+    counts
+}
+
+/// F1 of class 1; 0 where nothing is positive.
+fn f1(rows: &[&Worth]) -> f64 {
+    let [true_positive, false_negative, false_positive, _] = confusion(rows);
+    let all = 2.0 * true_positive + false_negative + false_positive;
+    if all == 0.0 { 0.0 } else { 2.0 * true_positive / all }
+}
+
+/// Matthews' correlation of two classes; 0 where it is not defined.
+fn mcc(rows: &[&Worth]) -> f64 {
+    let [true_positive, false_negative, false_positive, true_negative] = confusion(rows);
+    let product = (true_positive + false_positive)
+        * (true_positive + false_negative)
+        * (true_negative + false_positive)
+        * (true_negative + false_negative);
+    let above = true_positive * true_negative - false_positive * false_negative;
+    if product == 0.0 { 0.0 } else { above / product.sqrt() }
+}

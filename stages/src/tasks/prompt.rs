@@ -1,0 +1,96 @@
+//! How a row and the rows shown before it become the text of a request.
+
+use super::file::Task;
+use crate::data::artifact::Message;
+use crate::data::prompt::ChatTemplate;
+
+/// How prompts are put together, beside what the task says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PromptOptions<'o> {
+    /// As a conversation, by the model's chat template.
+    pub apply_chat_template: bool,
+    /// Each shown row is a turn of its own; else they are one with the question.
+    pub fewshot_as_multiturn: bool,
+    pub system_instruction: Option<&'o str>,
+}
+
+/// A shown row: what is asked, and the answer.
+pub struct Shot {
+    pub question: String,
+    pub answer: String,
+}
+
+/// Two texts with something between, unless white space is there already or one is empty.
+fn joined(first: &str, between: &str, second: &str) -> String {
+    let has_space = first.ends_with(char::is_whitespace) || second.starts_with(char::is_whitespace);
+    let between = if first.is_empty() || second.is_empty() || has_space { "" } else { between };
+    format!("{first}{between}{second}")
+}
+
+impl Task {
+    /// What comes between a prompt and a choice.
+    pub fn delimiter(&self, options: PromptOptions<'_>) -> &str {
+        let after_prefix = self.gen_prefix.as_ref().is_some_and(|prefix| !prefix.ends_with(char::is_whitespace));
+        if options.apply_chat_template && !after_prefix { "" } else { &self.target_delimiter }
+    }
+
+    /// The answer of a shown row, with what answers begin with.
+    fn answer(&self, answer: &str) -> String {
+        self.gen_prefix.as_ref().map_or_else(|| answer.to_owned(), |prefix| joined(prefix, " ", answer))
+    }
+
+    /// Shots one after the other.
+    fn shown(&self, shots: &[Shot]) -> String {
+        let mut text = String::new();
+        for Shot { question, answer } in shots {
+            match &self.gen_prefix {
+                None => text.extend([question.as_str(), &self.target_delimiter, answer]),
+                Some(_) => text.push_str(&joined(question, &self.target_delimiter, &self.answer(answer))),
+            }
+            text.push_str(&self.fewshot_delimiter);
+        }
+        text
+    }
+
+    /// The context of a question.
+    ///
+    /// # Errors
+    /// Fails where a chat template is to be applied that the tokenizer lacks, or that refuses the conversation.
+    pub fn context(
+        &self,
+        shots: &[Shot],
+        question: &str,
+        options: PromptOptions<'_>,
+        chat_template: Option<&ChatTemplate>,
+    ) -> Result<String, String> {
+        let system = joined(options.system_instruction.unwrap_or(""), &self.fewshot_delimiter, &self.description);
+        if !options.apply_chat_template {
+            let prefix = self.gen_prefix.as_deref().unwrap_or("");
+            let asked = joined(question, &self.target_delimiter, prefix);
+            return Ok(format!("{system}{}{asked}", self.shown(shots)));
+        }
+        let template = chat_template.ok_or("the tokenizer has no chat template to apply")?;
+        let mut messages = Vec::new();
+        if !system.is_empty() {
+            messages.push(Message::new("system", &system));
+        }
+        if options.fewshot_as_multiturn {
+            for shot in shots {
+                messages.push(Message::new("user", &shot.question));
+                messages.push(Message::new("assistant", &self.answer(&shot.answer)));
+            }
+            messages.push(Message::new("user", question));
+        } else {
+            messages.push(Message::new("user", &format!("{}{question}", self.shown(shots))));
+        }
+        let Some(prefix) = &self.gen_prefix else {
+            return template.render(&messages, true).map_err(|error| error.to_string());
+        };
+        messages.push(Message::new("assistant", prefix));
+        let text = template.render(&messages, false).map_err(|error| error.to_string())?;
+        // A template may trim what is said.
+        let said = if text.contains(prefix.as_str()) { prefix.as_str() } else { prefix.trim() };
+        let at = text.rfind(said).ok_or("the chat template leaves out what the answer is to begin with")?;
+        Ok(text[..at + said.len()].to_owned())
+    }
+}

@@ -1,0 +1,227 @@
+//! What the model is asked for each row of a task.
+
+use serde_json::Value;
+
+use super::TaskError;
+use super::documents::Document;
+use super::fewshot::{FewShots, SEED};
+use super::file::{OutputType, Task};
+use super::prompt::{PromptOptions, Shot};
+use super::template::{Field, printed};
+use crate::data::prompt::ChatTemplate;
+
+/// What the model is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// How likely a continuation of a context is.
+    Continuation { context: String, continuation: String },
+    /// How likely a text is.
+    Rolling { text: String },
+    /// To continue a context.
+    Generation { context: String },
+}
+
+/// The right answer of a row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Gold {
+    /// Choices by index: any of them.
+    Choices(Vec<usize>),
+    /// Texts: any of them.
+    Texts(Vec<String>),
+}
+
+/// A row with what is asked for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub document: Document,
+    /// `doc_to_target` of it.
+    pub target: Value,
+    pub gold: Gold,
+    pub choices: Vec<String>,
+    /// One a choice; with `acc_mutual_info` the same again without a context.
+    pub requests: Vec<Request>,
+}
+
+/// The keys that make text of a row.
+struct Fields<'t> {
+    task: &'t Task,
+    text: Field<'t>,
+    target: Field<'t>,
+    choices: Option<Field<'t>>,
+}
+
+impl<'t> Fields<'t> {
+    fn new(task: &'t Task) -> Result<Self, TaskError> {
+        let field =
+            |key: &str, value: &'t Value| Field::new(value).map_err(|message| TaskError::key(&task.file, key, message));
+        Ok(Self {
+            task,
+            text: field("doc_to_text", &task.doc_to_text)?,
+            target: field("doc_to_target", &task.doc_to_target)?,
+            choices: task.doc_to_choice.as_ref().map(|value| field("doc_to_choice", value)).transpose()?,
+        })
+    }
+
+    fn wrong(&self, key: &str, message: impl Into<String>) -> TaskError {
+        TaskError::key(&self.task.file, key, message)
+    }
+
+    fn choices(&self, row: &Document) -> Result<Vec<String>, TaskError> {
+        let Some(choices) = &self.choices else { return Ok(Vec::new()) };
+        choices.choices(row).map_err(|message| self.wrong("doc_to_choice", message))
+    }
+
+    fn text(&self, row: &Document) -> Result<Value, TaskError> {
+        let text = self.text.index_or_text(row, self.choices.is_some());
+        text.map_err(|message| self.wrong("doc_to_text", message))
+    }
+
+    fn target(&self, row: &Document) -> Result<Value, TaskError> {
+        let target = self.target.target(row, self.choices.is_some());
+        target.map_err(|message| self.wrong("doc_to_target", message))
+    }
+
+    fn choice<'c>(&self, key: &str, choices: &'c [String], index: &Value) -> Result<(usize, &'c str), TaskError> {
+        let at = index.as_u64().map(|at| at as usize);
+        let found = at.and_then(|at| Some((at, choices.get(at)?.as_str())));
+        found.ok_or_else(|| {
+            self.wrong(key, format!("there are {} choices, and the right one is {index}", choices.len()))
+        })
+    }
+
+    /// A row as it is shown.
+    fn shot(&self, row: &Document) -> Result<Shot, TaskError> {
+        let choices = self.choices(row)?;
+        let question = match self.text(row)? {
+            index @ Value::Number(_) if self.choices.is_some() => {
+                self.choice("doc_to_text", &choices, &index)?.1.to_owned()
+            }
+            text => printed(&text),
+        };
+        let target = match self.target(row)? {
+            Value::Array(targets) => targets.into_iter().next().unwrap_or_default(),
+            target => target,
+        };
+        let answer = match target {
+            index @ Value::Number(_) if self.choices.is_some() => {
+                self.choice("doc_to_target", &choices, &index)?.1.to_owned()
+            }
+            text => printed(&text),
+        };
+        Ok(Shot { question, answer })
+    }
+
+    /// The choices that are right.
+    fn right(&self, key: &str, choices: &[String], target: &Value) -> Result<Vec<usize>, TaskError> {
+        let index = |target: &Value| match target {
+            Value::String(text) => choices.iter().position(|choice| choice == text).ok_or_else(|| {
+                self.wrong(key, format!("the target `{text}` is none of the {} choices", choices.len()))
+            }),
+            index => Ok(self.choice(key, choices, index)?.0),
+        };
+        match target {
+            Value::Array(targets) => targets.iter().map(index).collect(),
+            target => Ok(vec![index(target)?]),
+        }
+    }
+}
+
+/// Makes requests of the rows of a task.
+pub struct Asking<'t> {
+    pub task: &'t Task,
+    pub options: PromptOptions<'t>,
+    pub chat_template: Option<&'t ChatTemplate>,
+    /// Rows to show before each; the task's own number if left out.
+    pub num_fewshot: Option<usize>,
+}
+
+impl Asking<'_> {
+    /// What is asked for these rows; `shown` are those that few shots come from.
+    ///
+    /// # Errors
+    /// Fails with the row and the key that give no request.
+    pub fn samples(&self, rows: &[Document], shown: &[Document]) -> Result<Vec<Sample>, TaskError> {
+        let fields = Fields::new(self.task)?;
+        let mut shots = FewShots::new(self.task, self.num_fewshot.unwrap_or(self.task.num_fewshot), shown, SEED);
+        let sample = |(index, row): (usize, &Document)| {
+            let shots = shots.next(row).map_err(|message| fields.wrong("num_fewshot", message))?;
+            self.sample(&fields, row, &shots).map_err(|error| error.in_row(index))
+        };
+        rows.iter().enumerate().map(sample).collect()
+    }
+
+    fn sample(&self, fields: &Fields<'_>, row: &Document, shots: &[&Document]) -> Result<Sample, TaskError> {
+        let shots: Vec<Shot> = shots.iter().map(|shot| fields.shot(shot)).collect::<Result<_, _>>()?;
+        let target = fields.target(row)?;
+        let context = |question: &str| {
+            let context = self.task.context(&shots, question, self.options, self.chat_template);
+            context.map_err(|message| fields.wrong("doc_to_text", message))
+        };
+        let asked = |question: &Value| context(&printed(question));
+        let choices = fields.choices(row)?;
+        let (requests, gold) = match self.task.output_type {
+            OutputType::MultipleChoice => self.choice(fields, row, &target, &choices, &context)?,
+            OutputType::Loglikelihood => {
+                let continuation = printed(&target);
+                let request = Request::Continuation { context: asked(&fields.text(row)?)?, continuation };
+                (vec![request], Gold::Texts(vec![printed(&target)]))
+            }
+            OutputType::LoglikelihoodRolling => {
+                (vec![Request::Rolling { text: printed(&target) }], Gold::Texts(Vec::new()))
+            }
+            OutputType::GenerateUntil => {
+                let texts = match &target {
+                    Value::Array(texts) => texts.iter().map(printed).collect(),
+                    index @ Value::Number(_) if !choices.is_empty() => {
+                        vec![fields.choice("doc_to_target", &choices, index)?.1.to_owned()]
+                    }
+                    text => vec![printed(text)],
+                };
+                (vec![Request::Generation { context: asked(&fields.text(row)?)? }], Gold::Texts(texts))
+            }
+        };
+        Ok(Sample { document: row.clone(), target, gold, choices, requests })
+    }
+
+    fn choice(
+        &self,
+        fields: &Fields<'_>,
+        row: &Document,
+        target: &Value,
+        choices: &[String],
+        context: &dyn Fn(&str) -> Result<String, TaskError>,
+    ) -> Result<(Vec<Request>, Gold), TaskError> {
+        if choices.is_empty() {
+            return Err(fields.wrong("doc_to_choice", "there are no choices"));
+        }
+        let delimiter = self.task.delimiter(self.options);
+        let question = fields.text(row)?;
+        // An index: the choices are contexts, and the target continues each.
+        let contexts_differ = question.is_number();
+        let mut requests = Vec::with_capacity(choices.len());
+        for choice in choices {
+            let (question, continuation) =
+                if contexts_differ { (choice.clone(), printed(target)) } else { (printed(&question), choice.clone()) };
+            if continuation.is_empty() {
+                return Err(fields.wrong("doc_to_choice", "a choice has no text"));
+            }
+            let continuation = format!("{delimiter}{continuation}");
+            requests.push(Request::Continuation { context: context(&question)?, continuation });
+        }
+        let right = match contexts_differ {
+            true => fields.right("doc_to_text", choices, &question)?,
+            false => fields.right("doc_to_target", choices, target)?,
+        };
+        if self.task.metrics.iter().any(|metric| metric.needs_unconditional()) {
+            let unconditional = |request: &Request| match request {
+                Request::Continuation { continuation, .. } => {
+                    Request::Continuation { context: String::new(), continuation: continuation.clone() }
+                }
+                other => other.clone(),
+            };
+            let again: Vec<Request> = requests.iter().map(unconditional).collect();
+            requests.extend(again);
+        }
+        Ok((requests, Gold::Choices(right)))
+    }
+}

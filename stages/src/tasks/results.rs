@@ -1,0 +1,240 @@
+//! From the answers of a model to the figures of a task, and of groups.
+
+use std::collections::BTreeMap;
+
+use super::TaskError;
+use super::encode::is_python_space;
+use super::file::{Group, OutputType, Processor, Task};
+use super::metric::{Kind, Metric, Worth, mean};
+use super::request::{Gold, Request, Sample};
+
+/// What a model makes of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// The sum of log-probabilities of a continuation or text, and whether each of its tokens is the most likely.
+    Loglikelihood { sum: f64, is_greedy: bool },
+    /// A continuation.
+    Text(String),
+}
+
+impl Answer {
+    fn sum(&self) -> f64 {
+        if let Self::Loglikelihood { sum, .. } = self { *sum } else { f64::NAN }
+    }
+
+    fn is_greedy(&self) -> bool {
+        matches!(self, Self::Loglikelihood { is_greedy: true, .. })
+    }
+}
+
+/// What each row is worth by a metric and filter: `acc,none`.
+pub type Column = (String, Vec<Option<f64>>);
+
+/// A figure of a task.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Figure {
+    pub value: f64,
+    pub stderr: Option<f64>,
+}
+
+/// The figures of a task or group, by metric and filter: `acc,none`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Results {
+    /// Rows that they are of.
+    pub sample_len: usize,
+    pub figures: BTreeMap<String, Figure>,
+}
+
+impl Task {
+    /// What the answers to a row are worth by a metric; of a generation, by the text that a filter makes of it.
+    ///
+    /// # Errors
+    /// Fails where a processor's columns are missing.
+    pub fn worth(
+        &self,
+        metric: &Metric,
+        sample: &Sample,
+        answers: &[Answer],
+        filtered: Option<&str>,
+    ) -> Result<Worth, TaskError> {
+        if self.process_results == Some(Processor::TruthfulQaMc2) {
+            return self.truthful(sample, answers).map(Worth::Number);
+        }
+        let number = |flag: bool| Worth::Number(f64::from(u8::from(flag)));
+        Ok(match (self.output_type, metric.kind) {
+            (OutputType::MultipleChoice, kind) => self.choice(kind, sample, answers),
+            (OutputType::Loglikelihood, Kind::Acc) => number(answers[0].is_greedy()),
+            (OutputType::Loglikelihood, _) => Worth::Number(answers[0].sum()),
+            (OutputType::LoglikelihoodRolling, kind) => {
+                let page = || sample.document.get("page").and_then(serde_json::Value::as_str);
+                let text = match &sample.requests[0] {
+                    Request::Rolling { .. } if self.process_results == Some(Processor::OfPage) => page().unwrap_or(""),
+                    Request::Rolling { text } => text.as_str(),
+                    _ => "",
+                };
+                let units = if kind == Kind::WordPerplexity { words(text) } else { text.len() };
+                Worth::Weighted(answers[0].sum(), units as f64)
+            }
+            (OutputType::GenerateUntil, _) => {
+                let said = filtered.unwrap_or("");
+                let is_right = match &sample.gold {
+                    Gold::Texts(texts) => texts.iter().any(|text| metric.alike.same(said, text)),
+                    Gold::Choices(_) => false,
+                };
+                number(is_right)
+            }
+        })
+    }
+
+    fn choice(&self, kind: Kind, sample: &Sample, answers: &[Answer]) -> Worth {
+        let Gold::Choices(right) = &sample.gold else { return Worth::Number(f64::NAN) };
+        let choices = sample.choices.len();
+        let sums: Vec<f64> = answers[..choices].iter().map(Answer::sum).collect();
+        let weighed = |weight: &dyn Fn(usize, f64) -> f64| -> usize {
+            largest(&sums.iter().enumerate().map(|(at, sum)| weight(at, *sum)).collect::<Vec<f64>>())
+        };
+        let number = |flag: bool| Worth::Number(f64::from(u8::from(flag)));
+        let made = weighed(&|_, sum| sum);
+        match kind {
+            Kind::AccNorm => {
+                number(right.contains(&weighed(&|at, sum| sum / sample.choices[at].chars().count() as f64)))
+            }
+            Kind::AccBytes => number(right.contains(&weighed(&|at, sum| sum / sample.choices[at].len() as f64))),
+            Kind::AccMutualInfo => number(right.contains(&weighed(&|at, sum| sum - answers[choices + at].sum()))),
+            Kind::ExactMatch => number(right.iter().any(|at| answers[*at].is_greedy())),
+            Kind::Brier => Worth::Probabilities(right[0], softmax(&sums)),
+            Kind::F1 | Kind::Mcc => Worth::Classes(right[0], made),
+            _ => number(right.contains(&made)),
+        }
+    }
+
+    /// TruthfulQA's share of probability on true answers.
+    fn truthful(&self, sample: &Sample, answers: &[Answer]) -> Result<f64, TaskError> {
+        let labels = sample.document.get("mc2_targets").and_then(|targets| targets.get("labels"));
+        let labels = labels
+            .and_then(|labels| labels.as_array())
+            .ok_or_else(|| TaskError::key(&self.file, "process_results", "a row has no list `mc2_targets.labels`"))?;
+        let p: Vec<f64> = answers.iter().map(|answer| answer.sum().exp()).collect();
+        let of_true: f64 = p.iter().zip(labels).filter(|(_, label)| **label == 1).map(|(p, _)| p).sum();
+        Ok(of_true / p.iter().sum::<f64>())
+    }
+
+    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left out.
+    ///
+    /// # Errors
+    /// As for [`Task::worth`], with the row.
+    pub fn worths(&self, samples: &[Sample], answers: &[Vec<Answer>]) -> Result<Vec<Column>, TaskError> {
+        let mut columns = Vec::new();
+        for pipeline in &self.filters {
+            for metric in &self.metrics {
+                let row = |at: usize| {
+                    let filtered = match answers[at].first() {
+                        Some(Answer::Text(text)) => Some(pipeline.apply(text)),
+                        _ => None,
+                    };
+                    let worth = self.worth(metric, &samples[at], &answers[at], filtered.as_deref());
+                    Ok(match worth.map_err(|error| error.in_row(at))? {
+                        Worth::Number(number) | Worth::Weighted(number, _) => Some(number),
+                        Worth::Probabilities(..) | Worth::Classes(..) => None,
+                    })
+                };
+                let column = (0..samples.len()).map(row).collect::<Result<_, TaskError>>()?;
+                columns.push((format!("{},{}", metric.kind.name(), pipeline.name), column));
+            }
+        }
+        Ok(columns)
+    }
+
+    /// The figures of all rows.
+    ///
+    /// # Errors
+    /// As for [`Task::worth`], with the row.
+    pub fn results(
+        &self,
+        samples: &[Sample],
+        answers: &[Vec<Answer>],
+        bootstrap_iterations: usize,
+    ) -> Result<Results, TaskError> {
+        let mut results = Results { sample_len: samples.len(), ..Results::default() };
+        for pipeline in &self.filters {
+            let filtered: Vec<Option<String>> = answers
+                .iter()
+                .map(|answers| match answers.first() {
+                    Some(Answer::Text(text)) => Some(pipeline.apply(text)),
+                    _ => None,
+                })
+                .collect();
+            for metric in &self.metrics {
+                let row = |at: usize| {
+                    let worth = self.worth(metric, &samples[at], &answers[at], filtered[at].as_deref());
+                    worth.map_err(|error| error.in_row(at))
+                };
+                let rows: Vec<Worth> = (0..samples.len()).map(row).collect::<Result<_, _>>()?;
+                let (value, stderr) = metric.aggregate(&rows, bootstrap_iterations);
+                results.figures.insert(format!("{},{}", metric.kind.name(), pipeline.name), Figure { value, stderr });
+            }
+        }
+        Ok(results)
+    }
+}
+
+impl Group {
+    /// The figures of the group from those of its tasks, in any order.
+    pub fn results(&self, tasks: &[&Results]) -> Results {
+        let rows = |results: &&Results| results.sample_len as f64;
+        let total: f64 = tasks.iter().map(rows).sum();
+        let mut group = Results { sample_len: total as usize, ..Results::default() };
+        for metric in &self.metrics {
+            let prefix = format!("{},", metric.metric);
+            let keys: std::collections::BTreeSet<&String> =
+                tasks.iter().flat_map(|task| task.figures.keys()).filter(|key| key.starts_with(&prefix)).collect();
+            for key in keys {
+                let of_tasks: Vec<(f64, Figure)> =
+                    tasks.iter().filter_map(|task| Some((task.sample_len as f64, *task.figures.get(key)?))).collect();
+                group.figures.insert(key.clone(), together(&of_tasks, metric.weight_by_size));
+            }
+        }
+        group
+    }
+}
+
+/// The mean of some figures, each of so many rows.
+fn together(figures: &[(f64, Figure)], weight_by_size: bool) -> Figure {
+    let (count, total) = (figures.len() as f64, figures.iter().map(|(rows, _)| rows).sum::<f64>());
+    let errors: Option<Vec<(f64, f64)>> = figures.iter().map(|(rows, figure)| Some((*rows, figure.stderr?))).collect();
+    if weight_by_size {
+        let value = figures.iter().map(|(rows, figure)| rows * figure.value).sum::<f64>() / total;
+        let pooled = |errors: Vec<(f64, f64)>| {
+            let squares: f64 = errors.iter().map(|(rows, error)| (rows - 1.0) * error * error * rows).sum();
+            (squares / (total - count) / total).sqrt()
+        };
+        return Figure { value, stderr: errors.map(pooled) };
+    }
+    let value = mean(&figures.iter().map(|(_, figure)| figure.value).collect::<Vec<f64>>());
+    let squares = |errors: Vec<(f64, f64)>| errors.iter().map(|(_, error)| error * error).sum::<f64>().sqrt() / count;
+    Figure { value, stderr: errors.map(squares) }
+}
+
+/// Where the largest number is first.
+fn largest(numbers: &[f64]) -> usize {
+    (0..numbers.len()).fold(0, |best, at| if numbers[at] > numbers[best] { at } else { best })
+}
+
+fn softmax(sums: &[f64]) -> Vec<f64> {
+    let most = sums.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exp: Vec<f64> = sums.iter().map(|sum| (sum - most).exp()).collect();
+    let total: f64 = exp.iter().sum();
+    exp.iter().map(|p| p / total).collect()
+}
+
+/// `len(re.split(r"\s+", text))`: white space at an end counts an empty word there.
+fn words(text: &str) -> usize {
+    let mut words = 1;
+    let mut in_space = false;
+    for letter in text.chars() {
+        let is_space = is_python_space(letter);
+        words += usize::from(is_space && !in_space);
+        in_space = is_space;
+    }
+    words
+}

@@ -1,0 +1,117 @@
+//! What the keys of a task make of a row: a column, a value as it stands, or a Jinja template.
+
+use std::sync::LazyLock;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value as Object};
+use minijinja::{Environment, UndefinedBehavior};
+use serde_json::Value;
+
+use super::documents::Document;
+use super::literal;
+use crate::data::jinja::{self, Form, Program};
+use crate::data::prompt::python;
+
+/// Strict about what is not there; lists print as Python's.
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_syntax(syntax());
+    jinja::bound(&mut environment);
+    python::define(&mut environment);
+    environment.set_formatter(python::format_lists);
+    environment
+});
+
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder().keep_trailing_newline(true).build().expect("the syntax is the usual one")
+}
+
+/// A key's value, ready to be used on rows.
+pub struct Field<'t> {
+    value: &'t Value,
+    program: Option<Program<'t>>,
+}
+
+impl<'t> Field<'t> {
+    /// Compiles what is a template.
+    ///
+    /// # Errors
+    /// Says what is wrong with the template.
+    pub fn new(value: &'t Value) -> Result<Self, String> {
+        let compile = |text: &'t str| Program::compile(text, &Form::Template(syntax()));
+        let program = value.as_str().map(compile).transpose().map_err(|error| what(&error))?;
+        Ok(Self { value, program })
+    }
+
+    /// What it makes of a row: the column of this name, the text of a template, or the value itself.
+    ///
+    /// # Errors
+    /// Says what the template fails over.
+    pub fn of(&self, row: &Document) -> Result<Value, String> {
+        let (Value::String(text), Some(program)) = (self.value, &self.program) else { return Ok(self.value.clone()) };
+        if let Some(column) = row.get(text) {
+            return Ok(column.clone());
+        }
+        let context = || Object::from(Serde(row));
+        program.render(&ENVIRONMENT, context).map(Value::String).map_err(|error| what(&error))
+    }
+
+    /// The same where `doc_to_choice` exists: digits are an index.
+    ///
+    /// # Errors
+    /// As for [`Field::of`].
+    pub fn index_or_text(&self, row: &Document, has_choices: bool) -> Result<Value, String> {
+        let value = self.of(row)?;
+        let index = value.as_str().filter(|_| has_choices && self.is_template(row)).and_then(digits);
+        Ok(index.map_or(value, Value::from))
+    }
+
+    /// A target: an index, a text, or a list of either.
+    ///
+    /// # Errors
+    /// As for [`Field::of`].
+    pub fn target(&self, row: &Document, has_choices: bool) -> Result<Value, String> {
+        let value = self.index_or_text(row, has_choices)?;
+        match value.as_str().filter(|text| text.starts_with('[') && text.ends_with(']')).and_then(literal::list) {
+            Some(list) if self.is_template(row) => Ok(Value::Array(list)),
+            _ => Ok(value),
+        }
+    }
+
+    /// The choices of a row.
+    ///
+    /// # Errors
+    /// As for [`Field::of`]; what is no list of texts is named.
+    pub fn choices(&self, row: &Document) -> Result<Vec<String>, String> {
+        let list = match self.of(row)? {
+            Value::Array(list) => list,
+            Value::Object(named) => named.into_iter().map(|(_, value)| value).collect(),
+            Value::String(text) => literal::list(&text).ok_or_else(|| format!("`{text}` is no list of choices"))?,
+            other => return Err(format!("`{other}` is no list of choices")),
+        };
+        Ok(list.iter().map(printed).collect())
+    }
+
+    fn is_template(&self, row: &Document) -> bool {
+        self.value.as_str().is_some_and(|text| !row.contains_key(text))
+    }
+}
+
+/// A value as Python prints it into a text.
+pub fn printed(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        value => python::print(&Object::from(Serde(value))),
+    }
+}
+
+/// The number that a text of digits alone is.
+fn digits(text: &str) -> Option<i64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { text.parse().ok() } else { None }
+}
+
+fn what(error: &minijinja::Error) -> String {
+    error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()))
+}

@@ -1,0 +1,126 @@
+//! Task files that are read otherwise than YAML 1.2 has it, and what is said of wrong ones.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::TaskError;
+use super::documents::{self, Document};
+use super::file::{Task, TaskFile};
+use super::prompt::PromptOptions;
+use super::request::{Asking, Request, Sample};
+
+const TASK: &str = "task: letters
+output_type: multiple_choice
+dataset_kwargs: { data_files: { test: rows.jsonl } }
+test_split: test
+doc_to_text: '{{ question }}'
+doc_to_choice: options
+doc_to_target: answer
+metric_list: [{ metric: acc }]
+";
+
+fn task(folder: &Path, text: &str) -> Result<Task, TaskError> {
+    let path = folder.join("task.yaml");
+    std::fs::write(&path, text).unwrap();
+    TaskFile::read(&path).map(|file| match file {
+        TaskFile::Task(task) => *task,
+        TaskFile::Group(group) => panic!("a group: {group:?}"),
+    })
+}
+
+fn read(text: &str) -> Result<Task, TaskError> {
+    task(tempfile::tempdir().unwrap().path(), text)
+}
+
+/// What is said of a task, without the file's folder.
+fn refusal(text: &str) -> String {
+    let said = read(text).unwrap_err().to_string();
+    said[said.find("task.yaml").unwrap()..].to_owned()
+}
+
+fn samples(text: &str, rows: &[Value]) -> Result<Vec<Sample>, TaskError> {
+    let task = read(text)?;
+    let rows: Vec<Document> = rows.iter().map(|row| row.as_object().unwrap().clone()).collect();
+    let options = PromptOptions::default();
+    Asking { task: &task, options, chat_template: None, num_fewshot: None }.samples(&rows, &rows)
+}
+
+fn refused_row(text: &str, row: Value) -> String {
+    let right = json!({ "question": "Which?", "options": ["a", "b"], "answer": 0 });
+    let said = samples(text, &[right, row]).unwrap_err().to_string();
+    said[said.find("task.yaml").unwrap()..].to_owned()
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line() {
+    let said = refusal(&TASK.replace("test_split", "tset_split"));
+    assert_eq!(said, "task.yaml:4, `tset_split`: no key of a task: did you mean `test_split`?");
+    let said = refusal(&TASK.replace("metric: acc", "metric: bleurt"));
+    assert_eq!(said, "task.yaml:8, `metric_list`: the metric `bleurt` is not known here");
+    let said = refusal(&format!("{TASK}process_results: !function utils.other\n"));
+    assert_eq!(said, "task.yaml:9, `process_results`: the function `utils.other` is not known here");
+    let said = refusal(&TASK.replace("test_split: test\n", ""));
+    assert_eq!(said, "task.yaml, `test_split`: is missing, and so is `validation_split`: no rows to evaluate on");
+}
+
+#[test]
+fn plain_words_are_what_yaml_1_1_has_them_be() {
+    let text = TASK.replace("doc_to_choice: options", "doc_to_choice: [no, 'no', \"yes\", On, 010, 1e5, 1.5, n]");
+    let choices = read(&text).unwrap().doc_to_choice.unwrap();
+    assert_eq!(choices, json!([false, "no", "yes", true, 8, "1e5", 1.5, "n"]));
+}
+
+#[test]
+fn a_file_changes_what_it_includes() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("base.yaml"), TASK).unwrap();
+    let task_of = |text: &str| task(folder.path(), text);
+    let found = task_of("include: base.yaml\ntask: other\ndescription: 'Answer. '\n").unwrap();
+    assert_eq!((found.name.as_str(), found.description.as_str()), ("other", "Answer. "));
+    assert_eq!(found.doc_to_target, json!("answer"));
+    let said = task_of("include: task.yaml\n").unwrap_err().message;
+    assert_eq!(said, "the file includes itself");
+}
+
+#[test]
+fn a_row_that_gives_no_request_is_named_with_the_key() {
+    let row = |options: Value, answer: Value| json!({ "question": "Which?", "options": options, "answer": answer });
+    let said = refused_row(TASK, row(json!(["a", "b"]), json!(2)));
+    assert_eq!(said, "task.yaml, row 2, `doc_to_target`: there are 2 choices, and the right one is 2");
+    let said = refused_row(TASK, row(json!(["a", "b"]), json!("c")));
+    assert_eq!(said, "task.yaml, row 2, `doc_to_target`: the target `c` is none of the 2 choices");
+    let said = refused_row(TASK, row(json!(["a", ""]), json!(0)));
+    assert_eq!(said, "task.yaml, row 2, `doc_to_choice`: a choice has no text");
+    let said = refused_row(TASK, json!({ "options": ["a"], "answer": 0 }));
+    assert!(said.starts_with("task.yaml, row 2, `doc_to_text`: undefined value"), "{said}");
+    let said = refusal_of_template("{{ question");
+    assert!(said.starts_with("task.yaml, `doc_to_text`: syntax error"), "{said}");
+}
+
+fn refusal_of_template(template: &str) -> String {
+    refused_row(&TASK.replace("{{ question }}", template), json!({}))
+}
+
+#[test]
+fn a_list_in_a_text_is_printed_as_by_python() {
+    let text = TASK.replace("{{ question }}", "Of {{ options }}:");
+    let row = json!({ "options": ["it's", "b"], "answer": "b" });
+    let samples = samples(&text, &[row]).unwrap();
+    let Request::Continuation { context, .. } = &samples[0].requests[0] else { panic!("no continuation") };
+    assert_eq!(context, "Of [\"it's\", 'b']:");
+}
+
+#[test]
+fn rows_that_cannot_be_read_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let task = task(folder.path(), TASK).unwrap();
+    std::fs::write(folder.path().join("rows.jsonl"), "{\"question\": 1}\n\n[2]\n").unwrap();
+    let said = documents::read(&task, "test", folder.path()).unwrap_err();
+    assert_eq!(said.row, Some(3), "{said}");
+    let said = documents::read(&task, "dev", folder.path()).unwrap_err().message;
+    assert_eq!(said, "`data_files` has no split `dev`, only `test`");
+    std::fs::write(folder.path().join("rows.jsonl"), "[{\"a\": 1}, {\"a\": null}]").unwrap();
+    let rows = documents::read(&task, "test", folder.path()).unwrap();
+    assert_eq!(rows.into_iter().map(Value::from).collect::<Vec<_>>(), [json!({ "a": 1 }), json!({ "a": null })]);
+}
