@@ -245,8 +245,12 @@ const AXOLOTL: &str = "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_alpha: 16
 #[test]
 fn what_cannot_be_carried_over_is_an_error_with_its_line_unless_only_a_part_is_asked_for() {
     let project = project();
-    project.write("a.yaml", &format!("{AXOLOTL}load_in_4bit: true\n"));
-    project.run(&["import", "a.yaml", "-o", "b.yaml"]).ends_with(2).warns("[a.yaml:8:1]").warns("QLoRA");
+    project.write("a.yaml", &format!("{AXOLOTL}load_in_8bit: true\n"));
+    project
+        .run(&["import", "a.yaml", "-o", "b.yaml"])
+        .ends_with(2)
+        .warns("[a.yaml:8:1]")
+        .warns("`nf4` and `fp4` alone are there");
     assert!(!project.path("b.yaml").exists());
     project.run(&["import", "a.yaml", "-o", "b.yaml", "--partial"]).ends_with(0).warns("not carried over:");
     project.run(&["validate", "b.yaml"]).ends_with(0);

@@ -88,6 +88,20 @@ fn every_recipe_is_valid_for_every_family_and_runs() {
     }
 }
 
+/// What the engine says where an adapter meets another base than it was trained on, and what a merge tells of both.
+#[test]
+fn the_quickstart_of_qlora_runs_and_warns_where_the_base_is_another() {
+    let project = Project::new();
+    project.run(&["cp", "quickstart_qlora", "job.yaml"]).ends_with(0);
+    project.edit("job.yaml", "epochs: 10", "max_steps: 3");
+    project.edit("job.yaml", "epochs: 2", "max_steps: 3");
+    let warning = "the adapter was trained on its base in `nf4`, and is used with the format that it is stored in";
+    let ran = project.run(&["run", "job.yaml"]).ends_with(0).warns(warning);
+    assert_eq!(ran.stderr.matches("the adapter was trained on its base in").count(), 1, "{ran}");
+    project.edit("job.yaml", ", into: dequantized", "");
+    project.run(&["validate", "job.yaml"]).ends_with(2).warns("on its base in `nf4`, and `into` is not given");
+}
+
 #[test]
 fn every_family_has_models_and_words_filter_them() {
     let project = Project::new();

@@ -51,6 +51,11 @@ CASES = {
     ("llama31", "warm_start"): (dict(r=4, lora_alpha=8, target_modules=ATTENTION), 0.85, []),
     ("llama31", "lora_plus"): (dict(r=4, lora_alpha=8, use_dora=True, target_modules=ATTENTION + ["down_proj"]), 1.1, []),
     ("gemma2", "neftune"): (dict(r=4, lora_alpha=8, target_modules=ATTENTION), 0.5, []),
+    ("llama31", "trainable_tokens"): (
+        dict(r=4, lora_alpha=8, target_modules=ATTENTION,
+             trainable_token_indices={"embed_tokens": list(range(300, 320)) + [7], "lm_head": list(range(310, 320))}), 0.9, ["lm_head", "embed_tokens"]),
+    ("gemma2", "tied_trainable_tokens"): (
+        dict(r=4, lora_alpha=8, target_modules=ATTENTION, trainable_token_indices=list(range(300, 320)) + [7]), 0.5, ["lm_head", "embed_tokens"]),
 }
 RATIO = {("llama31", "lora_plus"): 4.0}
 NOISE = {("gemma2", "neftune"): 15.0}

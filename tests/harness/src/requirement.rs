@@ -11,6 +11,10 @@ pub(crate) const VARIABLE: &str = "PIPELINE_REQUIRE";
 pub enum Requirement {
     /// A Python with torch, transformers, peft, safetensors and numpy.
     Torch,
+    /// A Python with bitsandbytes beside what [`Requirement::Torch`] is.
+    Bitsandbytes,
+    /// A Python with mlflow, wandb and swanlab.
+    Trackers,
     /// The daemons and commands of Slurm.
     Slurm,
     /// A CUDA device, and a build with `--features cuda`.
@@ -30,8 +34,10 @@ pub enum Requirement {
 }
 
 impl Requirement {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Torch,
+        Self::Bitsandbytes,
+        Self::Trackers,
         Self::Slurm,
         Self::Cuda,
         Self::Root,
@@ -45,6 +51,8 @@ impl Requirement {
     fn name(self) -> &'static str {
         match self {
             Self::Torch => "torch",
+            Self::Bitsandbytes => "bitsandbytes",
+            Self::Trackers => "trackers",
             Self::Slurm => "slurm",
             Self::Cuda => "cuda",
             Self::Root => "root",

@@ -1,0 +1,229 @@
+//! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its row,
+//! file and key, before a model is loaded.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+mod support;
+
+use serde_json::Value;
+use support::Project;
+
+const PIPELINE: &str = r#"
+version: 1
+name: tasks
+stages:
+  text:
+    uses: dataset
+    with: { source: ./text.jsonl }
+  fresh:
+    uses: new_model
+    with:
+      { text: text, vocab_size: 300, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, max_position_embeddings: 128 }
+  scores:
+    uses: evaluate
+    with: { model: fresh, tasks: [./tasks/sums.yaml], task_data: ./tasks, max_new_tokens: 4 }
+  again:
+    uses: evaluate
+    with: { model: fresh, tasks: [./tasks/sums.yaml, ./tasks/words.yaml], task_data: ./tasks, limit: 2, num_fewshot: 1, compare_with: scores }
+publish: { again: ./again }
+"#;
+
+const SUMS: &str = r#"
+task: sums
+dataset_path: json
+dataset_kwargs: { data_files: { test: sums.jsonl } }
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{a}} and {{b}} are"
+doc_to_choice: "{{choices}}"
+doc_to_target: right
+metric_list: [{ metric: acc }, { metric: acc_norm }]
+metadata: { version: 2 }
+"#;
+
+const WORDS: &str = r#"
+include: base.yaml
+task: words
+output_type: generate_until
+doc_to_target: "{{choices[right]}}"
+generation_kwargs: { until: ["."], max_gen_toks: 3 }
+metric_list: [{ metric: exact_match }]
+"#;
+
+const ROWS: &str = r#"{"a": 1, "b": 1, "choices": ["two", "three"], "right": 0}
+{"a": 1, "b": 2, "choices": ["two", "three", "four"], "right": 1}
+{"a": 2, "b": 2, "choices": ["two", "four"], "right": 1}
+"#;
+
+fn project() -> Project {
+    let project = Project::with_pipeline("lora.yaml");
+    project.write("tasks.yaml", PIPELINE);
+    std::fs::create_dir(project.path("tasks")).unwrap();
+    project.write("tasks/sums.yaml", SUMS);
+    project.write("tasks/base.yaml", &SUMS.replace("task: sums\n", "").replace("doc_to_choice: \"{{choices}}\"\n", ""));
+    project.write("tasks/words.yaml", WORDS);
+    project.write("tasks/sums.jsonl", ROWS);
+    project
+}
+
+fn figures(project: &Project) -> Value {
+    let text = std::fs::read(project.path("again/metrics.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+#[test]
+fn figures_stand_beside_those_of_another_evaluation() {
+    let project = project();
+    let run = project.run(&["run", "tasks.yaml"]).ends_with(0);
+    for text in ["task   version", "sums acc,none: ", "`scores` ", "words"] {
+        assert!(run.stdout.contains(text), "{text}: {}", run.stdout);
+    }
+    let figures = figures(&project);
+    assert_eq!(figures["n-samples"]["sums"], serde_json::json!({ "original": 3, "effective": 2 }));
+    assert_eq!(figures["n-shot"]["words"], 1);
+    assert!(
+        figures["results"]["words"]["exact_match,none"].is_number()
+            && figures["results"]["sums"]["acc_stderr,none"].is_number()
+    );
+    // Of three rows and of two: the rows are not the same.
+    assert_eq!(figures["compared"][0]["paired"], false);
+    assert!(project.path("again/samples_words.parquet").is_file());
+    let shown = project.run(&["runs", "show", "latest", "again", "--format", "json"]).ends_with(0);
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+    assert!(shown["outputs"]["metrics"]["facts"]["sums.acc,none"].is_number(), "{shown}");
+    project.run(&["run", "tasks.yaml"]).ends_with(0);
+    // What a task file includes is part of the key, and so are its rows.
+    project.write("tasks/sums.jsonl", &ROWS.replace("\"a\": 2", "\"a\": 3"));
+    let run = project.run(&["run", "tasks.yaml", "-v"]).ends_with(0);
+    assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
+}
+
+#[test]
+fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
+    let project = project();
+    project.write("tasks/more.yaml", &SUMS.replace("task: sums", "task: more").replace("sums.jsonl", "more.jsonl"));
+    let choices: Vec<String> = (0..20).map(|number| format!("\"number {number}\"")).collect();
+    project.write(
+        "tasks/more.jsonl",
+        &format!("{{\"a\": 1, \"b\": 1, \"choices\": [{}], \"right\": 0}}\n", choices.join(", ")),
+    );
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/evaltasks/model");
+    let pipeline = r#"
+version: 1
+name: beside
+stages:
+  model: { uses: download, with: { path: MODEL } }
+  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/short.yaml], task_data: ./tasks, limit: 1 } }
+publish: { scores: ./beside }
+"#;
+    // So few tokens that a batch of them alone is one of few rows in every layer.
+    let short = SUMS.replace("task: sums", "task: short").replace("{{a}} and {{b}} are", "{{a}}");
+    project.write("tasks/short.yaml", &short.replace("{{choices}}", "{{['b', 'c']}}"));
+    project.write("beside.yaml", &pipeline.replace("MODEL", model));
+    let samples = |tasks: &str| {
+        project.run(&["run", "beside.yaml", &format!("scores.tasks={tasks}"), "--overwrite"]).ends_with(0);
+        std::fs::read(project.path("beside/samples_short.parquet")).unwrap()
+    };
+    let (alone, beside) = (samples("[./tasks/short.yaml]"), samples("[./tasks/short.yaml, ./tasks/more.yaml]"));
+    assert!(alone == beside, "the other task's rows change what these score");
+}
+
+#[test]
+fn what_is_wrong_with_a_task_is_told_with_its_place() {
+    let project = project();
+    let fails_with = |code: i32, file: &str, text: &str, expected: &[&str]| {
+        let before = std::fs::read_to_string(project.path(file)).unwrap();
+        project.write(file, text);
+        let run = project.run(&["run", "tasks.yaml", "--until", "scores"]).ends_with(code);
+        for expected in expected {
+            assert!(run.stderr.contains(expected), "{expected}: {}", run.stderr);
+        }
+        project.write(file, &before);
+    };
+    let fails = |file: &str, text: &str, expected: &[&str]| fails_with(1, file, text, expected);
+    fails("tasks/sums.yaml", &SUMS.replace("test_split: test\n", ""), &["sums.yaml", "`test_split`"]);
+    fails(
+        "tasks/sums.yaml",
+        &SUMS.replace("test_split: test", "test_split: dev"),
+        &["`data_files` has no split `dev`"],
+    );
+    fails("tasks/sums.yaml", &SUMS.replace("{{b}}", "{{c}}"), &["row 1", "`doc_to_text`"]);
+    fails("tasks/sums.yaml", &SUMS.replace("metric: acc }", "metric: accuracy }"), &["sums.yaml:10", "`accuracy`"]);
+    fails("tasks/sums.yaml", &SUMS.replace("right\n", "!function utils.right\n"), &["`doc_to_target`", "utils.right"]);
+    fails(
+        "tasks/sums.jsonl",
+        &ROWS.replace("\"right\": 0", "\"right\": 5"),
+        &["row 1", "`doc_to_target`", "2 choices"],
+    );
+    fails("tasks/sums.jsonl", &ROWS.replace("[\"two\", \"four\"]", "[\"\", \"four\"]"), &["row 3", "`doc_to_choice`"]);
+    fails("tasks/sums.jsonl", "", &["has no rows"]);
+    fails("tasks/sums.jsonl", "{\"a\": 1\n", &["sums.jsonl, row 1"]);
+    project.write("elsewhere.jsonl", ROWS);
+    fails_with(
+        2,
+        "tasks/sums.yaml",
+        &SUMS.replace("sums.jsonl", "../elsewhere.jsonl"),
+        &["which this stage", "task_data"],
+    );
+}
+
+#[test]
+fn parameters_that_do_not_go_together_are_told_at_once() {
+    let project = project();
+    let wrong = |change: &str, code: &str| {
+        let run = project.run(&["validate", "tasks.yaml", change]).ends_with(2);
+        assert!(run.stderr.contains(code), "{change}: {}", run.stderr);
+    };
+    wrong("scores.tasks=null", "missing-key");
+    wrong("scores.data=text", "bad-value");
+    wrong("scores.tasks=hellaswaq", "hellaswag");
+    wrong("scores.fewshot_as_multiturn=true", "apply_chat_template");
+    wrong("scores.tasks=[piqa, piqa]", "named twice");
+    let run = project.run(&["run", "tasks.yaml", "scores.tasks=piqa", "--until", "scores"]).ends_with(1);
+    assert!(run.stderr.contains("piqa/validation.jsonl"), "{}", run.stderr);
+    std::fs::create_dir(project.path("tasks/piqa")).unwrap();
+    for file in ["tasks/piqa/validation.jsonl", "tasks/piqa/validation-00000-of-00001.json"] {
+        project.write(file, "");
+    }
+    let run = project.run(&["run", "tasks.yaml", "scores.tasks=piqa", "--until", "scores"]).ends_with(1);
+    assert!(run.stderr.contains("has several files"), "{}", run.stderr);
+}
+
+#[test]
+fn rows_of_a_task_that_were_trained_on_are_counted_and_left_out() {
+    let project = project();
+    let asked = "Of all the birds that live on the island, {{a}} and {{b}} more are white, which together makes";
+    project.write("tasks/sums.yaml", &SUMS.replace("{{a}} and {{b}} are", asked));
+    let text =
+        |a: u32, b: u32, sum: &str| asked.replace("{{a}}", &a.to_string()).replace("{{b}}", &b.to_string()) + " " + sum;
+    let held = [text(1, 1, "two"), format!("A quiz. {} That was it.", text(2, 2, "four").to_uppercase())];
+    let rows = [held[0].as_str(), "Nothing of this is in any task, whatever else is said here.", &held[1]];
+    let lines = |rows: &[&str]| -> String {
+        rows.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n").collect()
+    };
+    project.write("trained_on.jsonl", &lines(&rows));
+    project.write("held_out.jsonl", &lines(&[&held[0]]));
+    let pipeline = r#"
+version: 1
+name: contamination
+stages:
+  model: { uses: download, with: { path: MODEL } }
+  held_out: { uses: dataset, with: { source: ./held_out.jsonl } }
+  trained_on: { uses: dataset, with: { source: ./trained_on.jsonl } }
+  clean: { uses: dataset, with: { source: ./trained_on.jsonl, decontaminate: held_out } }
+  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/sums.yaml], task_data: ./tasks, train_data: trained_on } }
+  after: { uses: evaluate, with: { model: model, tasks: [./tasks/sums.yaml], task_data: ./tasks, train_data: clean } }
+publish: { scores: ./scores, after: ./after }
+"#;
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/evaltasks/model");
+    project.write("contamination.yaml", &pipeline.replace("MODEL", model));
+    let run = project.run(&["run", "contamination.yaml"]).ends_with(0);
+    assert!(run.stdout.contains("sums: 2 of 3 rows stand in the training data, in 2 of its rows"), "{}", run.stdout);
+    assert!(run.stderr.contains("1 rows hold one of `decontaminate`"), "{}", run.stderr);
+    let found = |folder: &str| -> Value {
+        let text = std::fs::read(project.path(folder).join("metrics.json")).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()["contamination"]["sums"].clone()
+    };
+    assert_eq!(found("scores"), serde_json::json!({ "rows": 2, "of": 3, "training_rows": 2 }));
+    assert_eq!(found("after"), serde_json::json!({ "rows": 1, "of": 3, "training_rows": 1 }));
+}
