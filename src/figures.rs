@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use engine::history::RecordedGate;
 use engine::visible::on_one_line;
 use serde_json::{Map, Value};
 use stages::view::show::shortened;
@@ -38,6 +39,15 @@ pub(crate) fn lines(figures: &Value) -> String {
     });
     let lines: Vec<_> = lines.into_iter().map(|(name, value)| (name, words::visible(&value))).collect();
     table::list(&lines, Look::stdout())
+}
+
+/// Gates as indented lines: what is asked, whether it holds, and what was found.
+pub(crate) fn gates(gates: &[RecordedGate], look: Look) -> String {
+    let line = |gate: &RecordedGate| {
+        let mark = if gate.holds { look.paint("32", "holds") } else { look.paint("31", "does not hold") };
+        look.wrap(&format!("  {}: {mark}: {}", gate.gate, gate.because), 4)
+    };
+    gates.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Records with the same fields, as many of them as asked for, evenly spread: the first and the last are among them.

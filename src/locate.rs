@@ -109,7 +109,7 @@ pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failu
 }
 
 /// The tokenizer that a stage reads, or that the nearest stage before it reads.
-fn tokenizer_behind<'a>(stages: &'a [PlannedStage], stage: &'a PlannedStage) -> Option<&'a ResolvedInput> {
+pub(crate) fn tokenizer_behind<'a>(stages: &'a [PlannedStage], stage: &'a PlannedStage) -> Option<&'a ResolvedInput> {
     let direct = stage.inputs.iter().find(|input| input.kind == Tokenizer::NAME);
     direct.or_else(|| {
         let before = |input: &ResolvedInput| stages.iter().find(|stage| stage.id == input.stage);
@@ -153,7 +153,7 @@ pub(crate) fn unknown_stage(name: &str, known: &[&str]) -> Failure {
 }
 
 /// Splits `stage.output`; an id may hold points itself (`adapter[lora.rank=4]`), so the longest id wins.
-fn split<'a, 'b>(plan: &'a Plan, name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
+pub(crate) fn split<'a, 'b>(plan: &'a Plan, name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
     let (id, output) = match name.rsplit_once('.') {
         Some((id, output)) if plan.ids_of(name).is_empty() && !plan.ids_of(id).is_empty() => (id, Some(output)),
         _ => (name, None),

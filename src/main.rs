@@ -6,6 +6,7 @@
 
 mod bars;
 mod cache;
+mod chat;
 mod completions;
 mod devices;
 mod explain;
@@ -14,8 +15,10 @@ mod figures;
 mod full_disk;
 mod graph;
 mod import;
+mod inference;
 mod junit;
 mod limits;
+mod listen;
 mod locate;
 mod lock;
 mod logs;
@@ -27,16 +30,20 @@ mod progress;
 mod recipes;
 mod remote;
 mod render;
+mod report;
 mod run;
 mod runs;
 mod sarif;
 mod schema;
 mod screen;
 mod selection;
+mod serve;
 mod show;
 mod stream;
 mod table;
 mod terminal;
+mod track;
+mod ui;
 mod validate;
 mod words;
 
@@ -61,7 +68,7 @@ struct Cli {
 }
 
 /// What every command takes.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct Global {
     /// Folder for results and records [default: `$PIPELINE_HOME`, else `.pipeline` next to the file or in a folder
     /// above it].
@@ -86,11 +93,16 @@ enum Command {
     Explain(explain::ExplainArgs),
     Plan(plan::PlanArgs),
     Show(show::ShowArgs),
+    Chat(chat::ChatArgs),
+    Serve(serve::ServeArgs),
+    Ui(ui::UiArgs),
     Export(export::ExportArgs),
     Graph(graph::GraphArgs),
     Import(import::ImportArgs),
     Cache(cache::CacheArgs),
     Runs(runs::RunsArgs),
+    Report(report::ReportArgs),
+    Track(track::TrackArgs),
     Logs(logs::LogsArgs),
     Lock(lock::LockArgs),
     Schema(schema::SchemaArgs),
@@ -145,11 +157,16 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Plan(args) => plan::run(&args, &global),
         Command::Show(args) => show::run(&args, &global),
+        Command::Chat(args) => chat::run(&args, &global),
+        Command::Serve(args) => serve::run(&args, &global),
+        Command::Ui(args) => ui::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),
         Command::Graph(args) => graph::run(&args, &global),
         Command::Import(args) => import::run(&args, &global),
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
+        Command::Report(args) => report::run(&args, &global),
+        Command::Track(args) => track::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
@@ -187,7 +204,17 @@ fn with_tip(mut error: clap::Error) -> clap::Error {
 impl Command {
     /// Whether somebody waits for its exit code, also where Ctrl-C ends it.
     fn is_for_a_person(&self) -> bool {
-        !matches!(self, Self::Run(_) | Self::Stage { .. } | Self::Job { .. } | Self::Watch | Self::Member { .. })
+        !matches!(
+            self,
+            Self::Run(_)
+                | Self::Serve(_)
+                | Self::Ui(_)
+                | Self::Chat(_)
+                | Self::Stage { .. }
+                | Self::Job { .. }
+                | Self::Watch
+                | Self::Member { .. }
+        )
     }
 }
 

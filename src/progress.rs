@@ -200,6 +200,8 @@ impl Progress {
             RunEvent::PublishFailed { stage, path, .. } => {
                 self.say(Mark::Bad, stage, &format!("cannot be published to {}", words::path(path)));
             }
+            // The end of the run lists them.
+            RunEvent::GateJudged { .. } => {}
             RunEvent::RunFinished { .. } => self.finish(),
         }
     }

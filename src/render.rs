@@ -123,6 +123,20 @@ impl Failure {
         }
     }
 
+    /// Its messages, outermost first, and what to do about it, for a reader that is no terminal.
+    pub(crate) fn told(&self) -> (Vec<String>, Option<&str>) {
+        match self {
+            Self::Rejected(rejected) => {
+                (rejected.problems.iter().map(|problem| problem.message.clone()).collect(), None)
+            }
+            Self::Told { message, .. } => {
+                let messages = std::iter::successors(Some(message), |message| message.source.as_deref());
+                (messages.map(|message| message.text.clone()).collect(), message.help.as_deref())
+            }
+            Self::Shown(_) | Self::OutputClosed => (Vec::new(), None),
+        }
+    }
+
     /// Adds what to do about it.
     #[must_use]
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
@@ -296,6 +310,10 @@ pub(crate) fn message(message: &Message) {
 pub(crate) fn left_out(plan: &Plan, verbosity: Verbosity) {
     if verbosity > Verbosity::Quiet {
         plan.left_out.iter().for_each(|left_out| terminal::tell_line(words::left_out(left_out, &plan.sources)));
+        if let Some(gate) = plan.withheld.first() {
+            let text = format!("nothing is published: this run leaves out a stage that the gate `{gate}` asks for");
+            terminal::tell_line(Look::stderr().wrap(&text, 2));
+        }
     }
 }
 

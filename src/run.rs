@@ -8,6 +8,7 @@ use cache::{OutputRecord, Store, Verify};
 use clap::Args;
 use engine::checks::complete;
 use engine::executor::ExecutorKind;
+use engine::history::RecordedGate;
 use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::parameter::Period;
@@ -36,7 +37,11 @@ use crate::selection::{STAGES, SelectionArgs};
 use crate::stream::Stream;
 use crate::table::Table;
 use crate::terminal::{self, Look};
+use crate::track::{Sender, TrackerArgs};
 use crate::{Format, Global, figures, locate, words};
+
+/// How long a stage may take to save its state, unless the command line says.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// What options of `run` are listed under in its help.
 const EXECUTION: &str = "Execution";
@@ -96,12 +101,55 @@ pub(crate) struct RunArgs {
     /// Replace published folders that were changed by hand, and what else has the name of a target.
     #[arg(long, help_heading = OUTPUT)]
     overwrite: bool,
+    #[command(flatten, next_help_heading = OUTPUT)]
+    trackers: TrackerArgs,
     /// Profile each stage that runs: a table per kernel, and a trace.
     #[arg(long, help_heading = OUTPUT)]
     profile: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t, help_heading = OUTPUT)]
     format: Format,
+    /// Whether standard output is the run's, or that of another command which needs its results.
+    #[arg(skip)]
+    results: Results,
+}
+
+/// Whether a run prints its results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Results {
+    #[default]
+    Printed,
+    NotPrinted,
+}
+
+/// Makes what some stages are to have made for another command, which standard output belongs to.
+///
+/// # Errors
+/// Fails as the run does.
+pub(crate) fn make(file: &Path, overrides: &[String], stages: Vec<String>, global: &Global) -> Result<(), Failure> {
+    let args = RunArgs {
+        file: file.to_owned(),
+        overrides: overrides.to_vec(),
+        selection: SelectionArgs::until(stages),
+        prompts: Vec::new(),
+        smoke: false,
+        jobs: None,
+        threads: None,
+        executor: None,
+        keep_going: false,
+        grace: GRACE,
+        offline: false,
+        locked: false,
+        remote: RemoteArgs::named(None),
+        push: false,
+        hand_over: false,
+        overwrite: false,
+        trackers: TrackerArgs::default(),
+        profile: false,
+        format: Format::Text,
+        results: Results::NotPrinted,
+    };
+    run(&args, global)
 }
 
 /// What `--executor` takes.
@@ -128,6 +176,7 @@ struct RunReport {
     /// What stages report.
     reports: Vec<StageReport>,
     failures: Vec<Failed>,
+    gates: Vec<RecordedGate>,
     published: Vec<PathBuf>,
     publish_failures: Vec<Value>,
     /// What each process took, by stage.
@@ -167,13 +216,18 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     }
     let mut report = RunReport { hands_over: args.hand_over, ..RunReport::default() };
     drop(preparing);
+    let mut sender = None;
     let ended = engine::run::run(&plan, &home, &registry, &options, |event| {
+        if let RunEvent::RunStarted { run, .. } = event {
+            sender = Sender::begin(&home, run, &plan.track);
+        }
         let screen = progress.event(event);
         if let RunEvent::Checked { warnings } = event {
             render::warnings(&plan.sources, warnings, global.verbosity());
         }
         report.event(event, screen, &plan);
     });
+    let unsent = sender.map(Sender::end).unwrap_or_default();
     progress.finish();
     if let (Ok(outcome), false) = (&ended, args.prompts.is_empty()) {
         report.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
@@ -186,13 +240,14 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     };
     // Results first, then what failed, then how to go on: what is last is seen first.
     let printed = match args.format {
+        _ if args.results == Results::NotPrinted => Ok(()),
         Format::Json => {
             let mut value = outcome_json(&outcome, &report, began);
             value["profiles"] = json!(profiles.as_ref().map(Profiles::json));
             crate::print_json(&value)
         }
         Format::Text => Conclusions { plan: &plan, outcome: &outcome, home: &home, verbosity: global.verbosity() }
-            .print(&report.reports)
+            .print(&report.reports, &report.gates)
             .and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?)),
     };
     for failure in &report.failures {
@@ -202,11 +257,15 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if global.verbosity() > Verbosity::Quiet {
         profiles.iter().for_each(Profiles::tell);
         terminal::tell_line(Look::stderr().wrap(&summary(&outcome, exit, began), 2));
+        for missed in unsent {
+            let later = "the next run sends the rest, or `pipeline track`";
+            terminal::tell_line(Look::stderr().wrap(&format!("{missed}; {later}"), 2));
+        }
         let published: Vec<String> = report.published.iter().map(|path| words::path(path)).collect();
         if !published.is_empty() {
             terminal::tell_line(Look::stderr().wrap(&format!("published: {}", published.join(", ")), 2));
         }
-        if let Some(next) = args.next(&plan, &outcome, exit) {
+        if let Some(next) = args.next(&plan, &outcome, exit).filter(|_| args.results == Results::Printed) {
             terminal::tell_line(format_args!("next: {next}"));
         }
     }
@@ -252,6 +311,7 @@ impl RunArgs {
             let overrides: Vec<String> = overrides.into_iter().chain(asked).collect();
             plan = load(&overrides)?;
         }
+        plan.track = self.trackers.or(std::mem::take(&mut plan.track));
         self.selection.of(plan)
     }
 
@@ -276,7 +336,8 @@ impl RunArgs {
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
     fn shows_answers(&self, verbosity: Verbosity) -> bool {
         let watched = Look::stdout().live && Look::stderr().live;
-        watched && self.format == Format::Text && verbosity > Verbosity::Quiet
+        let is_printed = self.results == Results::Printed && self.format == Format::Text;
+        watched && is_printed && verbosity > Verbosity::Quiet
     }
 
     /// The shared cache. What a smoke run makes is of no use to others.
@@ -365,6 +426,13 @@ impl RunReport {
             }
             RunEvent::RemoteFailed { messages, help, .. } if self.hands_over => {
                 self.lost("nothing can be handed over through the shared cache".to_owned(), messages, help.clone());
+            }
+            RunEvent::GateJudged { gate, holds, because, .. } => {
+                if !holds {
+                    let text = format!("the gate `{gate}` does not hold, so nothing is published");
+                    self.fail(Exit::StageFailed, text, std::slice::from_ref(because), None);
+                }
+                self.gates.push(RecordedGate { gate: gate.clone(), holds: *holds, because: because.clone() });
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
@@ -466,6 +534,7 @@ fn outcome_json(outcome: &RunOutcome, report: &RunReport, began: Instant) -> Val
         "seconds": began.elapsed().as_secs_f64(),
         "stages": outcome.stages.iter().map(|stage| stage_json(stage, report)).collect::<Vec<_>>(),
         "reports": reports.collect::<Vec<_>>(),
+        "gates": report.gates,
         "published": report.published,
         "publish_failures": report.publish_failures,
     })
@@ -498,7 +567,7 @@ struct Conclusions<'a> {
 
 impl Conclusions<'_> {
     /// What stages report, each under its stage's name; one table for each sweep; the losses of trainings.
-    fn print(&self, reports: &[StageReport]) -> Result<(), Failure> {
+    fn print(&self, reports: &[StageReport], gates: &[RecordedGate]) -> Result<(), Failure> {
         let look = Look::stdout();
         let mut blocks = Vec::new();
         let mut last = None;
@@ -516,6 +585,9 @@ impl Conclusions<'_> {
             for (declared, children) in self.sweeps() {
                 blocks.push(self.sweep(declared, &children, look)?);
             }
+        }
+        if !gates.is_empty() {
+            blocks.push(format!("{}\n{}", look.paint("1", "[gates]"), figures::gates(gates, look)));
         }
         let mut out = crate::screen::stdout();
         for (at, block) in blocks.iter().enumerate() {

@@ -33,6 +33,11 @@ pub(crate) struct SelectionArgs {
 }
 
 impl SelectionArgs {
+    /// These stages and what they need.
+    pub(crate) fn until(stages: Vec<String>) -> Self {
+        Self { until: stages, from: Vec::new(), only: Vec::new(), force: Vec::new(), slots: Vec::new() }
+    }
+
     /// The overrides of the command line with the slots among them.
     pub(crate) fn overrides(&self, overrides: &[String]) -> Vec<String> {
         let slots = self.slots.iter().map(|slot| format!("slots.{slot}"));

@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cache::{OutputRecord, Tree, Verify};
+use cache::{OutputRecord, Store, StoreError, Tree, Verify};
 use clap::Args;
 use engine::artifact::{Facts, stored_files};
+use engine::history::Recorded;
 use engine::visible::on_one_line;
 use serde_json::{Map, Value, json};
 use stages::data::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
@@ -14,6 +15,7 @@ use stages::kinds::generate;
 use stages::view::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 
 use crate::render::Failure;
+use crate::runs::Past;
 use crate::table::Table;
 use crate::terminal::Look;
 use crate::{Format, Global, figures, locate, words};
@@ -94,23 +96,81 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
 /// What there is to show of an output.
 fn shown(args: &ShowArgs, name: &str, global: &Global) -> Result<Shown, Failure> {
     let located = locate::output(&args.file, &args.overrides, name, global)?;
-    let staging = located.store.staging_to_look().map_err(Failure::machine)?;
-    let folder = staging.path().join("shown");
     let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
-    let OutputRecord { kind, tree, identity, facts } = &located.record;
-    let tree = stored_files(&located.store, tree, identity).map_err(unreadable)?;
-    located.store.link_files(&tree, &folder, Verify::Contents).map_err(unreadable)?;
-    let tokenizer = match &located.tokenizer {
+    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
+    let tokenizer = located.tokenizer.as_ref();
+    of_record(&located.store, located.name, located.record, tokenizer, rows, Verify::Contents, &unreadable)
+}
+
+/// What there is to show of an output in the store.
+fn of_record(
+    store: &Store,
+    name: String,
+    record: OutputRecord,
+    tokenizer: Option<&OutputRecord>,
+    rows: u64,
+    verify: Verify,
+    unreadable: &dyn Fn(StoreError) -> Failure,
+) -> Result<Shown, Failure> {
+    let staging = store.staging_to_look().map_err(Failure::machine)?;
+    let folder = staging.path().join("shown");
+    let OutputRecord { kind, tree, identity, facts } = &record;
+    let tree = stored_files(store, tree, identity).map_err(unreadable)?;
+    store.link_files(&tree, &folder, verify).map_err(unreadable)?;
+    let tokenizer = match tokenizer {
         Some(record) => {
             let folder = staging.path().join("tokenizer");
-            located.store.link_folder(&record.tree, &folder, Verify::Contents).map_err(unreadable)?;
+            store.link_folder(&record.tree, &folder, Verify::Contents).map_err(unreadable)?;
             Some(Tokenizer::from_folder(&folder).map_err(engine::error::StageError::from)?)
         }
         None => None,
     };
-    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
     let body = body(&folder, &tree, (kind, facts), tokenizer.as_ref(), rows)?;
-    Ok(Shown { name: located.name, record: located.record, tree, body })
+    Ok(Shown { name, record, tree, body })
+}
+
+/// An output of a recorded run as a program reads it: its first rows, its figures, its files.
+///
+/// # Errors
+/// Fails where the run has no such output, or the store has it no more.
+pub(crate) fn of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str, rows: u64) -> Result<Value, Failure> {
+    let name = format!("{stage}.{output}");
+    let record = past.output(recorded, stage, output)?;
+    let record =
+        record.ok_or_else(|| Failure::wrong(format!("`{name}` has no result, or the store has it no more")))?;
+    let tokenizer = match tokenizer_behind(recorded, stage) {
+        Some((stage, output)) => past.output(recorded, &stage, &output)?,
+        None => None,
+    };
+    // Of what is only listed nothing is read: a model may be large.
+    let is_read = [Rows::NAME, Tokens::NAME, Packs::NAME, Samples::NAME, Metrics::NAME].contains(&record.kind.as_str());
+    let verify = if is_read { Verify::Contents } else { Verify::None };
+    let shown =
+        of_record(&past.store, name, record, tokenizer.as_ref(), rows, verify, &|error| Failure::machine(error))?;
+    Ok(shown.json())
+}
+
+/// How long the documents of an output of tokens or packs are.
+///
+/// # Errors
+/// As [`of_run`].
+pub(crate) fn lengths_of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str) -> Result<Value, Failure> {
+    let record = past.output(recorded, stage, output)?;
+    let record = record
+        .ok_or_else(|| Failure::wrong(format!("`{stage}.{output}` has no result, or the store has it no more")))?;
+    let staging = past.store.staging_to_look().map_err(Failure::machine)?;
+    let folder = staging.path().join("shown");
+    let tree = stored_files(&past.store, &record.tree, &record.identity).map_err(Failure::machine)?;
+    past.store.link_files(&tree, &folder, Verify::Contents).map_err(Failure::machine)?;
+    Ok(json!(stages::view::lengths::lengths(&folder, &record.kind, &record.facts)?))
+}
+
+/// The tokenizer that a stage of a run reads, or that the nearest stage before it reads: its stage and output.
+fn tokenizer_behind(recorded: &Recorded, stage: &str) -> Option<(String, String)> {
+    let inputs = &recorded.stage(stage)?.plan.inputs;
+    let direct = inputs.iter().find(|input| input.kind == stages::data::artifact::Tokenizer::NAME);
+    let direct = direct.map(|input| (input.stage.clone(), input.output.clone()));
+    direct.or_else(|| inputs.iter().find_map(|input| tokenizer_behind(recorded, &input.stage)))
 }
 
 fn body(

@@ -40,19 +40,30 @@ const NO_RUN: &str = "(in no recorded run)";
 
 /// Shows it.
 pub(super) fn run(args: &DuArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
-    let census = match opened {
-        Some(opened) => opened.store.census().map_err(Failure::machine)?,
-        None => Census::default(),
-    };
-    let groups = census.usage(|result| args.by.groups(result, opened));
-    let groups = by_size(groups);
+    let (census, groups) = args.by.usage(opened)?;
     match format {
         Format::Json => crate::print_json(&as_json(&census, &groups)),
         Format::Text => Ok(print(&census, &groups, args.by)?),
     }
 }
 
+/// By pipeline and stage, as a program reads it.
+pub(super) fn usage(opened: Option<&Opened>) -> Result<Value, Failure> {
+    let (census, groups) = By::Stage.usage(opened)?;
+    Ok(as_json(&census, &groups))
+}
+
 impl By {
+    /// What there is, and who uses how much of it, the largest first.
+    fn usage(self, opened: Option<&Opened>) -> Result<(Census, Vec<(String, Usage)>), Failure> {
+        let census = match opened {
+            Some(opened) => opened.store.census().map_err(Failure::machine)?,
+            None => Census::default(),
+        };
+        let groups = by_size(census.usage(|result| self.groups(result, opened)));
+        Ok((census, groups))
+    }
+
     fn groups(self, result: &CountedResult, opened: Option<&Opened>) -> BTreeSet<String> {
         let stages = opened.into_iter().flat_map(|opened| opened.references.stages_of(&result.key));
         let groups: BTreeSet<String> = match self {

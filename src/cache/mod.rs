@@ -65,6 +65,14 @@ pub(crate) fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
     }
 }
 
+/// What takes how much room in a home, by pipeline and stage, as a program reads it.
+///
+/// # Errors
+/// Fails where the store or the history does.
+pub(crate) fn usage(home: Option<&Home>) -> Result<serde_json::Value, Failure> {
+    du::usage(home.map(Opened::look).transpose()?.flatten().as_ref())
+}
+
 impl Opened {
     /// Opens a home's store without writing to it, so that a read-only or full one can be looked at; `None` where there
     /// is none.

@@ -4,6 +4,7 @@ mod doctor;
 
 use std::io::{self, Write};
 
+use ::devices::lease::{LeaseFolder, LeaseState};
 use ::devices::{Device, DeviceKind, Inventory, LinkKind, Machine};
 use clap::{Args, Subcommand};
 use engine::parameter::Period;
@@ -67,6 +68,25 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
         Format::Json => crate::print_json(&as_json(&inventory, &machine)),
         Format::Text => Ok(print(&inventory, &machine)?),
     }
+}
+
+/// What this machine has to compute on, as a program reads it.
+pub(crate) fn here() -> Value {
+    let machine = Machine::here();
+    let inventory = Inventory::of(&machine, &DeviceKind::ALL);
+    let mut value = as_json(&inventory, &machine);
+    value["leases"] = leases(&inventory);
+    value
+}
+
+/// Which devices runs have leased, at this moment; null where the machine has no place for leases.
+fn leases(inventory: &Inventory) -> Value {
+    let Ok(folder) = LeaseFolder::of_this_machine() else { return Value::Null };
+    let held = inventory.devices.iter().filter_map(|device| match folder.standing(&device.identity()) {
+        Ok(LeaseState::Held(by)) => Some(json!({ "kind": device.kind, "index": device.index, "held_by": by })),
+        Ok(LeaseState::Free) | Err(_) => None,
+    });
+    held.collect()
 }
 
 fn as_json(inventory: &Inventory, machine: &Machine) -> Value {

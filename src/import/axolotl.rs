@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, Names, QLORA, SPEED};
+use super::hugging_face::{self, Names, OTHER_BASE, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -261,7 +261,8 @@ pub(super) fn keys() -> Keys {
                 "float32",
             ],
         )
-        .missing(QLORA, &["load_in_4bit", "load_in_8bit", "gptq", "bnb_config_kwargs", "quantization", "qat"])
+        .read("load_in_4bit=false", "train.quantize.base")
+        .missing(OTHER_BASE, &["load_in_8bit", "gptq", "bnb_config_kwargs", "quantization", "qat"])
         .read("rl", "train.loss.name")
         .read("rl_beta=0.1", "train.loss.beta")
         .read("orpo_alpha", "train.loss.beta")
@@ -630,8 +631,8 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         None => job.method = Method::Full,
         Some("lora") => reading.put("adapter", "train.method", "lora"),
         Some("qlora") => {
-            if reading.choice("load_in_4bit") != Some(true) {
-                reading.missing("adapter", QLORA);
+            if !reading.flag("load_in_4bit") {
+                reading.missing("adapter", "`qlora` without `load_in_4bit`: the base keeps the dtype of its files");
             }
             reading.put("adapter", "train.method", "lora");
         }
@@ -641,7 +642,13 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         reading.leave_out("train.lora", "nothing without an adapter");
         reading.nothing("lora_target_modules", "nothing without an adapter");
         reading.nothing("lora_target_linear", "nothing without an adapter");
+        if reading.flag("load_in_4bit") {
+            reading.missing("load_in_4bit", "a quantised base is for an adapter");
+        }
         return;
+    }
+    if reading.flag("load_in_4bit") {
+        hugging_face::quantized_base(reading, "load_in_4bit", None, None);
     }
     if reading.flag("lora_target_linear") {
         reading.put("lora_target_linear", "train.lora.target_modules", "all-linear");

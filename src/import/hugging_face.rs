@@ -28,9 +28,41 @@ pub(super) const NAMES: Names = Names {
     scheduler: "lr_scheduler_type",
 };
 
-/// Why a quantised base is not carried over.
-pub(super) const QLORA: &str = "a quantised base (QLoRA) is not carried over yet: add `quantize: { base: nf4 }` to the \
-                                `train` stage, else the base keeps the dtype of its files";
+/// Why a base in another format than 4 bits of bitsandbytes is not carried over.
+pub(super) const OTHER_BASE: &str =
+    "of bitsandbytes' bases `nf4` and `fp4` alone are there: the base keeps the dtype of its files";
+
+/// A base in 4 bits of bitsandbytes, which a key asks for. `kind` and `double` are the keys of its type and of double
+/// quantisation, where the tool has them; else it is `nf4` with double quantisation.
+pub(super) fn quantized_base(
+    reading: &mut Reading<'_>,
+    key: &'static str,
+    kind: Option<&'static str>,
+    double: Option<&'static str>,
+) {
+    let mut base = "nf4";
+    if let Some(kind) = kind {
+        base = match reading.text(kind).as_deref() {
+            Some("nf4") => "nf4",
+            Some("fp4") => "fp4",
+            _ => {
+                reading.missing(key, OTHER_BASE);
+                return reading.missing(kind, OTHER_BASE);
+            }
+        };
+        reading.nothing(kind, "`quantize.base` of the stage");
+    }
+    reading.put(key, "train.quantize.base", base);
+    if let Some(double) = double {
+        let is_double = reading.flag(double);
+        reading.put(double, "train.quantize.double_quantization", is_double);
+    }
+}
+
+/// Notes that keys of a quantised base mean nothing without one.
+pub(super) fn no_quantized_base(reading: &mut Reading<'_>, keys: &[&'static str]) {
+    keys.iter().for_each(|key| reading.nothing(key, "of a quantised base alone"));
+}
 
 const RECORDED: &str = "figures of every step are always recorded (`pipeline runs show`, TensorBoard)";
 pub(super) const SPEED: &str = "changes speed or memory, never the result";

@@ -130,7 +130,11 @@ impl Job {
         self.training(&mut writer, rows.held_out.is_some());
         let trained = self.trained();
         if self.merges && self.method == Method::Lora {
-            stage(&mut writer, "merged", "merge", &own(&[("model", "base".into()), ("adapter", trained.into())]));
+            let mut merged = own(&[("model", "base".into()), ("adapter", trained.into())]);
+            if self.parameters.get("train.quantize.base").is_some() {
+                merged.extend(&own(&[("into", "dequantized".into())]));
+            }
+            stage(&mut writer, "merged", "merge", &merged);
         }
         if let Some(output) = &self.output {
             writer.line(0, "publish:");

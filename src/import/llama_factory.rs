@@ -8,7 +8,7 @@ use engine::file::source::{Sources, Span};
 use engine::file::tree::{Entry, Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES, QLORA, SPEED};
+use super::hugging_face::{self, NAMES, OTHER_BASE, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -87,7 +87,10 @@ pub(super) fn keys() -> Keys {
         .read("disable_shuffling=false", "train.shuffle")
         .read("early_stopping_steps", "train.early_stopping.patience")
         .read("output_dir", "publish")
-        .read("quantization_bit", "base")
+        .read("quantization_bit", "train.quantize.base")
+        .read("quantization_method=bnb", "train.quantize.base")
+        .read("quantization_type=nf4", "train.quantize.base")
+        .read("double_quantization=true", "train.quantize.double_quantization")
         .nothing(
             SPEED,
             &[
@@ -113,9 +116,6 @@ pub(super) fn keys() -> Keys {
                 "infer_dtype",
                 "print_param_status",
                 "device_map",
-                "quantization_method",
-                "quantization_type",
-                "double_quantization",
                 "quantization_device_map",
             ],
         )
@@ -308,8 +308,18 @@ pub(super) fn read(
     if reading.flag("disable_shuffling") {
         reading.put("disable_shuffling", "train.shuffle", false);
     }
-    if reading.is_given("quantization_bit") {
-        reading.missing("quantization_bit", QLORA);
+    let is_bnb = matches!(reading.text("quantization_method").as_deref(), Some("bnb" | "bitsandbytes"));
+    match reading.whole("quantization_bit") {
+        Some(4) if is_bnb && job.method == Method::Lora => {
+            reading.nothing("quantization_method", "`quantize.base` of the stage");
+            let (kind, double) = (Some("quantization_type"), Some("double_quantization"));
+            hugging_face::quantized_base(reading, "quantization_bit", kind, double);
+        }
+        Some(_) => reading.missing("quantization_bit", OTHER_BASE),
+        None => hugging_face::no_quantized_base(
+            reading,
+            &["quantization_method", "quantization_type", "double_quantization"],
+        ),
     }
     job.output = reading.text("output_dir");
     job

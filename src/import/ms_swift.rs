@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES, QLORA, SPEED};
+use super::hugging_face::{self, NAMES, OTHER_BASE, SPEED};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -185,13 +185,15 @@ pub(super) fn keys() -> Keys {
                 "lora_bias",
                 "init_weights",
                 "bnb_4bit_compute_dtype",
-                "bnb_4bit_quant_type",
-                "bnb_4bit_use_double_quant",
                 "bnb_4bit_quant_storage",
                 "router_aux_loss_coef",
             ],
         )
-        .missing(QLORA, &["quant_bits", "quant_method", "hqq_axis"])
+        .read("quant_bits", "train.quantize.base")
+        .read("quant_method", "train.quantize.base")
+        .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
+        .read("bnb_4bit_use_double_quant=true", "train.quantize.double_quantization")
+        .missing(OTHER_BASE, &["hqq_axis"])
         .missing(
             "nothing here stands for it",
             &[
@@ -255,6 +257,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     tokens(reading, &shapes, is_pretraining);
     packs(reading, &mut job);
     precision(reading);
+    quantized_base(reading, job.method);
     learning_rate(reading, job.method);
     accumulation(reading, devices);
     hugging_face::training(reading, &mut job, &NAMES, devices);
@@ -570,6 +573,22 @@ fn precision(reading: &mut Reading<'_>) {
     if reading.parameters.get("train.dtype").is_some() {
         let checkpointing = reading.flag("gradient_checkpointing");
         reading.put("gradient_checkpointing", "train.activation_checkpointing", checkpointing);
+    }
+}
+
+fn quantized_base(reading: &mut Reading<'_>, method: Method) {
+    let is_bnb = reading.text("quant_method").as_deref() == Some("bnb");
+    match reading.whole("quant_bits") {
+        Some(4) if is_bnb && method == Method::Lora => {
+            reading.nothing("quant_method", "`quantize.base` of the stage");
+            let (kind, double) = (Some("bnb_4bit_quant_type"), Some("bnb_4bit_use_double_quant"));
+            hugging_face::quantized_base(reading, "quant_bits", kind, double);
+        }
+        Some(_) => reading.missing("quant_bits", OTHER_BASE),
+        None => hugging_face::no_quantized_base(
+            reading,
+            &["quant_method", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"],
+        ),
     }
 }
 

@@ -4,7 +4,7 @@ use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use serde_json::json;
 
-use super::hugging_face::{self, NAMES, QLORA};
+use super::hugging_face::{self, NAMES, OTHER_BASE};
 use super::job::{DRAWN, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
@@ -110,11 +110,11 @@ pub(super) fn keys() -> Keys {
             ],
         )
         .nothing("only causal language models", &["lora_task_type", "trust_remote_code"])
-        .nothing(
-            "of a quantised base alone",
-            &["bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
-        )
-        .missing(QLORA, &["load_in_4bit", "load_in_8bit"])
+        .read("load_in_4bit=false", "train.quantize.base")
+        .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
+        .read("use_bnb_nested_quant=false", "train.quantize.double_quantization")
+        .nothing("of a quantised base alone", &["bnb_4bit_quant_storage"])
+        .missing(OTHER_BASE, &["load_in_8bit"])
         .nothing(
             "the reference is scored once, before the first step, without dropout",
             &[
@@ -173,6 +173,16 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     }
     packs(reading, &mut job);
     precision(reading);
+    if reading.flag("load_in_4bit") {
+        hugging_face::quantized_base(
+            reading,
+            "load_in_4bit",
+            Some("bnb_4bit_quant_type"),
+            Some("use_bnb_nested_quant"),
+        );
+    } else {
+        hugging_face::no_quantized_base(reading, &["load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"]);
+    }
     loss(reading, training);
     hugging_face::training(reading, &mut job, &NAMES, devices);
     if !matches!(job.held_out, HeldOut::Nothing) {

@@ -36,6 +36,7 @@ macro_rules! recipes {
 const ALL: &[Recipe] = recipes! {
     "recipes/" "lora" []
     "recipes/" "dora" []
+    "recipes/" "qlora" []
     "recipes/" "full" []
     "recipes/" "pretrain" []
     "recipes/" "dpo" []
@@ -50,6 +51,9 @@ const ALL: &[Recipe] = recipes! {
     "" "quickstart" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_sweep" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_dpo" ["quickstart/text.jsonl" "quickstart/pairs.jsonl" "quickstart/pairs_held_out.jsonl"]
+    "" "quickstart_qlora" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
+    "" "quickstart_tasks" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/tasks/identity.yaml" "quickstart/tasks/identity.jsonl"
+        "quickstart/tasks/trades.yaml" "quickstart/tasks/trades.jsonl"]
     "" "quickstart_rank" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_gguf" ["quickstart/text.jsonl"]
     "" "command" ["command/clean.sh" "command/questions.txt"]

@@ -9,11 +9,13 @@ mod provenance;
 mod rm;
 mod show;
 mod stage;
+pub(crate) mod steps;
 mod verify;
 
 pub(crate) use show::stage_of;
+pub(crate) use stage::story;
 
-use cache::{Digest, Store};
+use cache::{Digest, OutputRecord, Store};
 use clap::{Args, Subcommand};
 use engine::history::{History, Origin, Recorded, RunLookup, RunState, RunSummary, Words};
 use engine::home::Home;
@@ -95,6 +97,20 @@ impl Past {
     /// Fails where the index or the store does.
     pub(crate) fn made(&self, key: &Digest) -> Result<Option<Origin>, Failure> {
         Origin::find(&self.home, &self.history, &self.store, key).map_err(Failure::machine)
+    }
+
+    /// An output of a stage of a run; `None` where there is none, or all trace of it is gone.
+    ///
+    /// # Errors
+    /// Fails where the stage is unknown, or the index or the store fails.
+    pub(crate) fn output(
+        &self,
+        recorded: &Recorded,
+        stage: &str,
+        output: &str,
+    ) -> Result<Option<OutputRecord>, Failure> {
+        let Some(key) = stage_of(recorded, stage)?.summary.key else { return Ok(None) };
+        Ok(self.made(&key)?.and_then(|made| made.record.outputs.get(output).cloned()))
     }
 
     /// The run that a name stands for.

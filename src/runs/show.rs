@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use engine::history::{Recorded, RecordedStage, Words};
 use engine::run::clock::Moment;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::stage::{StageStory, print_attempts};
 use super::{LATEST, Past, state};
@@ -42,7 +42,7 @@ pub(super) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
                 Format::Text => Ok(story.print(out)?),
             }
         }
-        None if args.format == Format::Json => crate::print_json(&json(&recorded)),
+        None if args.format == Format::Json => crate::print_json(&json!(recorded.view())),
         None => print(out, &past, &recorded),
     }
 }
@@ -55,34 +55,6 @@ pub(crate) fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a Recor
     recorded.stage(id).ok_or_else(|| {
         let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
         locate::unknown_stage(id, &ids)
-    })
-}
-
-fn json(recorded: &Recorded) -> Value {
-    let failed = |stage: &RecordedStage| {
-        let failure = stage.failure()?;
-        let (cause, messages, help) = (&failure.cause, &failure.messages, &failure.help);
-        Some(json!({ "stage": stage.summary.stage, "cause": cause, "messages": messages, "help": help }))
-    };
-    let stages = recorded.stages.iter().map(|stage| {
-        let mut value = json!(stage.summary);
-        value["why"] = json!(stage.why);
-        value["threads"] = json!(stage.threads);
-        value["attempts"] = json!(stage.attempts);
-        value["warnings"] = json!(stage.warnings);
-        value["outputs"] = json!(stage.outputs);
-        value
-    });
-    json!({
-        "run": recorded.summary,
-        "program": recorded.plan.program,
-        "host": recorded.plan.host,
-        "folder": recorded.folder(),
-        "stages": stages.collect::<Vec<_>>(),
-        "failures": recorded.stages.iter().filter_map(failed).collect::<Vec<_>>(),
-        "published": recorded.published,
-        "traces": recorded.traces(),
-        "profiled": profiled(recorded),
     })
 }
 
@@ -123,6 +95,9 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
     for stage in &recorded.stages {
         print_attempts(out, stage)?;
     }
+    if !recorded.gates.is_empty() {
+        writeln!(out, "\ngates\n{}", crate::figures::gates(&recorded.gates, look).trim_end())?;
+    }
     for copy in &recorded.published {
         let path = words::path(&copy.path);
         match &copy.failed {
@@ -133,7 +108,7 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
             }
         }
     }
-    let profiled = profiled(recorded);
+    let profiled = recorded.profiled();
     if !profiled.is_empty() {
         let run = &recorded.summary.run;
         writeln!(out, "\nwhere the time of {} went: `pipeline runs profile {run}`", profiled.join(", "))?;
@@ -142,12 +117,6 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
         writeln!(out, "trace: {}", words::path(&trace))?;
     }
     Ok(())
-}
-
-/// The stages of which it was recorded where their time went.
-fn profiled(recorded: &Recorded) -> Vec<&str> {
-    let ids = recorded.stages.iter().map(|stage| stage.summary.stage.as_str());
-    ids.filter(|id| recorded.profile(id).is_some()).collect()
 }
 
 /// Which run it is, how it stands, and where it ran.

@@ -11,6 +11,14 @@ use crate::table::{Table, list};
 use crate::terminal::Look;
 use crate::{figures, words};
 
+/// All that is known of a stage of a run, as a program reads it.
+///
+/// # Errors
+/// Fails where the store or the history does.
+pub(crate) fn story(past: &Past, recorded: &Recorded, stage: &RecordedStage) -> Result<Value, Failure> {
+    Ok(StageStory::of(past, recorded, stage)?.json())
+}
+
 /// One stage of a run.
 pub(super) struct StageStory<'a> {
     recorded: &'a Recorded,
@@ -43,6 +51,7 @@ impl<'a> StageStory<'a> {
         value["why"] = json!(stage.why);
         value["attempts"] = json!(stage.attempts);
         value["warnings"] = json!(stage.warnings);
+        value["reports"] = json!(stage.reports);
         value["inputs"] = json!(plan.inputs);
         value["made_by"] = json!(self.made.as_ref().and_then(|made| made.by.as_ref()).map(|(run, _)| run));
         value["key_document"] = json!(self.made.as_ref().map(|made| &made.record.key));

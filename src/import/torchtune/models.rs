@@ -72,7 +72,7 @@ fn keys() -> Keys {
         .same("lora_alpha=16", "train.lora.alpha")
         .same("lora_dropout=0.0", "train.lora.dropout")
         .same("use_dora=false", "train.lora.use_dora")
-        .missing("a quantised base (QLoRA) is not there yet", &["quantize_base"])
+        .read("quantize_base=false", "train.quantize.base")
         .nothing(
             "the shape is that of `config.json`",
             &[
@@ -120,9 +120,12 @@ pub(super) fn model(reading: &mut Reading<'_>, job: &mut Job, root: &Node) -> Op
         let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
         below.missing("_component_", format!("`{name}` is no model of a family that is computed here{near}"));
     } else if quantised {
-        below.missing("_component_", "a quantised base (QLoRA) is not there yet; without it the base keeps its dtype");
+        below.put("_component_", "train.quantize.base", "nf4_torchao");
     } else {
         below.nothing("_component_", "families are known by `config.json`");
+    }
+    if method == Method::Lora && !quantised && below.flag("quantize_base") {
+        below.put("quantize_base", "train.quantize.base", "nf4_torchao");
     }
     if method == Method::Full {
         below.leave_out("train.lora", "nothing without an adapter");

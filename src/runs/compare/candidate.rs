@@ -6,7 +6,7 @@ use cache::Digest;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
 use stages::data::artifact::{Metrics, OutputKind};
 
-use super::curves::{Curve, curves, last_of_pairs, tokens_per_second};
+use super::curves::{Curve, curves, curves_so_far, last_of_pairs, tokens_per_second};
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::runs::stage::flattened;
@@ -149,7 +149,13 @@ impl<'a> Gatherer<'a> {
         in_focus: bool,
     ) -> Result<(), Failure> {
         let (past, with_curves) = (self.past, self.curves);
-        let Some(made) = self.made(stage)? else { return Ok(()) };
+        let label = prefix.trim_end_matches('.');
+        let Some(made) = self.made(stage)? else {
+            if with_curves && stage.summary.kind == "train" {
+                to.curves.extend(curves_so_far(past, &to.run, &stage.summary.stage, label));
+            }
+            return Ok(());
+        };
         let metrics = made.record.outputs.values().filter(|output| output.kind == Metrics::NAME);
         let metrics: Vec<_> = metrics.collect();
         for output in &metrics {
@@ -158,7 +164,6 @@ impl<'a> Gatherer<'a> {
         }
         let trained = made.record.key.get("@kind") == Some("train");
         if trained && with_curves {
-            let label = prefix.trim_end_matches('.');
             to.curves.extend(curves(past, made, label));
         }
         if trained {

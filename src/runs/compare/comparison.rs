@@ -16,7 +16,7 @@ use crate::terminal::Look;
 use crate::words;
 
 /// Candidates and what they are compared in.
-pub(super) struct Comparison {
+pub(crate) struct Comparison {
     candidates: Vec<Candidate>,
     /// The parameters that are not the same in all.
     parameters: Vec<String>,
@@ -157,7 +157,7 @@ impl Comparison {
     }
 
     /// For a program.
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let rows = self.candidates.iter().map(|candidate| {
             let parameters = self.parameters.iter().map(|name| (name.clone(), json!(candidate.parameters.get(name))));
             let figures = candidate.figures.iter().map(|(name, value)| (name.clone(), json!(value)));
@@ -195,7 +195,7 @@ impl Comparison {
     }
 
     /// For a README: the best in bold.
-    pub(super) fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let escaped = |text: &str| text.replace('|', "\\|").replace('\n', " ");
         let columns = self.columns();
         let titles: Vec<String> = self.titles().iter().map(|title| escaped(title)).collect();
@@ -208,7 +208,7 @@ impl Comparison {
     }
 
     /// The table below a drawing.
-    pub(super) fn html_table(&self) -> String {
+    pub(crate) fn html_table(&self) -> String {
         let escaped = crate::plot::escaped;
         let head: String = self.titles().iter().map(|title| format!("<th>{}</th>", escaped(title))).collect();
         let mut text = format!("<table>\n<tr><th></th>{head}</tr>\n");
@@ -224,7 +224,7 @@ impl Comparison {
     }
 
     /// What there is to draw: the losses of training, those of validation and the speed-up where there are any.
-    pub(super) fn panels(&self) -> Vec<Panel> {
+    pub(crate) fn panels(&self) -> Vec<Panel> {
         let panel = |kind: Kind, title: &str| {
             let of_kind = self.candidates.iter().flat_map(|candidate| {
                 let curves = candidate.curves.iter().filter(move |curve| curve.kind == kind);

@@ -15,7 +15,7 @@ use engine::suggest;
 use serde_json::json;
 
 use self::candidate::{Candidate, Gatherer};
-use self::comparison::Comparison;
+pub(crate) use self::comparison::Comparison;
 use super::Past;
 use super::ls::shortest;
 use crate::plot;
@@ -163,6 +163,29 @@ pub(crate) fn of_sweep(past: &Past, run: &str, children: &[&str], most: usize, l
     let mut gatherer = Gatherer::new(past, false);
     let shown = children.iter().take(most).map(|child| gatherer.child(run, child, None));
     Ok(Comparison::of(shown.collect::<Result<_, _>>()?).text(look))
+}
+
+/// Whole runs side by side, with their curves where there is a use for them.
+///
+/// # Errors
+/// Fails where there is no such run, or its record or the store cannot be read.
+pub(crate) fn of_runs(past: &Past, runs: &[String], curves: bool) -> Result<Comparison, Failure> {
+    let mut gatherer = Gatherer::new(past, curves);
+    let candidates = runs.iter().map(|run| gatherer.run(&past.find(run)?.run));
+    Ok(Comparison::of(candidates.collect::<Result<_, _>>()?))
+}
+
+/// The children of a sweep in a run side by side.
+///
+/// # Errors
+/// As [`of_runs`].
+pub(crate) fn of_children(past: &Past, run: &str, sweep: &str) -> Result<Comparison, Failure> {
+    let run = past.find(run)?.run;
+    let recorded = past.recorded(&run, Words::Skip)?;
+    let mut gatherer = Gatherer::new(past, false);
+    let children = recorded.stages.iter().filter(|child| child.summary.declared == sweep);
+    let candidates = children.map(|child| gatherer.child(&run, &child.summary.stage, None));
+    Ok(Comparison::of(candidates.collect::<Result<_, _>>()?))
 }
 
 fn declared(recorded: &Recorded) -> Vec<&str> {

@@ -44,7 +44,7 @@ def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
 
 def file_name(parameter: str) -> str:
     """The name in `adapter_model.safetensors` of a parameter of a `PeftModel`."""
-    name = parameter.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+    name = parameter.replace(".modules_to_save.default.", ".").replace(".default.", ".").removesuffix(".default")
     # The magnitudes of DoRA are a module in memory and a tensor in the file.
     return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name
 

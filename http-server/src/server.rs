@@ -1,0 +1,153 @@
+//! Accepts connections and reads requests, until it is asked to drain.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::response::ResponseBody;
+use super::write_timeout::WriteTimeout;
+use super::{Bytes, Refusal, Request, Service, Settings};
+
+/// The delay before it accepts again after an error, such as too many open files.
+const RETRY_ACCEPT: Duration = Duration::from_millis(50);
+
+/// Serves until `drain` is ready; then accepts no more, and ends when all responses are sent.
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    service: Arc<S>,
+    settings: Settings,
+    drain: impl Future<Output = ()>,
+) {
+    let settings = Arc::new(settings);
+    let places = Arc::new(Semaphore::new(settings.connections));
+    let (stop, stopping) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut drain = pin!(drain);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut drain => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = accept(&listener, &places) => accepted,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let (service, settings) = (Arc::clone(&service), Arc::clone(&settings));
+                connections.spawn(connection(stream, place, service, settings, stopping.clone()));
+            }
+            Err(_) => tokio::time::sleep(RETRY_ACCEPT).await,
+        }
+    }
+    drop(listener);
+    stop.send_replace(true);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+/// Serves a connection to its end. How it ends is the client's affair.
+async fn connection<S: Service>(
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+    service: Arc<S>,
+    settings: Arc<Settings>,
+    mut stopping: watch::Receiver<bool>,
+) {
+    // Each event goes out when it is there. Where the system refuses that, they are only later.
+    let _ = stream.set_nodelay(true);
+    let stream = TokioIo::new(WriteTimeout::new(stream, settings.write_timeout));
+    let respond = service_fn(|request| {
+        let (service, settings) = (Arc::clone(&service), Arc::clone(&settings));
+        async move { Ok::<_, Infallible>(respond(request, &*service, &settings).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(settings.head_timeout);
+    let mut connection = pin!(builder.serve_connection(stream, respond));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => Some(ended),
+        _ = stopping.wait_for(|stopping| *stopping) => None,
+    };
+    if ended.is_none() {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}
+
+async fn respond<S: Service>(
+    request: hyper::Request<Incoming>,
+    service: &S,
+    settings: &Settings,
+) -> hyper::Response<ResponseBody> {
+    let response = match read(request, service, settings).await {
+        Ok(request) => service.respond(request).await,
+        Err(refusal) => service.refuse(refusal),
+    };
+    response.into_hyper()
+}
+
+/// Checks a request and reads its body.
+async fn read<S: Service>(
+    request: hyper::Request<Incoming>,
+    service: &S,
+    settings: &Settings,
+) -> Result<Request, Refusal> {
+    let (head, body) = request.into_parts();
+    if !hosts_are_allowed(&head, settings) {
+        return Err(Refusal::Host);
+    }
+    let path = head.uri.path().to_owned();
+    if let Some(token) = settings.token.as_ref().filter(|_| !service.is_public(&path)) {
+        let shown = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes());
+        if !token.is_shown_by(shown) {
+            return Err(Refusal::Token);
+        }
+    }
+    let read = tokio::time::timeout(settings.body_timeout, whole(body, settings.body_bytes));
+    let body = read.await.map_err(|_| Refusal::BodyTimeout)??;
+    let query = head.uri.query().unwrap_or_default().to_owned();
+    Ok(Request { method: head.method, path, query, content_type: content_type(&head.headers), body })
+}
+
+/// Whether all names that a request calls this server by are allowed.
+fn hosts_are_allowed(head: &hyper::http::request::Parts, settings: &Settings) -> bool {
+    let mut named: Vec<Option<&str>> = head.headers.get_all(HOST).iter().map(|host| host.to_str().ok()).collect();
+    named.extend(head.uri.authority().map(|authority| Some(authority.as_str())));
+    if named.is_empty() {
+        named.push(None);
+    }
+    named.into_iter().all(|host| settings.hosts.allows(host))
+}
+
+fn content_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    let essence = value.split(';').next().unwrap_or(value);
+    Some(essence.trim().to_ascii_lowercase())
+}
+
+async fn whole(body: Incoming, limit: usize) -> Result<Bytes, Refusal> {
+    let too_large = Refusal::BodyTooLarge { bytes: limit };
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large);
+    }
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large),
+        Err(_) => Err(Refusal::BadBody),
+    }
+}

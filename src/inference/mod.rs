@@ -1,0 +1,396 @@
+//! A model for `serve` and `chat`: which one the command line names, opened with its adapters, tokenizer and templates.
+
+mod stored;
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use cache::Staging;
+use clap::{Args, ValueEnum};
+use engine::error::StageError;
+use stages::compute::inference::{
+    Adjustments, EngineSettings, GrammarError, Grammars, InferenceEngine, QueuedRequest, Sampling, open_engine,
+    read_adapter, token_ids_of_model,
+};
+use stages::compute::kernels::Dtype;
+use stages::compute::precision::Precision;
+use stages::compute::quantize::{BlockFormat, WeightFormat, difference};
+use stages::data::artifact::Message;
+use stages::data::prompt::{ChatTemplateChoice, PromptError, PromptParams, Prompter, ToolForm};
+use stages::data::tokenizer::{Tokenizer, TokenizerError};
+
+use crate::render::Failure;
+use crate::{Global, terminal};
+pub(crate) use stored::{Newer, Watched};
+
+const MODEL: &str = "Model";
+
+/// Which model a command uses.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    /// The pipeline file.
+    #[arg(required_unless_present = "model", requires = "output")]
+    file: Option<PathBuf>,
+    /// The stage with a model or an adapter, or one of its outputs; what is not there yet is made first.
+    #[arg(value_name = "STAGE[.OUTPUT]")]
+    output: Option<String>,
+    /// Changes to the file, as `stage.path=value` or `vars.name=value`.
+    #[arg(value_name = "OVERRIDE")]
+    overrides: Vec<String>,
+    /// A model's folder, in place of a pipeline file.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["file", "output"], help_heading = MODEL)]
+    model: Option<PathBuf>,
+    /// An adapter's folder, as PEFT writes it, and the name that it is used by; may be given several times.
+    #[arg(long = "adapter", value_name = "NAME=FOLDER", help_heading = MODEL)]
+    adapters: Vec<NamedFolder>,
+    /// A tokenizer's folder [default: the one that the model was trained with, else the model's own].
+    #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
+    tokenizer: Option<PathBuf>,
+    /// The chat template, in place of the one that the model was trained with or has: a family's name, or a Jinja
+    /// template.
+    #[arg(long, value_name = "TEMPLATE", help_heading = MODEL)]
+    chat_template: Option<String>,
+    /// What is computed in.
+    #[arg(long, value_enum, default_value = "f32", help_heading = MODEL)]
+    dtype: DtypeArg,
+    /// The format that weights are quantised to when they are loaded.
+    #[arg(long, value_enum, help_heading = MODEL)]
+    quantize: Option<QuantizeArg>,
+    /// Threads that compute [default: what the machine has].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), help_heading = MODEL)]
+    threads: Option<u16>,
+    /// Most tokens of a prompt and its completion together [default: the model's positions].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..), help_heading = MODEL)]
+    max_model_len: Option<u32>,
+}
+
+/// What an opened model is used for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Requests at once.
+    pub(crate) sequences: usize,
+    /// Bytes for the keys and values of prompts that others begin with.
+    pub(crate) prefix_bytes: u64,
+}
+
+/// What becomes of an adapter that its stage has not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// It is made first.
+    Make,
+    /// It is used once a run has made it, and so is every newer one.
+    Await,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    F32,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum QuantizeArg {
+    Int8,
+    Int4,
+}
+
+/// `name=folder`.
+#[derive(Debug, Clone)]
+struct NamedFolder {
+    name: String,
+    folder: PathBuf,
+}
+
+impl FromStr for NamedFolder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
+                Ok(Self { name: name.to_owned(), folder: folder.into() })
+            }
+            _ => Err("expected `NAME=FOLDER`".to_owned()),
+        }
+    }
+}
+
+/// Folders to open.
+struct Source {
+    base: PathBuf,
+    base_name: String,
+    /// How conversations become prompts for the base.
+    prompt: PromptParams,
+    tokenizer: PathBuf,
+    adapters: Vec<AdapterSource>,
+    /// The format of the base's weights that its adapter was trained on.
+    trained_on: WeightFormat,
+    /// Keeps links into the store for as long as they are used.
+    staging: Option<Staging>,
+    /// Finds newer results of the adapter, where these are awaited.
+    watched: Option<Watched>,
+}
+
+struct AdapterSource {
+    name: String,
+    folder: PathBuf,
+    prompt: PromptParams,
+}
+
+/// A model that is open, with all that goes with it.
+pub(crate) struct Opened {
+    pub(crate) engine: Box<dyn InferenceEngine>,
+    pub(crate) vocabulary: Vocabulary,
+    /// Keeps links into the store for as long as they are used.
+    pub(crate) staging: Option<Staging>,
+    /// Finds newer results of the adapter, where these are awaited.
+    pub(crate) watched: Option<Watched>,
+}
+
+/// What texts become tokens and tokens texts by, and what there is to complete them.
+pub(crate) struct Vocabulary {
+    pub(crate) tokenizer: Tokenizer,
+    /// The first is what the command line names; the base is among them.
+    models: RwLock<Vec<Arc<Named>>>,
+    /// How prompts are made for an adapter of which nothing else is known.
+    prompt: PromptParams,
+    /// The chat template of the command line, which all models have.
+    chat_template: Option<ChatTemplateChoice>,
+    /// What ends a completion.
+    stop_token_ids: Vec<u32>,
+    /// Tokens of a prompt and its completion together, at most.
+    pub(crate) positions: usize,
+    pub(crate) vocab_size: usize,
+    /// From the first request on that has one.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
+}
+
+/// The base or an adapter on it.
+pub(crate) struct Named {
+    pub(crate) name: String,
+    /// Its number in the engine.
+    pub(crate) number: usize,
+    prompter: Prompter,
+    tool_form: Option<ToolForm>,
+}
+
+impl Named {
+    /// How it writes calls of tools, if its chat template has any in a form that can be read.
+    pub(crate) fn tool_form(&self) -> Option<ToolForm> {
+        self.tool_form
+    }
+}
+
+impl ModelArgs {
+    /// Opens the model, and runs what of the pipeline has to be run for it.
+    ///
+    /// # Errors
+    /// Fails where a file or folder cannot be used, a stage fails, or the model is not native.
+    pub(crate) fn open(&self, room: Room, missing: Missing, global: &Global) -> Result<Opened, Failure> {
+        let source = self.source(missing, global)?;
+        let _preparing = engine::run::ExitOnInterrupt::new();
+        let tokenizer = Tokenizer::from_folder(&source.tokenizer).map_err(StageError::from)?;
+        let weights: Vec<_> =
+            source.adapters.iter().map(|adapter| read_adapter(&adapter.folder)).collect::<Result<_, _>>()?;
+        let threads = self.threads.map(usize::from);
+        let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+        let settings = EngineSettings {
+            precision: self.precision(&source.trained_on),
+            threads,
+            sequences: room.sequences,
+            prefix_bytes: room.prefix_bytes,
+            positions: self.max_model_len.map(|tokens| tokens as usize),
+            profile: profile::Profile::OFF,
+        };
+        let engine = open_engine(&source.base, &weights, &settings)?;
+        let chat_template = self.chat_template.as_deref().map(ChatTemplateChoice::new);
+        let vocabulary = Vocabulary {
+            stop_token_ids: token_ids_of_model(&source.base, &tokenizer)?,
+            models: RwLock::default(),
+            prompt: source.prompt.clone(),
+            chat_template,
+            positions: engine.max_position_embeddings(),
+            vocab_size: engine.vocab_size(),
+            tokenizer,
+            grammars: OnceLock::new(),
+        };
+        let adapters = source.adapters.iter().enumerate();
+        let adapters = adapters.map(|(index, adapter)| (&adapter.name, index + 1, &adapter.prompt));
+        for (name, number, prompt) in adapters.chain([(&source.base_name, 0, &source.prompt)]) {
+            let named = vocabulary.named(name, number, prompt).map_err(|error| prompt_failure(error, name))?;
+            if vocabulary.put(named).is_some() {
+                return Err(Failure::wrong(format!("two models have the name `{name}`"))
+                    .with_help("give the adapter another one: `--adapter NAME=FOLDER`"));
+            }
+        }
+        Ok(Opened { engine, vocabulary, staging: source.staging, watched: source.watched })
+    }
+
+    fn source(&self, missing: Missing, global: &Global) -> Result<Source, Failure> {
+        let mut source = match (&self.model, &self.file, &self.output) {
+            (Some(_), ..) if missing == Missing::Await => {
+                return Err(Failure::wrong("`--watch` is for the stage of a pipeline file that makes an adapter"));
+            }
+            (Some(folder), ..) => {
+                is_folder(folder)?;
+                Source {
+                    base: folder.clone(),
+                    base_name: folder_name(folder),
+                    prompt: PromptParams::default(),
+                    tokenizer: folder.clone(),
+                    adapters: Vec::new(),
+                    trained_on: WeightFormat::AsStored,
+                    staging: None,
+                    watched: None,
+                }
+            }
+            (None, Some(file), Some(output)) => stored::source(file, &self.overrides, output, missing, global)?,
+            (None, ..) => return Err(Failure::wrong("neither a pipeline file with a stage nor `--model` is given")),
+        };
+        for NamedFolder { name, folder } in &self.adapters {
+            is_folder(folder)?;
+            let prompt = source.prompt.clone();
+            source.adapters.push(AdapterSource { name: name.clone(), folder: folder.clone(), prompt });
+        }
+        if let Some(folder) = &self.tokenizer {
+            is_folder(folder)?;
+            source.tokenizer = folder.clone();
+        }
+        Ok(source)
+    }
+
+    /// What is computed in. Without a format on the command line weights have the one that the adapter was trained on.
+    fn precision(&self, trained_on: &WeightFormat) -> Precision {
+        let dtype = match self.dtype {
+            DtypeArg::F32 => Dtype::F32,
+            DtypeArg::Bf16 => Dtype::Bf16,
+        };
+        let asked = self.quantize.map(|quantize| match quantize {
+            QuantizeArg::Int8 => BlockFormat::Int8,
+            QuantizeArg::Int4 => BlockFormat::Int4,
+        });
+        let format = asked.map_or_else(|| trained_on.clone(), WeightFormat::Blocks);
+        if let (WeightFormat::Base(_), Some(warning)) = (trained_on, difference(trained_on, &format)) {
+            terminal::tell_line(format_args!("warning: {warning}"));
+        }
+        Precision::new(dtype, format)
+    }
+}
+
+fn is_folder(path: &Path) -> Result<(), Failure> {
+    match path.is_dir() {
+        true => Ok(()),
+        false => Err(Failure::wrong(format!("`{}` is no folder", path.display()))),
+    }
+}
+
+/// The name that a folder's model is served by.
+fn folder_name(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    whole.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn prompt_failure(error: PromptError, name: &str) -> Failure {
+    let help = error.help().map(str::to_owned);
+    Failure::from(StageError { help, ..StageError::bad_data(format!("`{name}` cannot be used")).with_source(error) })
+}
+
+impl Vocabulary {
+    /// All models; the first is what the command line names.
+    pub(crate) fn models(&self) -> Vec<Arc<Named>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A model by its name.
+    pub(crate) fn model(&self, name: &str) -> Option<Arc<Named>> {
+        self.models().into_iter().find(|model| model.name == name)
+    }
+
+    /// A model by a name, which the engine knows by a number.
+    ///
+    /// # Errors
+    /// Fails where its chat template does not compile.
+    pub(crate) fn named(&self, name: &str, number: usize, prompt: &PromptParams) -> Result<Named, PromptError> {
+        let mut prompt = prompt.clone();
+        if let Some(template) = &self.chat_template {
+            prompt.chat_template = Some(template.clone());
+        }
+        let prompter = Prompter::new(&prompt, &self.tokenizer)?;
+        let tool_form = prompter.tool_form();
+        Ok(Named { name: name.to_owned(), number, prompter, tool_form })
+    }
+
+    /// How prompts are made for an adapter of which nothing else is known.
+    pub(crate) fn prompt(&self) -> &PromptParams {
+        &self.prompt
+    }
+
+    /// Has requests choose a model by its name, in the place of the one that had that name, which is returned.
+    pub(crate) fn put(&self, named: Named) -> Option<Arc<Named>> {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        match models.iter_mut().find(|model| model.name == named.name) {
+            Some(model) => Some(std::mem::replace(model, Arc::new(named))),
+            None => {
+                models.push(Arc::new(named));
+                None
+            }
+        }
+    }
+
+    /// Has no request choose a model any more.
+    pub(crate) fn take(&self, name: &str) -> Option<Arc<Named>> {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let place = models.iter().position(|model| model.name == name)?;
+        Some(models.remove(place))
+    }
+
+    /// The tokens of a conversation up to the assistant's answer, by the model's own template.
+    ///
+    /// # Errors
+    /// Fails where there is no chat template or it refuses.
+    pub(crate) fn conversation(&self, model: &Named, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+        Ok(model.prompter.conversation(messages, &self.tokenizer)?.encode(&self.tokenizer)?.input_ids)
+    }
+
+    /// The tokens of a text as it stands, after the beginning-of-text token where the tokenizer wants one.
+    ///
+    /// # Errors
+    /// Fails where the tokenizer does.
+    pub(crate) fn text(&self, model: &Named, text: &str) -> Result<Vec<u32>, PromptError> {
+        Ok(model.prompter.plain(text, &self.tokenizer).encode(&self.tokenizer)?.input_ids)
+    }
+
+    /// A greedy request for a prompt, with as long a completion as there is room for.
+    pub(crate) fn request(&self, model: &Named, prompt: Vec<u32>) -> QueuedRequest {
+        QueuedRequest {
+            max_new_tokens: self.positions.saturating_sub(prompt.len()),
+            prompt,
+            row: 0,
+            adapter: model.number,
+            min_new_tokens: 0,
+            stop_token_ids: self.stop_token_ids.clone(),
+            sampling: Sampling::GREEDY,
+            adjustments: Adjustments::default(),
+            constraint: None,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+
+    /// Makes constraints of grammars, with this vocabulary.
+    ///
+    /// # Errors
+    /// Fails where the vocabulary cannot be used.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(&self.tokenizer, self.vocab_size));
+        grammars.as_ref().map_err(Clone::clone)
+    }
+
+    /// A token as text, special ones written out.
+    ///
+    /// # Errors
+    /// Fails where the tokenizer does.
+    pub(crate) fn token_text(&self, id: u32) -> Result<String, TokenizerError> {
+        self.tokenizer.decode_with_special(&[id])
+    }
+}

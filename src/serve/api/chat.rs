@@ -1,0 +1,363 @@
+//! `POST /v1/chat/completions`.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use stages::compute::inference::{ChosenToken, Constraint, TokenLogprobs};
+use stages::data::artifact::{Message, TOOLS};
+use stages::data::prompt::ToolForm;
+
+use super::answer::{Chunks, Completed, Usage};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::options::{MOST_LOGPROBS, Options};
+use super::tools::{Tools, calls_json};
+use super::{Head, token_bytes};
+use crate::inference::{Named, Vocabulary};
+use crate::serve::worker::Finish;
+
+/// Why an answer with calls ended.
+const TOOL_CALLS: &str = "tool_calls";
+
+/// What is asked.
+pub(super) struct ChatRequest {
+    pub(super) model: String,
+    pub(super) messages: Vec<Message>,
+    pub(super) options: Options,
+    /// How many likely tokens are wanted beside each, where log-probabilities are wanted.
+    pub(super) logprobs: Option<usize>,
+    /// The schema of the answer, where it is to be JSON.
+    schema: Option<Value>,
+    tools: Option<Tools>,
+}
+
+impl ChatRequest {
+    pub(super) fn read(body: &[u8], vocabulary: &Vocabulary) -> Result<Self, ApiError> {
+        let mut fields = Fields::of(body)?;
+        let model = fields.string("model")?.ok_or_else(|| ApiError::field("model", "`model` is missing"))?;
+        let messages = fields.take("messages").ok_or_else(|| ApiError::field("messages", "`messages` is missing"))?;
+        let messages = read_messages(messages)?;
+        let mut options = Options::read(&mut fields, vocabulary)?;
+        options.max_tokens = max_tokens(&mut fields)?;
+        let logprobs = fields.boolean("logprobs")?;
+        let top = fields.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
+        if top.is_some() && !logprobs {
+            return Err(ApiError::field("top_logprobs", "`top_logprobs` goes with `logprobs: true`"));
+        }
+        let mut messages = messages;
+        let tools = Tools::read(&mut fields)?;
+        if let Some(tools) = &tools {
+            messages[0].other.insert(TOOLS.to_owned(), tools.json.clone());
+        }
+        let schema = fields.take("response_format").map_or(Ok(None), |format| answer_schema(&format))?;
+        if schema.is_some() && tools.is_some() {
+            let message = "`response_format` is not supported together with `tools`";
+            return Err(ApiError::unsupported("response_format", message));
+        }
+        fields.only("modalities", |value| *value == json!(["text"]))?;
+        fields.finish()?;
+        let logprobs = logprobs.then(|| top.unwrap_or(0) as usize);
+        Ok(Self { model, messages, options, logprobs, schema, tools })
+    }
+
+    /// How a model writes the calls of the request's tools, where it has any.
+    pub(super) fn tool_form(&self, model: &Named) -> Result<Option<ToolForm>, ApiError> {
+        match (&self.tools, model.tool_form()) {
+            (None, _) => Ok(None),
+            (Some(_), Some(form)) => Ok(Some(form)),
+            (Some(_), None) => {
+                let message = "`tools` is not supported: the model's chat template has none, or writes calls in a form \
+                               that this server does not read";
+                Err(ApiError::unsupported("tools", message))
+            }
+        }
+    }
+
+    /// What the answer has to hold to.
+    pub(super) fn constraint(
+        &self,
+        form: Option<ToolForm>,
+        vocabulary: &Vocabulary,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let grammars = || {
+            let grammars = vocabulary.grammars();
+            grammars.map_err(|error| ApiError::unsupported("response_format", error.to_string()))
+        };
+        let wrong =
+            |field: &'static str| move |error| ApiError::field(field, format!("`{field}` cannot be held to: {error}"));
+        if let Some(schema) = &self.schema {
+            let constraint = grammars()?.json(schema);
+            return constraint.map(Some).map_err(wrong("response_format"));
+        }
+        let grammar = self.tools.as_ref().zip(form);
+        match grammar.and_then(|(tools, form)| tools.grammar(form, &vocabulary.tokenizer)) {
+            Some(grammar) => grammars()?.lark(grammar).map(Some).map_err(wrong("tools")),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The schema of an answer that is to be JSON.
+fn answer_schema(format: &Value) -> Result<Option<Value>, ApiError> {
+    let wrong = |name: &str, what: &str| ApiError::field(name, format!("`{name}` {what}"));
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(json!({ "type": "object" }))),
+        Some("json_schema") => match &format["json_schema"]["schema"] {
+            Value::Object(schema) => Ok(Some(Value::Object(schema.clone()))),
+            Value::Null => Err(wrong("response_format.json_schema.schema", "is missing")),
+            _ => Err(wrong("response_format.json_schema.schema", "is not an object")),
+        },
+        Some(_) | None => Err(wrong("response_format.type", "is none of text, json_object and json_schema")),
+    }
+}
+
+/// Most new tokens, by the newer or the older name.
+fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let newer = fields.integer("max_completion_tokens", 1..=i64::MAX)?;
+    let older = fields.integer("max_tokens", 1..=i64::MAX)?;
+    match (newer, older) {
+        (Some(newer), Some(older)) if newer != older => {
+            let message = "`max_tokens` is an older name of `max_completion_tokens`, and the two differ";
+            Err(ApiError::field("max_tokens", message))
+        }
+        (newer, older) => Ok(newer.or(older).map(|most| most as usize)),
+    }
+}
+
+fn read_messages(messages: Value) -> Result<Vec<Message>, ApiError> {
+    let Value::Array(messages) = messages else {
+        return Err(ApiError::field("messages", "`messages` is not a list"));
+    };
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "`messages` is empty"));
+    }
+    messages.into_iter().enumerate().map(|(index, message)| read_message(index, message)).collect()
+}
+
+fn read_message(index: usize, message: Value) -> Result<Message, ApiError> {
+    let at = |field: &str| format!("messages[{index}]{field}");
+    let Value::Object(mut message) = message else {
+        return Err(ApiError::field(at(""), format!("`{}` is not an object", at(""))));
+    };
+    let role = match message.remove("role") {
+        // The name that `system` has for newer models.
+        Some(Value::String(role)) if role == "developer" => "system".to_owned(),
+        Some(Value::String(role)) if ["system", "user", "assistant", "tool"].contains(&role.as_str()) => role,
+        _ => {
+            let message = format!("`{}` is none of system, developer, user, assistant and tool", at(".role"));
+            return Err(ApiError::field(at(".role"), message));
+        }
+    };
+    let calls = match message.remove("tool_calls").filter(|calls| !calls.is_null()) {
+        Some(calls) if role == "assistant" => Some(read_calls(&at(".tool_calls"), calls)?),
+        Some(_) => return Err(ApiError::field(at(".tool_calls"), format!("`{}` goes with an assistant", at("")))),
+        None => None,
+    };
+    let content = match message.remove("content") {
+        None | Some(Value::Null) if calls.is_some() => String::new(),
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => {
+            let parts = parts.into_iter().enumerate();
+            parts.map(|(part, value)| read_part(&at(&format!(".content[{part}]")), &value)).collect::<Result<_, _>>()?
+        }
+        _ => {
+            let message = format!("`{}` is neither a string nor a list of parts", at(".content"));
+            return Err(ApiError::field(at(".content"), message));
+        }
+    };
+    message.retain(|_, value| !value.is_null());
+    let mut read = Message::new(&role, &content);
+    read.other.extend(calls.map(|calls| ("tool_calls".to_owned(), calls)));
+    if role == "tool" {
+        for name in ["tool_call_id", "name"] {
+            match message.remove(name) {
+                Some(value) if value.is_string() => drop(read.other.insert(name.to_owned(), value)),
+                Some(_) => {
+                    let name = at(&format!(".{name}"));
+                    return Err(ApiError::field(name.clone(), format!("`{name}` is not a string")));
+                }
+                None => {}
+            }
+        }
+    }
+    match message.keys().next() {
+        Some(name) => {
+            let name = at(&format!(".{name}"));
+            let message = format!("`{name}` is not supported by this server");
+            Err(ApiError::unsupported(name, message))
+        }
+        None => Ok(read),
+    }
+}
+
+/// Calls that an assistant has made, with their arguments as chat templates have them: objects.
+fn read_calls(at: &str, calls: Value) -> Result<Value, ApiError> {
+    let Value::Array(mut calls) = calls else {
+        return Err(ApiError::field(at, format!("`{at}` is not a list")));
+    };
+    for (index, call) in calls.iter_mut().enumerate() {
+        let at = |name: &str| format!("{at}[{index}].function.{name}");
+        if !call["function"]["name"].is_string() {
+            return Err(ApiError::field(at("name"), format!("`{}` is missing", at("name"))));
+        }
+        let arguments = call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
+        match arguments {
+            Some(Value::Object(arguments)) => call["function"]["arguments"] = Value::Object(arguments),
+            _ => {
+                let name = at("arguments");
+                return Err(ApiError::field(name.clone(), format!("`{name}` is not a JSON object as text")));
+            }
+        }
+    }
+    Ok(Value::Array(calls))
+}
+
+/// A part of a message, which must be text.
+fn read_part(at: &str, part: &Value) -> Result<String, ApiError> {
+    match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        (Some("text") | None, _) => Err(ApiError::field(at, format!("`{at}` is no part with a type and a text"))),
+        (Some(other), _) => Err(ApiError::unsupported(
+            format!("{at}.type"),
+            format!("`{at}` is of type `{other}`, and only text is supported"),
+        )),
+    }
+}
+
+/// The whole answer.
+pub(super) fn answer(
+    head: &Head,
+    completed: &[Completed],
+    usage: Usage,
+    wants_logprobs: bool,
+    form: Option<ToolForm>,
+    vocabulary: &Vocabulary,
+) -> Value {
+    let choice = |completed: &Completed| {
+        let entries = completed.tokens.iter().filter_map(|(id, found)| found.as_ref().map(|found| (*id, found)));
+        let logprobs = wants_logprobs.then(|| {
+            json!({ "content": entries.map(|(id, found)| entry(id, found, vocabulary)).collect::<Vec<_>>(), "refusal": null })
+        });
+        let mut message = json!({ "role": "assistant", "content": completed.text, "refusal": null });
+        let mut finish = completed.finish.name();
+        let said = form.map(|form| form.read(&completed.text)).filter(|said| !said.calls.is_empty());
+        if let Some(said) = said {
+            message["content"] = if said.text.is_empty() { Value::Null } else { json!(said.text) };
+            message["tool_calls"] = calls_json(&said.calls, &head.id, completed.index).into();
+            finish = TOOL_CALLS;
+        }
+        json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
+    };
+    let mut value = head.json("chat.completion");
+    value["choices"] = completed.iter().map(choice).collect();
+    value["usage"] = usage.json();
+    value
+}
+
+/// The events of a chat.
+pub(super) struct ChatChunks {
+    pub(super) head: Head,
+    pub(super) include_usage: bool,
+    pub(super) wants_logprobs: bool,
+    pub(super) vocabulary: std::sync::Arc<Vocabulary>,
+    /// Where tools may be called, how, and what of each choice's text may be a call.
+    pub(super) calls: Option<(ToolForm, BTreeMap<usize, Held>)>,
+}
+
+/// The text of a choice in which tools may be called.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    text: String,
+    /// Bytes of it that have been sent.
+    sent: usize,
+}
+
+impl Held {
+    /// What can be sent: what stands before the calls, or before what may become one.
+    fn settled(&mut self, form: ToolForm) -> String {
+        // White space before a call is not sent with it.
+        let end = form.begin(&self.text).unwrap_or(self.text.len());
+        let end = self.text[..end].trim_end().len().max(self.sent);
+        let settled = self.text[self.sent..end].to_owned();
+        self.sent = end;
+        settled
+    }
+}
+
+impl ChatChunks {
+    fn chunk(&self, index: usize, delta: Map<String, Value>, logprobs: Value, finish: Option<&str>) -> Value {
+        let mut value = self.head.json("chat.completion.chunk");
+        value["choices"] = json!([{ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish }]);
+        if self.include_usage {
+            value["usage"] = Value::Null;
+        }
+        value
+    }
+}
+
+impl Chunks for ChatChunks {
+    fn first(&self, index: usize) -> Option<Value> {
+        let delta = [("role".to_owned(), json!("assistant")), ("content".to_owned(), json!(""))];
+        Some(self.chunk(index, Map::from_iter(delta), Value::Null, None))
+    }
+
+    fn more(&mut self, index: usize, text: &str, token: Option<(u32, Option<&TokenLogprobs>)>) -> Option<Value> {
+        let text = match &mut self.calls {
+            Some((form, held)) => {
+                let held = held.entry(index).or_default();
+                held.text.push_str(text);
+                Cow::Owned(held.settled(*form))
+            }
+            None => Cow::Borrowed(text),
+        };
+        let found = token.and_then(|(id, found)| Some((id, found?))).filter(|_| self.wants_logprobs);
+        if text.is_empty() && found.is_none() {
+            return None;
+        }
+        let logprobs = found.map(|(id, found)| json!({ "content": [entry(id, found, &self.vocabulary)] }));
+        let delta = [("content".to_owned(), json!(text))];
+        Some(self.chunk(index, Map::from_iter(delta), json!(logprobs), None))
+    }
+
+    fn last(&mut self, index: usize, finish: Finish, _: Option<&ChosenToken>) -> Vec<Value> {
+        let held = self.calls.as_mut().map(|(form, held)| (*form, held.remove(&index).unwrap_or_default()));
+        let end = |finish| self.chunk(index, Map::new(), Value::Null, Some(finish));
+        let Some((form, held)) = held else { return vec![end(finish.name())] };
+        let said = form.read(&held.text);
+        let delta =
+            |name: &str, value: Value| self.chunk(index, Map::from_iter([(name.to_owned(), value)]), Value::Null, None);
+        if said.calls.is_empty() {
+            let rest = &held.text[held.sent..];
+            let rest = (!rest.is_empty()).then(|| delta("content", json!(rest)));
+            return rest.into_iter().chain([end(finish.name())]).collect();
+        }
+        let mut calls = calls_json(&said.calls, &self.head.id, index);
+        calls.iter_mut().enumerate().for_each(|(number, call)| call["index"] = json!(number));
+        vec![delta("tool_calls", calls.into()), end(TOOL_CALLS)]
+    }
+
+    fn usage(&self, usage: Usage) -> Value {
+        let mut value = self.head.json("chat.completion.chunk");
+        value["choices"] = json!([]);
+        value["usage"] = usage.json();
+        value
+    }
+}
+
+fn entry(id: u32, found: &TokenLogprobs, vocabulary: &Vocabulary) -> Value {
+    let token = |id: u32, logprob: f32| {
+        let text = vocabulary.token_text(id).unwrap_or_default();
+        let bytes = token_bytes(&text);
+        json!({ "token": text, "logprob": finite(logprob), "bytes": bytes })
+    };
+    let mut value = token(id, found.logprob);
+    value["top_logprobs"] = found.top.iter().map(|(id, logprob)| token(*id, *logprob)).collect();
+    value
+}
+
+/// A log-probability as JSON has it, which knows no infinity: OpenAI's servers write −9999 for it.
+pub(super) fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}

@@ -1,0 +1,204 @@
+//! Tools that an assistant may call: as a request names them, and as calls are answered.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::{Value, json};
+use stages::data::prompt::{Calls, Tool, ToolCall, ToolForm};
+use stages::data::tokenizer::Tokenizer;
+
+use super::error::ApiError;
+use super::fields::Fields;
+
+/// The tools of a request.
+pub(super) struct Tools {
+    /// As the chat template is given them.
+    pub(super) json: Value,
+    tools: Vec<Tool>,
+    choice: Choice,
+    calls: Calls,
+}
+
+/// Whether tools are called.
+enum Choice {
+    /// As the model likes.
+    Auto,
+    /// One of them at least.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl Tools {
+    /// Reads them; none where there are none, or they are not to be called.
+    pub(super) fn read(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        fields.only("functions", is_empty)?;
+        fields.only("function_call", |value| value == "none" || value == "auto")?;
+        let json = fields.take("tools").filter(|tools| !is_empty(tools));
+        let choice = fields.take("tool_choice");
+        let in_parallel = fields.take("parallel_tool_calls");
+        let calls = match in_parallel {
+            None | Some(Value::Bool(true)) => Calls::OneOrMore,
+            Some(Value::Bool(false)) => Calls::One,
+            Some(_) => return Err(ApiError::field("parallel_tool_calls", "`parallel_tool_calls` is not a boolean")),
+        };
+        let Some(json) = json else {
+            return match choice {
+                Some(choice) if choice != "none" && choice != "auto" => {
+                    Err(ApiError::field("tool_choice", "`tool_choice` asks for a call, and there are no `tools`"))
+                }
+                _ => Ok(None),
+            };
+        };
+        let tools = read_tools(&json)?;
+        let Some(choice) = read_choice(choice, &tools)? else { return Ok(None) };
+        if matches!(choice, Choice::Auto) {
+            if calls == Calls::One {
+                let message = "`parallel_tool_calls: false` goes with a `tool_choice` that asks for a call";
+                return Err(ApiError::unsupported("parallel_tool_calls", message));
+            }
+            if let Some(index) = strict(&json) {
+                let name = format!("tools[{index}].function.strict");
+                let message = format!("`{name}` goes with a `tool_choice` that asks for a call");
+                return Err(ApiError::unsupported(name, message));
+            }
+        }
+        Ok(Some(Self { json, tools, choice, calls }))
+    }
+
+    /// The grammar of what has to be called, if anything has.
+    pub(super) fn grammar(&self, form: ToolForm, tokenizer: &Tokenizer) -> Option<String> {
+        let special = |text: &str| tokenizer.token_id(text).filter(|id| tokenizer.is_special(*id));
+        match &self.choice {
+            Choice::Auto => None,
+            Choice::Required => Some(form.grammar(&self.tools, self.calls, special)),
+            Choice::Named(name) => {
+                let tools: Vec<Tool> = self.tools.iter().filter(|tool| tool.name == *name).cloned().collect();
+                Some(form.grammar(&tools, self.calls, special))
+            }
+        }
+    }
+}
+
+fn read_tools(json: &Value) -> Result<Vec<Tool>, ApiError> {
+    let Value::Array(tools) = json else { return Err(ApiError::field("tools", "`tools` is not a list")) };
+    tools.iter().enumerate().map(|(index, tool)| read_tool(&format!("tools[{index}]"), tool)).collect()
+}
+
+fn read_tool(at: &str, tool: &Value) -> Result<Tool, ApiError> {
+    let wrong = |name: &str, what: &str| ApiError::field(format!("{at}{name}"), format!("`{at}{name}` {what}"));
+    match tool["type"].as_str() {
+        Some("function") => {}
+        Some(other) => {
+            let message = format!("`{at}.type` is `{other}`, and only functions are supported");
+            return Err(ApiError::unsupported(format!("{at}.type"), message));
+        }
+        None => return Err(wrong(".type", "is missing")),
+    }
+    let function = &tool["function"];
+    let name = function["name"].as_str().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| wrong(".function.name", "is missing"))?;
+    let parameters = match &function["parameters"] {
+        Value::Null => json!({ "type": "object", "properties": {} }),
+        Value::Object(schema) => Value::Object(schema.clone()),
+        _ => return Err(wrong(".function.parameters", "is not a schema")),
+    };
+    Ok(Tool { name: name.to_owned(), parameters })
+}
+
+/// The first tool whose arguments have to be of its schema.
+fn strict(json: &Value) -> Option<usize> {
+    json.as_array()?.iter().position(|tool| tool["function"]["strict"] == true)
+}
+
+/// What `tool_choice` asks for; none where nothing is to be called.
+fn read_choice(choice: Option<Value>, tools: &[Tool]) -> Result<Option<Choice>, ApiError> {
+    let wrong = |message: String| Err(ApiError::field("tool_choice", message));
+    match choice {
+        None => Ok(Some(Choice::Auto)),
+        Some(choice) => match choice.as_str() {
+            Some("auto") => Ok(Some(Choice::Auto)),
+            Some("none") => Ok(None),
+            Some("required") => Ok(Some(Choice::Required)),
+            Some(other) => wrong(format!("`tool_choice` is `{other}`, and none of none, auto and required")),
+            None => match choice["function"]["name"].as_str() {
+                Some(name) if tools.iter().any(|tool| tool.name == name) => Ok(Some(Choice::Named(name.to_owned()))),
+                Some(name) => wrong(format!("`tool_choice` is `{name}`, which is none of `tools`")),
+                None => wrong("`tool_choice` is neither a string nor the name of a function".to_owned()),
+            },
+        },
+    }
+}
+
+/// Calls as they are answered. Their ids have nine letters and digits, which is what Mistral's template takes.
+pub(super) fn calls_json(calls: &[ToolCall], answer: &str, choice: usize) -> Vec<Value> {
+    let json = |(index, call): (usize, &ToolCall)| {
+        let arguments = Value::Object(call.arguments.clone()).to_string();
+        let function = json!({ "name": call.name, "arguments": arguments });
+        json!({ "id": call_id(answer, choice, index), "type": "function", "function": function })
+    };
+    calls.iter().enumerate().map(json).collect()
+}
+
+fn call_id(answer: &str, choice: usize, index: usize) -> String {
+    const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    let mut hasher = DefaultHasher::new();
+    (answer, choice, index).hash(&mut hasher);
+    let mut number = hasher.finish();
+    let letter = |_| {
+        let letter = LETTERS[(number % 36) as usize];
+        number /= 36;
+        char::from(letter)
+    };
+    (0..9).map(letter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(fields: Value) -> Result<Option<Tools>, ApiError> {
+        Tools::read(&mut Fields::of(fields.to_string().as_bytes()).ok().unwrap())
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({ "type": "function", "function": { "name": name, "parameters": { "type": "object" } } })
+    }
+
+    #[test]
+    fn what_is_wrong_with_tools_is_named() {
+        for (fields, param) in [
+            (json!({ "tools": {} }), "tools"),
+            (json!({ "tools": [{}] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+            (json!({ "tools": [tool("a"), { "type": "function" }] }), "tools[1].function.name"),
+            (json!({ "tools": [tool("a")], "tool_choice": "must" }), "tool_choice"),
+            (json!({ "tools": [tool("a")], "tool_choice": { "function": { "name": "b" } } }), "tool_choice"),
+            (json!({ "tool_choice": "required" }), "tool_choice"),
+            (json!({ "tools": [tool("a")], "parallel_tool_calls": false }), "parallel_tool_calls"),
+            (json!({ "functions": [{}] }), "functions"),
+        ] {
+            let error = read(fields.clone()).err().unwrap_or_else(|| panic!("{fields} is taken"));
+            assert_eq!(error.json()["error"]["param"], param, "{fields}");
+        }
+        let mut strict = tool("a");
+        strict["function"]["strict"] = json!(true);
+        let error = read(json!({ "tools": [strict] })).err().unwrap();
+        assert_eq!(error.json()["error"]["param"], "tools[0].function.strict");
+    }
+
+    #[test]
+    fn tools_that_are_not_to_be_called_are_none() {
+        for fields in [json!({}), json!({ "tools": [] }), json!({ "tools": [tool("a")], "tool_choice": "none" })] {
+            assert!(read(fields).unwrap().is_none());
+        }
+        assert!(read(json!({ "tools": [tool("a")] })).unwrap().is_some());
+    }
+
+    #[test]
+    fn ids_of_calls_differ() {
+        let ids = [call_id("a", 0, 0), call_id("a", 0, 1), call_id("a", 1, 0), call_id("b", 0, 0)];
+        assert!(ids.iter().all(|id| id.len() == 9 && id.bytes().all(|letter| letter.is_ascii_alphanumeric())));
+        assert_eq!(std::collections::BTreeSet::from(ids.clone()).len(), ids.len());
+    }
+}
