@@ -75,8 +75,17 @@ fn the_page_is_told_what_is_recorded() {
     let shown = project.run(&["runs", "show", "--format", "json"]).ends_with(0);
     let mut shown: Value = serde_json::from_str(&shown.stdout).unwrap();
     shown["graph"] = told["graph"].clone();
+    for (shown, told) in shown["stages"].as_array_mut().unwrap().iter_mut().zip(told["stages"].as_array().unwrap()) {
+        shown.as_object_mut().unwrap().retain(|name, _| told.get(name).is_some());
+        assert_eq!(shown["stage"], told["stage"]);
+    }
     assert_eq!((status, &told), (200, &shown));
     let stages = told["stages"].as_array().unwrap();
+    let [nodes, edges] = ["nodes", "edges"].map(|part| told["graph"][part].as_array().unwrap());
+    assert_eq!(nodes.len(), stages.len());
+    let ends =
+        |edge: &Value| ["from", "to"].map(|end| nodes[edge[end].as_u64().unwrap() as usize]["y"].as_i64().unwrap());
+    assert!(!edges.is_empty() && edges.iter().map(ends).all(|[from, to]| from < to), "{edges:?}");
     let trains = stages.iter().find(|stage| stage["kind"] == "train").unwrap()["stage"].as_str().unwrap();
     let (_, figures) = server.get(&format!("/api/figures?run={run}&stage={trains}"));
     assert_eq!(figures[0]["kind"], "train", "{figures}");

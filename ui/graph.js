@@ -19,10 +19,15 @@ function fitted(name, width) {
   return `${name.slice(0, most - 1 - end)}…${name.slice(name.length - end)}`;
 }
 
-function path(points) {
-  const [first, ...rest] = points;
-  let [x, y] = first;
-  return rest.reduce((text, [nextX, nextY]) => {
+/** From the lower border of a node to the upper border of another, past the nodes of the layers between them. */
+function path({ nodes, node_height, layer_height }, { from, to, via }) {
+  const [above, below] = [nodes[from], nodes[to]];
+  const between = via.flatMap((x, at) => {
+    const top = above.y + (at + 1) * layer_height;
+    return [[x, top], [x, top + node_height]];
+  });
+  let [x, y] = [above.x + above.width / 2, above.y + node_height];
+  return [...between, [below.x + below.width / 2, below.y]].reduce((text, [nextX, nextY]) => {
     const middle = (y + nextY) / 2;
     const part = x === nextX ? `V${nextY}` : `C${x} ${middle} ${nextX} ${middle} ${nextX} ${nextY}`;
     [x, y] = [nextX, nextY];
@@ -32,23 +37,24 @@ function path(points) {
 
 export function Graph({ graph, stages, chosen, choose, open }) {
   const [scale, setScale] = useState(1);
-  const of = new Map(stages.map((stage) => [stage.stage, stage]));
+  const isChosen = (box) => box.stages.some((at) => stages[at].stage === chosen);
   const node = (box) => {
-    const members = box.stages.map((id) => of.get(id));
+    const members = box.stages.map((at) => stages[at]);
+    const [{ stage: id, kind, declared }] = members;
     const state = together(members.map((stage) => stage.status));
     const took = members.reduce((sum, stage) => sum + (stage.seconds || 0), 0);
-    const several = box.stages.length > 1;
-    const name = several ? `${box.id} ×${box.stages.length}` : box.id;
-    const act = () => (several ? open(box.id) : choose(box.stages[0]));
+    const several = members.length > 1;
+    const name = several ? `${declared} ×${members.length}` : id;
+    const act = () => (several ? open(declared) : choose(id));
     const pressed = (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), act());
     return html`
-      <g key=${box.id} class=${`node ${state} ${box.stages.includes(chosen) ? "chosen" : ""}`} transform=${`translate(${box.x} ${box.y})`}
-        role="button" tabindex="0" aria-label=${`${name}, ${box.kind}, ${t(state)}`} onClick=${act} onKeyDown=${pressed}>
-        <title>${name}${"\n"}${box.kind}: ${t(state)}</title>
-        ${several && html`<rect x="4" y="-4" width=${box.width} height=${box.height} rx="6" class="behind" />`}
-        <rect width=${box.width} height=${box.height} rx="6" />
+      <g key=${name} class=${`node ${state} ${isChosen(box) ? "chosen" : ""}`} transform=${`translate(${box.x} ${box.y})`}
+        role="button" tabindex="0" aria-label=${`${name}, ${kind}, ${t(state)}`} onClick=${act} onKeyDown=${pressed}>
+        <title>${name}${"\n"}${kind}: ${t(state)}</title>
+        ${several && html`<rect x="4" y="-4" width=${box.width} height=${graph.node_height} rx="6" class="behind" />`}
+        <rect width=${box.width} height=${graph.node_height} rx="6" />
         <text x="12" y="19">${MARKS[state] || "?"} ${fitted(name, box.width)}</text>
-        <text x="12" y="36" class="small">${box.kind}${took > 0 ? `, ${seconds(took)}` : ""}</text>
+        <text x="12" y="36" class="small">${kind}${took > 0 ? `, ${seconds(took)}` : ""}</text>
       </g>`;
   };
   return html`
@@ -60,8 +66,8 @@ export function Graph({ graph, stages, chosen, choose, open }) {
       </div>
       <div class="canvas" tabindex="0">
         <svg width=${graph.width * scale} height=${graph.height * scale} viewBox=${`0 0 ${graph.width} ${graph.height}`} role="group" aria-label=${t("Graph")}>
-          ${graph.edges.map((edge) => html`<path key=${`${edge.from} ${edge.to}`} d=${path(edge.points)}
-            class=${`edge ${edge.from === chosen || edge.to === chosen ? "chosen" : ""}`} />`)}
+          ${graph.edges.map((edge) => html`<path key=${`${edge.from} ${edge.to}`} d=${path(graph, edge)}
+            class=${`edge ${isChosen(graph.nodes[edge.from]) || isChosen(graph.nodes[edge.to]) ? "chosen" : ""}`} />`)}
           ${graph.nodes.map(node)}
         </svg>
       </div>

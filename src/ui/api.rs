@@ -24,6 +24,9 @@ const MOST_ROWS: u64 = 200;
 /// Bytes of a log that are sent at once: its end.
 const MOST_OF_A_LOG: u64 = 256 << 10;
 
+/// What the page asks of one stage at a time (`/api/stage`): a run may have a thousand.
+const OF_ONE_STAGE: [&str; 6] = ["key", "threads", "warnings", "inputs", "needs", "outputs"];
+
 /// Answers the page's requests from what is recorded in a home.
 pub(super) struct Api(Arc<Looks>);
 
@@ -150,6 +153,9 @@ impl Looks {
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let open: BTreeSet<String> = request.values("open").collect();
         let mut value = json!(recorded.view());
+        for stage in value["stages"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+            stage.retain(|name, _| !OF_ONE_STAGE.contains(&name.as_str()));
+        }
         value["graph"] = json!(graph::draw(&recorded, &open));
         Ok(value)
     }

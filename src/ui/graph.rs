@@ -19,11 +19,15 @@ const WIDEST: f64 = 280.0;
 /// Times that the layers are ordered, down and up.
 const SWEEPS: usize = 6;
 
-/// The drawing.
+/// The drawing, in whole pixels. It is small, as a graph of a thousand stages is one answer: what follows from the rest
+/// is left out.
 #[derive(Debug, Serialize)]
 pub(super) struct Drawing {
-    width: f64,
-    height: f64,
+    width: i64,
+    height: i64,
+    /// The height of every node, and from the top of a layer to that of the next.
+    node_height: i64,
+    layer_height: i64,
     nodes: Vec<Node>,
     edges: Vec<Edge>,
 }
@@ -31,44 +35,39 @@ pub(super) struct Drawing {
 /// A stage, or all children of a sweep.
 #[derive(Debug, Serialize)]
 struct Node {
-    /// The stage's id; of a sweep that of its declaration.
-    id: String,
-    kind: String,
-    /// The stages that it stands for.
-    stages: Vec<String>,
-    /// Its left upper corner and its size.
-    x: f64,
-    y: f64,
-    width: f64,
-    height: f64,
+    /// The stages that it stands for, by their places in the run.
+    stages: Vec<usize>,
+    /// Its left upper corner and its width.
+    x: i64,
+    y: i64,
+    width: i64,
 }
 
-/// What one stage hands to another, or has it wait for.
+/// What one stage hands to another, or has it wait for, from the middle of one's lower border to that of the other's
+/// upper border.
 #[derive(Debug, Serialize)]
 struct Edge {
-    from: String,
-    to: String,
-    /// From the lower border of one to the upper border of the other.
-    points: Vec<(f64, f64)>,
+    /// Nodes by their places in [`Drawing::nodes`].
+    from: usize,
+    to: usize,
+    /// Where it passes each layer between them, across.
+    via: Vec<i64>,
 }
 
 /// Lays out the graph of a run. Children of a sweep are one node, but for the sweeps in `open`.
 pub(super) fn draw(recorded: &Recorded, open: &BTreeSet<String>) -> Drawing {
-    let mut names: Vec<String> = Vec::new();
     let mut of_stage: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut members: Vec<Vec<String>> = Vec::new();
-    let mut kinds: Vec<String> = Vec::new();
-    let mut known: BTreeMap<String, usize> = BTreeMap::new();
-    for stage in &recorded.stages {
+    let mut members: Vec<Vec<usize>> = Vec::new();
+    let mut widths: Vec<f64> = Vec::new();
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    for (place, stage) in recorded.stages.iter().enumerate() {
         let summary = &stage.summary;
         let name = if open.contains(&summary.declared) { &summary.stage } else { &summary.declared };
-        let node = *known.entry(name.clone()).or_insert_with(|| {
-            names.push(name.clone());
-            kinds.push(summary.kind.clone());
-            members.push(Vec::new());
-            names.len() - 1
-        });
-        members[node].push(summary.stage.clone());
+        let node = *known.entry(name).or_insert(members.len());
+        members.resize(members.len().max(node + 1), Vec::new());
+        members[node].push(place);
+        widths.resize(members.len(), 0.0);
+        widths[node] = width_of(name, &summary.kind, members[node].len());
         of_stage.insert(&summary.stage, node);
     }
     let mut edges: BTreeSet<(usize, usize)> = BTreeSet::new();
@@ -78,32 +77,30 @@ pub(super) fn draw(recorded: &Recorded, open: &BTreeSet<String>) -> Drawing {
         let from = before.filter_map(|before| of_stage.get(before.as_str()).copied());
         edges.extend(from.filter(|from| *from != to).map(|from| (from, to)));
     }
-    let width = |node: usize| width_of(&names[node], &kinds[node], members[node].len());
-    let widths: Vec<f64> = (0..names.len()).map(width).collect();
-    let places = Layers::of(names.len(), &edges, &widths).places();
-    let nodes = (0..names.len()).map(|node| {
-        let (centre, y) = places.nodes[node];
-        Node {
-            id: names[node].clone(),
-            kind: kinds[node].clone(),
-            stages: std::mem::take(&mut members[node]),
-            x: centre - widths[node] / 2.0,
-            y,
-            width: widths[node],
-            height: HEIGHT,
-        }
-    });
-    let edge = |((from, to), points): (&(usize, usize), &Vec<(f64, f64)>)| Edge {
-        from: names[*from].clone(),
-        to: names[*to].clone(),
-        points: points.clone(),
+    let places = Layers::of(members.len(), &edges, &widths).places();
+    let node = |(stages, ((centre, top), width)): (Vec<usize>, (&(f64, f64), f64))| Node {
+        stages,
+        x: pixel(centre - width / 2.0),
+        y: pixel(*top),
+        width: pixel(width),
+    };
+    let edge = |(&(from, to), path): (&(usize, usize), &Vec<f64>)| Edge {
+        from,
+        to,
+        via: path[1..path.len() - 1].iter().map(|x| pixel(*x)).collect(),
     };
     Drawing {
-        width: places.width,
-        height: places.height,
-        nodes: nodes.collect(),
+        width: pixel(places.width),
+        height: pixel(places.height),
+        node_height: pixel(HEIGHT),
+        layer_height: pixel(HEIGHT + BETWEEN_LAYERS),
+        nodes: members.into_iter().zip(places.nodes.iter().zip(widths)).map(node).collect(),
         edges: places.edges.iter().map(edge).collect(),
     }
+}
+
+fn pixel(place: f64) -> i64 {
+    place.round() as i64
 }
 
 /// Room for the name, with how many stages it stands for, and for the kind, with how long it took.
@@ -137,7 +134,8 @@ struct Places {
     height: f64,
     /// The middle of each node, across, and its upper border.
     nodes: Vec<(f64, f64)>,
-    edges: BTreeMap<(usize, usize), Vec<(f64, f64)>>,
+    /// Where each edge stands in each layer from that of its first node to that of its last, across.
+    edges: BTreeMap<(usize, usize), Vec<f64>>,
 }
 
 impl Layers {
@@ -218,19 +216,8 @@ impl Layers {
         for (depth, layer) in self.layers.iter().enumerate() {
             layer.iter().for_each(|slot| top[*slot] = GAP + depth as f64 * (HEIGHT + BETWEEN_LAYERS));
         }
-        let edges = self.paths.iter().map(|(edge, path)| {
-            let mut points = Vec::with_capacity(2 * path.len());
-            for (at, slot) in path.iter().enumerate() {
-                let x = centre[*slot] - left;
-                if at > 0 {
-                    points.push((x, top[*slot]));
-                }
-                if at + 1 < path.len() {
-                    points.push((x, top[*slot] + HEIGHT));
-                }
-            }
-            (*edge, points)
-        });
+        let edges =
+            self.paths.iter().map(|(edge, path)| (*edge, path.iter().map(|slot| centre[*slot] - left).collect()));
         Places {
             width: right - left,
             height: self.layers.len() as f64 * (HEIGHT + BETWEEN_LAYERS) - BETWEEN_LAYERS + 2.0 * GAP,
@@ -314,10 +301,10 @@ mod tests {
         edges.push((0, 42));
         edges.push((41, 42));
         let places = layers(43, &edges);
-        for ((from, to), points) in &places.edges {
-            assert!(points.is_sorted_by(|one, other| one.1 <= other.1), "{from} {to} {points:?}");
-            assert_eq!(points[0], (places.nodes[*from].0, places.nodes[*from].1 + HEIGHT));
-            assert_eq!(*points.last().unwrap(), places.nodes[*to]);
+        for ((from, to), path) in &places.edges {
+            let ((first, top), (last, bottom)) = (places.nodes[*from], places.nodes[*to]);
+            assert_eq!((path[0], *path.last().unwrap()), (first, last));
+            assert_eq!(bottom - top, (path.len() - 1) as f64 * (HEIGHT + BETWEEN_LAYERS), "{from} {to} {path:?}");
         }
         let mut middle: Vec<f64> = (1..41).map(|node| places.nodes[node].0).collect();
         middle.sort_by(f64::total_cmp);

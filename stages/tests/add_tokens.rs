@@ -28,6 +28,7 @@ use model::peft::Adapter;
 use serde_json::{Value, json};
 use stages::data::tokenizer::Tokenizer;
 use stages::kinds::add_tokens::AddTokens;
+use stages::kinds::generate::Generate;
 use stages::kinds::gguf::Gguf;
 use stages::kinds::merge::Merge;
 use stages::kinds::new_model::NewModel;
@@ -198,6 +199,39 @@ fn bench_without_rows(folder: &Path, wide: &Artifact) -> Artifact {
     let facts = write_tokens(&table, rows());
     let bench = bench.input("tokens.tokens", "tokens", &table, facts).unwrap();
     bench.run::<Train>(with(json!({"lora": {"trainable_token_indices": []}}))).unwrap().remove("adapter").unwrap()
+}
+
+#[test]
+fn all_weights_are_trained_and_an_adapter_with_rows_answers_as_its_merge_does() {
+    let tiny = Tiny::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (bench, wide, ids) = bench(&tiny, folder.path(), false);
+    let [_, tokenizer] = added(&tiny, tokens()).unwrap();
+    let bench = bench.input_of("base.tokenizer", &tokenizer.folder).unwrap();
+    let full = bench.run::<Train>(with(json!({"method": "full"}))).unwrap();
+    let [before, after] = [&wide, &full["model"]].map(|model| Checkpoint::open(&model.folder).unwrap());
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let [before, after] = [&before, &after].map(|files| files.tensor_f32(name).unwrap());
+        let columns = 32;
+        assert_eq!(before.len(), after.len());
+        let moved = |id: u32| before[id as usize * columns..][..columns] != after[id as usize * columns..][..columns];
+        assert!(ids.iter().copied().all(moved), "{name}");
+    }
+
+    // Another run than that which is saved there.
+    std::fs::remove_dir_all(bench.working::<Train>()).unwrap();
+    let trained = bench.run::<Train>(with(json!({}))).unwrap().remove("adapter").unwrap();
+    let bench = bench.input_of("trained.adapter", &trained.folder).unwrap();
+    let merged = bench.run::<Merge>(json!({"model": "base", "adapter": "trained"})).unwrap();
+    let bench = bench.input_of("merged.model", &merged["model"].folder).unwrap();
+    let bench = bench.input_of("merged.tokenizer", &tokenizer.folder).unwrap();
+    let asked = |model: &str, more: Value| {
+        let mut parameters = json!({"model": model, "prompts": ["a <think> b", "<|call|>"], "max_new_tokens": 8});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let output = bench.run::<Generate>(parameters).unwrap().remove("samples").unwrap();
+        tiny::texts(&output.folder.join("samples.parquet"), "completion")
+    };
+    assert_eq!(asked("base", json!({"adapter": "trained"})), asked("merged", json!({})));
 }
 
 #[test]

@@ -45,6 +45,8 @@ def test_three_ranks_make_the_run_of_one(tmp_path: Path, variant: str) -> None:
     ("family", "variant", "changes"),
     [
         ("llama31", "dora", {}),
+        ("llama31", "trainable_tokens", {}),
+        ("gemma2", "tied_trainable_tokens", {}),
         ("qwen2", "tied_lm_head_saved", {"activation_checkpointing": True}),
         ("phi3_longrope", "attention", {}),
         ("llama2", "attention", {"method": "full", "adapter": None}),

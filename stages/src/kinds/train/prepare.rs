@@ -151,11 +151,6 @@ pub(super) fn first_values(
     };
     let failed = || "cannot write the adapter's first values".to_owned();
     fs::create_dir_all(folder).or_fail(Cause::Machine, failed)?;
-    if !adapter.token_rows.is_empty() {
-        let message = "rows of tokens (`lora.trainable_token_indices`) are trained by the native backend";
-        return Err(StageError::new(Cause::BadParameters, message)
-            .with_help("set `backend: native`, or `lora: { trainable_token_indices: [] }` to leave them frozen"));
-    }
     adapter.save(folder).or_fail(Cause::Machine, failed)?;
     Ok(settings)
 }

@@ -29,7 +29,7 @@ _STATE = re.compile(
 )
 _STATE_PARAMETERS = {"A_log", "time_decay"}
 # What PEFT puts between a module and its path in the base model.
-_WRAPPERS = (".base_layer", ".original_module")
+_WRAPPERS = (".token_adapter", ".base_layer", ".original_module")
 # Tokens of each of the two documents that separation is checked on.
 _PROBE_TOKENS = 4
 # Share of the greatest hidden value by which two computations of the same document may differ, whatever the dtype rounds.

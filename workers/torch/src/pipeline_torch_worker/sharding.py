@@ -42,9 +42,11 @@ def shard(loss: DocumentLoss, job: TrainJob, device: Device, world: int) -> None
                 module.set_force_sum_reduction_for_comms(True)
     if any(parameter.is_meta for parameter in loss.parameters()):
         _fill(loss, WeightFiles(job.model, loss.model), device, mesh.get_local_rank())
-    # A buffer is small, and every rank has it.
+    # A buffer is small, and every rank has it. What PEFT would take merged rows of tokens back to stays without values: sharded
+    # weights are never merged.
     for buffer in loss.buffers():
-        buffer.data = buffer.data.to(device.torch)
+        if not buffer.is_meta:
+            buffer.data = buffer.data.to(device.torch)
 
 
 def _fill(loss: DocumentLoss, files: WeightFiles, device: Device, rank: int) -> None:

@@ -274,9 +274,6 @@ impl TrainParams {
         match self.optimizer.native_only() {
             Some(what) => Some(what),
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
-            None if self.lora.value.trainable_token_indices.as_ref().is_some_and(|tokens| !tokens.is_empty()) => {
-                Some("`lora.trainable_token_indices`")
-            }
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
             None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
             None if self.quantize.is_some() => Some("`quantize`"),

@@ -303,11 +303,22 @@ fn are_near(ours: &[TrainedTensor], native: &[TrainedTensor], backend: Backend) 
 
 #[test]
 fn steps_scores_and_values_are_those_of_the_native_backend() {
+    steps_are_those_of_the_native_backend(&json!({}));
+}
+
+#[test]
+fn rows_of_tokens_are_trained_as_by_the_native_backend() {
+    let lora =
+        json!({"rank": 2, "target_modules": ["q_proj", "down_proj"], "trainable_token_indices": [8, 13, 15, 310]});
+    steps_are_those_of_the_native_backend(&json!({"lora": lora}));
+}
+
+fn steps_are_those_of_the_native_backend(more: &Value) {
     let mut native = None;
     for backend in learners() {
         let bench = Bench::new(backend);
         let folder = bench.root.path().join("saved");
-        let (reports, scores, tensors) = bench.learn(json!({}), move |learner, context| {
+        let (reports, scores, tensors) = bench.learn(more.clone(), move |learner, context| {
             let ranks = learner.ranks().clone();
             let mut reports = Vec::new();
             let steps: [&[u32]; 3] = [&[0, 1, 2, 3], &[4, 5, 6], &[1]];
