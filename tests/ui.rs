@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::process::Child;
 use std::time::Duration;
 
+use flate2::read::GzDecoder;
 use serde_json::Value;
 use support::Project;
 
@@ -45,10 +46,16 @@ impl Server {
     }
 
     fn ask(&self, head: &str) -> (u16, String, String) {
-        let mut answer = String::new();
-        self.send(head).read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_lowercase(), body.to_owned())
+        let (status, head, body) = self.bytes(head);
+        (status, head, String::from_utf8(body).unwrap())
+    }
+
+    fn bytes(&self, head: &str) -> (u16, String, Vec<u8>) {
+        let mut answer = Vec::new();
+        self.send(head).read_to_end(&mut answer).unwrap();
+        let at = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+        let (head, body) = (str::from_utf8(&answer[..at]).unwrap(), answer[at + 4..].to_vec());
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_lowercase(), body)
     }
 
     fn get(&self, path: &str) -> (u16, Value) {
@@ -81,6 +88,11 @@ fn the_page_is_told_what_is_recorded() {
     }
     assert_eq!((status, &told), (200, &shown));
     let stages = told["stages"].as_array().unwrap();
+    let (_, head, packed) =
+        server.bytes(&format!("GET /api/run?run={run} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip"));
+    assert!(head.contains("content-encoding: gzip") && packed.len() < told.to_string().len() / 2, "{head}");
+    let unpacked: Value = serde_json::from_reader(GzDecoder::new(packed.as_slice())).unwrap();
+    assert_eq!(unpacked, told);
     let [nodes, edges] = ["nodes", "edges"].map(|part| told["graph"][part].as_array().unwrap());
     assert_eq!(nodes.len(), stages.len());
     let ends =

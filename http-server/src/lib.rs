@@ -38,6 +38,8 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// How long a client may take nothing of a response that is there to be taken.
     pub write_timeout: Duration,
+    /// Whether bodies are compressed for clients that take gzip; never events, each of which goes out by itself.
+    pub compress: bool,
 }
 
 /// A request whose body has arrived.

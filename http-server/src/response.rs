@@ -1,13 +1,18 @@
 //! Responses: a body that is there, or events as they come.
 
 use std::convert::Infallible;
+use std::io::{self, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use hyper::StatusCode;
 use hyper::body::{Body, Frame};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+};
 
 /// What is sent to a client.
 pub struct Response {
@@ -61,6 +66,17 @@ impl Response {
         self
     }
 
+    /// The same by gzip, where that is less.
+    pub(crate) fn compressed(mut self) -> Self {
+        let ResponseBody::Whole(Some(body)) = &self.body else { return self };
+        if let Some(smaller) = gzip(body).ok().filter(|smaller| smaller.len() < body.len()) {
+            self.body = ResponseBody::Whole(Some(smaller.into()));
+            self.headers.push((CONTENT_ENCODING, HeaderValue::from_static("gzip")));
+            self.headers.push((VARY, HeaderValue::from_static("accept-encoding")));
+        }
+        self
+    }
+
     pub(crate) fn into_hyper(self) -> hyper::Response<ResponseBody> {
         let mut response = hyper::Response::new(self.body);
         *response.status_mut() = self.status;
@@ -70,6 +86,12 @@ impl Response {
         headers.extend(self.headers);
         response
     }
+}
+
+fn gzip(body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(body)?;
+    encoder.finish()
 }
 
 /// The body of a response, as hyper reads it.

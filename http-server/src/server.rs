@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -94,11 +94,12 @@ async fn respond<S: Service>(
     service: &S,
     settings: &Settings,
 ) -> hyper::Response<ResponseBody> {
+    let compressed = settings.compress && takes_gzip(request.headers());
     let response = match read(request, service, settings).await {
         Ok(request) => service.respond(request).await,
         Err(refusal) => service.refuse(refusal),
     };
-    response.into_hyper()
+    if compressed { response.compressed().into_hyper() } else { response.into_hyper() }
 }
 
 /// Checks a request and reads its body.
@@ -134,6 +135,16 @@ fn hosts_are_allowed(head: &hyper::http::request::Parts, settings: &Settings) ->
     named.into_iter().all(|host| settings.hosts.allows(host))
 }
 
+/// Whether a client names gzip among the codings that it takes, and not with a weight of 0.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let named = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    named.flat_map(|value| value.split(',')).any(|coding| {
+        let (name, parameters) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = parameters.trim().strip_prefix("q=").map_or(Ok(1.0), str::parse::<f32>);
+        name.trim().eq_ignore_ascii_case("gzip") && weight.is_ok_and(|weight| weight > 0.0)
+    })
+}
+
 fn content_type(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let essence = value.split(';').next().unwrap_or(value);
@@ -149,5 +160,22 @@ async fn whole(body: Incoming, limit: usize) -> Result<Bytes, Refusal> {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large),
         Err(_) => Err(Refusal::BadBody),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn gzip_is_sent_to_those_that_take_it() {
+        let takes = |value: &'static str| {
+            takes_gzip(&HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(value))]))
+        };
+        assert!(takes("gzip") && takes("br, GZIP;q=0.5") && takes("deflate,gzip ; q=1"));
+        assert!(!takes("") && !takes("br") && !takes("gzip;q=0") && !takes("xgzip") && !takes("gzip;q=often"));
+        assert!(!takes_gzip(&HeaderMap::new()));
     }
 }

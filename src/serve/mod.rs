@@ -143,6 +143,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<(), Failure> {
         head_timeout: HEAD_TIMEOUT,
         body_timeout: BODY_TIMEOUT,
         write_timeout: WRITE_TIMEOUT,
+        compress: false,
     };
     let (ended, has_ended) = oneshot::channel();
     let thread = std::thread::Builder::new().name("model".to_owned()).spawn(move || {

@@ -57,6 +57,7 @@ pub(crate) fn run(args: &UiArgs, global: &Global) -> Result<(), Failure> {
         head_timeout: TIMEOUT,
         body_timeout: TIMEOUT,
         write_timeout: TIMEOUT,
+        compress: true,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build();
     let runtime = runtime.map_err(Failure::machine)?;
