@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use cache::{Digest, KeyDifference, OutputRecord, differences};
 use clap::Args;
+use engine::explain::value_in_words;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::{Value, json};
 
@@ -177,12 +178,12 @@ impl StageDifference {
             lines.push(("state".to_owned(), format!("{} → {}", self.status[0], self.status[1])));
         }
         for KeyDifference { path, old, new } in &self.parameters {
-            let shown = |value: &Option<String>| value.as_deref().map_or_else(|| "(none)".to_owned(), brief);
-            lines.push((path.trim_start_matches('@').to_owned(), format!("{} → {}", shown(old), shown(new))));
+            let [old, new] = [old, new].map(|value| brief(value.as_deref()));
+            lines.push((path.trim_start_matches('@').to_owned(), format!("{old} → {new}")));
         }
         for (name, [old, new]) in &self.metrics {
             let shown =
-                |value: &Option<f64>| value.map_or_else(|| "(none)".to_owned(), |value| words::figure(&json!(value)));
+                |value: &Option<f64>| value.map_or_else(|| "not measured".to_owned(), |value| words::figure(&json!(value)));
             lines.push((name.clone(), format!("{} → {}", shown(old), shown(new))));
         }
         for output in &self.outputs {
@@ -204,7 +205,7 @@ impl OutputDifference {
     }
 
     fn in_words(&self) -> String {
-        let shown = |digest: &Option<Digest>| digest.map_or_else(|| "(none)".to_owned(), |digest| digest.short());
+        let shown = |digest: &Option<Digest>| digest.map_or_else(|| "not made".to_owned(), |digest| digest.short());
         match self.verdict() {
             "bytes" => "the same".to_owned(),
             "content" => "the same content in other bytes".to_owned(),
@@ -260,14 +261,9 @@ fn told_differently(old: &RecordedStage, new: &RecordedStage) -> Vec<KeyDifferen
 }
 
 /// A value that fits on a line; digests are cut as everywhere.
-fn brief(value: &str) -> String {
-    const LONGEST: usize = 40;
-    if let Ok(digest) = value.parse::<Digest>() {
-        return digest.short();
-    }
-    let value = words::visible(value).replace('\n', " ");
-    match value.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &value[..end]),
-        None => value,
+fn brief(value: Option<&str>) -> String {
+    match value.and_then(|value| value.parse::<Digest>().ok()) {
+        Some(digest) => digest.short(),
+        None => value_in_words(value),
     }
 }

@@ -26,7 +26,7 @@ mod reason;
 pub use estimate::{Basis, Estimate, Total, total};
 pub(crate) use estimate::{CPU_SECONDS, WORK, work_left};
 pub(crate) use past::{Past, Present};
-pub use reason::Reason;
+pub use reason::{Reason, value_in_words};
 
 /// What would become of one stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]

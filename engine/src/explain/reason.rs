@@ -85,14 +85,13 @@ pub enum Reason {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |value: &Option<String>| value.as_deref().map_or_else(|| "not set".to_owned(), readable);
         let at = |f: &mut fmt::Formatter<'_>, place: &Option<String>| {
             place.as_ref().map_or(Ok(()), |place| write!(f, " ({place})"))
         };
         match self {
             Self::NeverRan => f.write_str("never ran"),
             Self::Changed { field, old, new, place } => {
-                write!(f, "{field} {} → {}", shown(old), shown(new))?;
+                write!(f, "{field} {} → {}", value_in_words(old.as_deref()), value_in_words(new.as_deref()))?;
                 at(f, place)
             }
             Self::InputChanged { input, change, .. } => {
@@ -111,7 +110,9 @@ impl fmt::Display for Reason {
                 write!(f, "source file{several} changed: {}", files_in_words(files))?;
                 at(f, place)
             }
-            Self::PinChanged { pin, old, new } => write!(f, "pin {pin} {} → {}", shown(old), shown(new)),
+            Self::PinChanged { pin, old, new } => {
+                write!(f, "pin {pin} {} → {}", value_in_words(old.as_deref()), value_in_words(new.as_deref()))
+            }
             Self::NotPinned { pin } => write!(f, "{pin} is not pinned yet"),
             Self::KindChanged { old, new } => write!(f, "kind {old} → {new}"),
             Self::VersionRaised { old, new } => write!(f, "version of the stage kind {old} → {new}"),
@@ -124,8 +125,9 @@ impl fmt::Display for Reason {
 
 /// A value of a key as a person writes it: small numbers with an exponent, as learning rates are, and nothing longer
 /// than a line.
-fn readable(value: &str) -> String {
+pub fn value_in_words(value: Option<&str>) -> String {
     const LONGEST: usize = 60;
+    let Some(value) = value else { return "not set".to_owned() };
     if let "{}" | "[]" | "" = value {
         return "empty".to_owned();
     }
@@ -168,8 +170,8 @@ mod tests {
 
     #[test]
     fn values_are_as_a_person_writes_them() {
-        assert_eq!(["0.0001", "0.003", "0", "64", "\"a\""].map(readable), ["1e-4", "0.003", "0", "64", "\"a\""]);
-        assert_eq!(readable(&"x".repeat(100)).chars().count(), 61);
-        assert_eq!(readable("Q: {question}\nA: "), "Q: {question}\\nA: ");
+        assert_eq!(["0.0001", "0.003", "0", "64", "\"a\""].map(|value| value_in_words(Some(value))), ["1e-4", "0.003", "0", "64", "\"a\""]);
+        assert_eq!(value_in_words(Some(&"x".repeat(100))).chars().count(), 61);
+        assert_eq!(value_in_words(Some("Q: {question}\nA: ")), "Q: {question}\\nA: ");
     }
 }

@@ -69,6 +69,11 @@ impl Flaw {
         Self { reason, problem: problem.into(), field: None }
     }
 
+    /// Says which column of the data it is about.
+    pub(super) fn of_column(self, column: &str) -> Self {
+        Self { problem: format!("column `{column}` {}", self.problem), ..self }
+    }
+
     /// Says which parameter it comes from.
     #[must_use]
     pub fn of_field(mut self, field: &str) -> Self {

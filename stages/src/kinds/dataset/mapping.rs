@@ -120,6 +120,12 @@ pub(super) fn columns_decide(params: &DatasetParams) -> bool {
     params.source.is_some() && shape_asked_for(params).is_none() && !makes_turns
 }
 
+/// Whether a column of tools is asked for where rows may be of preferences, which had none before.
+pub(super) fn may_give_tools_to_preferences(params: &DatasetParams) -> bool {
+    let names_preference = preference::KEYS.iter().any(|name| params.column_map.contains_key(*name));
+    params.column_map.contains_key(TOOLS_COLUMN) && (names_preference || columns_decide(params))
+}
+
 /// What rows will be, where the parameters alone decide it.
 pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
     Some(match shape_asked_for(params)? {
@@ -173,19 +179,19 @@ impl RowMapping {
         let names_preference = preference::KEYS.iter().any(|name| names_key(name));
         let says_otherwise = !names_preference && (says_what || mapped_turns.is_some() || made);
         let layout = Layout::of(columns, &mapped).filter(|_| template(params).is_none() && !says_otherwise);
+        // Not every conversation has tools.
+        let tools = |source| Column { name: TOOLS_COLUMN.to_owned(), source, need: Need::Weight };
         let mapping = if let Some(template) = template(params) {
             Self::prompt(params, template.clone(), columns)
         } else if let Some(layout) = layout {
-            Self::preference(params, layout, columns)
+            let mut mapping = Self::preference(params, layout, columns);
+            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools));
+            mapping
         } else if names_preference {
             return Err(half_a_pair(columns, file));
         } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
-            let tools = mapped(TOOLS_COLUMN).map(|source| {
-                // Not every conversation has tools.
-                Column { name: TOOLS_COLUMN.to_owned(), source, need: Need::Weight }
-            });
             let mut mapping = Self::single(params, RowsFacts::messages(), column);
-            mapping.columns.extend(tools);
+            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools));
             mapping
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
             Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
@@ -271,7 +277,12 @@ impl RowMapping {
     /// A row, or what is wrong with the record.
     pub(super) fn row(&self, mut fields: Map<String, Value>) -> Result<Row, Flaw> {
         if let Some(layout) = &self.preference {
-            return layout.row(fields, self.turn_order).map(|row| Row::Judged(Box::new(row)));
+            let tools = self.tools(&mut fields)?;
+            let mut row = layout.row(fields, self.turn_order)?;
+            if let Some((column, tools)) = tools {
+                preference::give_tools(&mut row, &tools).map_err(|flaw| flaw.of_column(column))?;
+            }
+            return Ok(Row::Judged(Box::new(row)));
         }
         match self.facts.shape {
             Shape::Prompt => {
@@ -283,19 +294,22 @@ impl RowMapping {
             Shape::Messages => {
                 let source = &self.columns[0].source;
                 let value = fields.remove(source).ok_or_else(|| missing(source))?;
-                let of_column =
-                    |source: &str, flaw: Flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw };
-                let mut messages = conversation(value, self.turn_order).map_err(|flaw| of_column(source, flaw))?;
-                let tools = self.columns.get(1).and_then(|column| Some((column, fields.remove(&column.source)?)));
-                if let Some((column, value)) = tools
-                    && let Some(tools) = tools::read(value).map_err(|flaw| of_column(&column.source, flaw))?
-                {
+                let mut messages = conversation(value, self.turn_order).map_err(|flaw| flaw.of_column(source))?;
+                if let Some((_, tools)) = self.tools(&mut fields)? {
                     messages[0].other.insert(TOOLS.to_owned(), tools);
                 }
                 Ok(Row::Messages(messages))
             }
             Shape::Pairs | Shape::Judged => unreachable!("rows of preferences have a layout"),
         }
+    }
+
+    /// The tools of a conversation, with their column.
+    fn tools(&self, fields: &mut Map<String, Value>) -> Result<Option<(&str, Value)>, Flaw> {
+        let Some(column) = self.columns.iter().find(|column| column.name == TOOLS_COLUMN) else { return Ok(None) };
+        let Some(value) = fields.remove(&column.source) else { return Ok(None) };
+        let tools = tools::read(value).map_err(|flaw| flaw.of_column(&column.source))?;
+        Ok(tools.map(|tools| (column.source.as_str(), tools)))
     }
 
     /// What is said nothing in: a column that should hold something, or a turn.

@@ -139,10 +139,14 @@ impl Stage for Dataset {
         if mapping::columns_decide(params) {
             key.field("preferences", cache::Class::Semantic, |key| key.value("of_columns".to_owned()));
         }
+        // They were passed over in rows of preferences before.
+        if mapping::may_give_tools_to_preferences(params) {
+            key.field("tools", cache::Class::Semantic, |key| key.value("of_preferences".to_owned()));
+        }
     }
 
     fn derived_from(entry: &str) -> &'static [&'static str] {
-        if entry == "preferences" { &["template", "column_map", "map"] } else { &[] }
+        if ["preferences", "tools"].contains(&entry) { &["template", "column_map", "map"] } else { &[] }
     }
 
     fn smoke(parameters: &serde_json::Value) -> Smoke {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::conversation::{check_order, conversation, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
-use crate::data::artifact::{Judged, Message, RowsFacts, Said};
+use crate::data::artifact::{Judged, Message, RowsFacts, Said, TOOLS};
 
 /// Keys of `column_map`.
 pub(super) const PROMPT: &str = "prompt";
@@ -184,6 +184,25 @@ impl Layout {
     }
 }
 
+/// Gives a row's conversations the tools that its assistant may call: they stand with the first message.
+pub(super) fn give_tools(row: &mut Judged, tools: &Value) -> Result<(), Flaw> {
+    let Said::Turns(prompt) = &mut row.prompt else {
+        return Err(Flaw::new(Reason::Turns, "holds tools, which are for conversations, and the row's prompt is text"));
+    };
+    if let Some(first) = prompt.first_mut() {
+        first.other.insert(TOOLS.to_owned(), tools.clone());
+        return Ok(());
+    }
+    for response in [&mut row.chosen, &mut row.rejected].into_iter().flatten() {
+        if let Said::Turns(turns) = response
+            && let Some(first) = turns.first_mut()
+        {
+            first.other.insert(TOOLS.to_owned(), tools.clone());
+        }
+    }
+    Ok(())
+}
+
 /// Whether nothing is said in the prompt or a response.
 pub(super) fn emptiness(row: &Judged) -> Option<String> {
     let is_empty = |said: &Said| match said {
@@ -215,7 +234,7 @@ fn said(fields: &mut Map<String, Value>, column: &str) -> Result<Said, Flaw> {
             let turns = conversation(turns, TurnOrder::Any);
             turns
                 .map(Said::Turns)
-                .map_err(|found| Flaw { problem: format!("column `{column}` {}", found.problem), ..found })
+                .map_err(|found| found.of_column(column))
         }
         Some(other) => Err(flaw(Reason::NotText, format!("holds {}, not text or turns", describe(&other)))),
     }

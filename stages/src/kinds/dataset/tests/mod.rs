@@ -16,7 +16,7 @@ use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::artifact::{Row, RowsReader, TOOLS};
+use crate::data::artifact::{Row, RowsReader, Said, TOOLS};
 
 mod numbers;
 mod order;
@@ -234,6 +234,41 @@ fn the_tools_of_a_conversation_go_with_it() {
     let plain = made(&[json!([tool])], json!({})).unwrap();
     let Row::Messages(turns) = &rows(&plain)[0] else { panic!("no conversation") };
     assert!(turns[0].other.is_empty());
+}
+
+#[test]
+fn the_tools_of_a_preference_stand_with_its_first_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let (asked, dry, wet) = (turn("user", "Weather?"), turn("assistant", "Dry."), turn("assistant", "Wet."));
+    let tool = json!({"type": "function", "function": {"name": "weather"}});
+    let made = |row: Value| {
+        let with = json!({"column_map": {"tools": "functions"}});
+        run(folder.path(), &[write(folder.path(), "a.jsonl", row.to_string())], with)
+    };
+    let of = |row: Value| {
+        let Row::Judged(row) = rows(&made(row).unwrap()).remove(0) else { panic!("no preference") };
+        let first = |said: &Said| match said {
+            Said::Turns(turns) => turns.first().and_then(|turn| turn.other.get(TOOLS).cloned()),
+            Said::Text(text) => panic!("{text}"),
+        };
+        row.parts().map(first).collect::<Vec<_>>()
+    };
+    let (with, none) = (Some(json!([tool])), None);
+    let pair = json!({"prompt": [asked], "chosen": [dry], "rejected": [wet], "functions": [tool]});
+    assert_eq!(of(pair), [with.clone(), none.clone(), none.clone()]);
+    let implicit = json!({"chosen": [asked, dry], "rejected": [asked, wet], "functions": json!([tool]).to_string()});
+    assert_eq!(of(implicit), [with.clone(), none.clone(), none.clone()]);
+    let judged = json!({"messages": [asked, dry], "kto_tag": true, "functions": [tool]});
+    assert_eq!(of(judged), [with.clone(), none.clone()]);
+    // Two conversations that have nothing in common.
+    let apart = json!({"chosen": [asked, dry], "rejected": [turn("user", "Rain?"), wet], "functions": [tool]});
+    assert_eq!(of(apart), [none.clone(), with.clone(), with]);
+    let without = json!({"prompt": [asked], "chosen": [dry], "rejected": [wet], "functions": null});
+    assert_eq!(of(without), [none.clone(), none.clone(), none]);
+    let text = json!({"prompt": "Weather?", "chosen": "Dry.", "rejected": "Wet.", "functions": [tool]});
+    let message = made(text).unwrap_err().message;
+    assert!(message.contains("column `functions` holds tools, which are for conversations"), "{message}");
 }
 
 #[test]
