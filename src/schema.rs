@@ -1,16 +1,18 @@
-//! `pipeline schema`: the JSON Schema of pipeline files, and how each field takes part in keys.
+//! `pipeline schema`: the JSON Schema of pipeline files and of runs, and how each field takes part in keys.
 
 use std::io::Write;
 
 use clap::Args;
+use engine::history::RunView;
 use engine::parameter::{Class, declared_fields};
+use schemars::schema_for;
 use serde_json::{Map, json};
 
 use crate::Format;
 use crate::render::Failure;
 use crate::table::Table;
 
-/// Print the JSON Schema of pipeline files, for editors.
+/// Print the JSON Schema of pipeline files, for editors, or that of a run, for programs.
 ///
 /// With the YAML language server, put `# yaml-language-server: $schema=./pipeline.schema.json` on a file's first line.
 #[derive(Args)]
@@ -20,6 +22,9 @@ pub(crate) struct SchemaArgs {
     /// key).
     #[arg(long)]
     keys: bool,
+    /// Print instead the schema of what `pipeline runs show --format json` prints.
+    #[arg(long, conflicts_with = "keys")]
+    run: bool,
     /// How to print the table of `--keys`.
     #[arg(long, value_enum, default_value_t, requires = "keys")]
     format: Format,
@@ -27,6 +32,9 @@ pub(crate) struct SchemaArgs {
 
 /// Prints the schema.
 pub(crate) fn run(args: &SchemaArgs) -> Result<(), Failure> {
+    if args.run {
+        return crate::print_json(schema_for!(RunView<'_>).as_value());
+    }
     let registry = stages::registry();
     if !args.keys {
         return crate::print_json(&engine::schema::json_schema(&registry));

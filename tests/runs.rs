@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use support::Project;
 
 /// A project with two short trainings that differ in the learning rate.
@@ -44,6 +46,36 @@ fn compare_shows_what_differs_marks_the_best_and_draws_the_losses() {
     project.run(&["runs", "compare", "adapter", "--sort", "lost_loss"]).ends_with(2).warns("did you mean `last_loss`?");
     project.run(&["runs", "compare", "adaptor"]).ends_with(2).warns("did you mean `adapter`?");
     project.run(&["runs", "compare", "latest"]).ends_with(2).warns("nothing to compare it with");
+}
+
+#[test]
+fn a_run_as_json_follows_its_schema() {
+    let project = two_trainings();
+    let schema = project.run(&["schema", "--run"]).ends_with(0).json();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let pipeline = "version: 1
+stages:
+  made: { uses: command, matrix: { env.X: [a, b] }, with: { run: 'echo $X > $OUTPUT_out/x', outputs: { out: files } } }
+  broken: { uses: command, with: { run: 'exit 3', outputs: { out: files } } }
+  behind: { uses: command, needs: [broken], with: { run: 'true', outputs: { out: files } } }
+";
+    std::fs::write(project.path("broken.yaml"), pipeline).unwrap();
+    project.run(&["run", "broken.yaml", "--keep-going"]).ends_with(1);
+    for run in ["latest~1", "latest"] {
+        let view = project.run(&["runs", "show", run, "--format", "json"]).ends_with(0).json();
+        let wrong: Vec<String> =
+            validator.iter_errors(&view).map(|error| format!("{}: {error}", error.instance_path())).collect();
+        assert!(wrong.is_empty(), "{}\n{view:#}", wrong.join("\n"));
+        // Nothing is said that the schema does not know.
+        let known = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(known(&view), known(&schema["properties"]));
+        let stage = &schema["$defs"]["StageView"]["properties"];
+        assert!(view["stages"].as_array().unwrap().iter().all(|told| known(told) == known(stage)));
+    }
+    let mut other = project.run(&["runs", "show", "--format", "json"]).json();
+    assert_eq!(other["failures"][0]["stage"], "broken");
+    other["run"]["state"] = "fine".into();
+    assert!(!validator.is_valid(&other));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Digests: BLAKE3 of bytes, of files and of structured values.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -8,6 +9,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use nix::fcntl::OFlag;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::StoreError;
@@ -140,6 +142,16 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self, NotADigest> {
         blake3::Hash::from_hex(text).map(|hash| Self(*hash.as_bytes())).map_err(|_| NotADigest(text.to_owned()))
+    }
+}
+
+impl JsonSchema for Digest {
+    fn schema_name() -> Cow<'static, str> {
+        "Digest".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "description": "BLAKE3, in hexadecimal digits.", "type": "string", "pattern": "^[0-9a-f]{64}$" })
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, is_absent, read_entry, remove_entry};
@@ -43,7 +44,7 @@ pub struct ResultRecord {
 }
 
 /// One output of a result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutputRecord {
     /// The artefact's kind.

@@ -182,8 +182,9 @@ impl StageDifference {
             lines.push((path.trim_start_matches('@').to_owned(), format!("{old} → {new}")));
         }
         for (name, [old, new]) in &self.metrics {
-            let shown =
-                |value: &Option<f64>| value.map_or_else(|| "not measured".to_owned(), |value| words::figure(&json!(value)));
+            let shown = |value: &Option<f64>| {
+                value.map_or_else(|| "not measured".to_owned(), |value| words::figure(&json!(value)))
+            };
             lines.push((name.clone(), format!("{} → {}", shown(old), shown(new))));
         }
         for output in &self.outputs {

@@ -1,9 +1,10 @@
 //! What kinds of failure there are. A cause decides what happens next: another try, and how the program ends.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What kind of failure it was; decides retries and the exit code. `docs/exit-codes.md` has the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The user's data is not what the stage needs.

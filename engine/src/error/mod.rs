@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use cache::Digest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod cause;
@@ -71,7 +72,7 @@ impl StageError {
 }
 
 /// Why a stage failed, in the form that passes between processes and into records: a [`StageError`] without its types.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
     /// Decides retries and the exit code.
     pub cause: Cause,

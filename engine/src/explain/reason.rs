@@ -170,7 +170,10 @@ mod tests {
 
     #[test]
     fn values_are_as_a_person_writes_them() {
-        assert_eq!(["0.0001", "0.003", "0", "64", "\"a\""].map(|value| value_in_words(Some(value))), ["1e-4", "0.003", "0", "64", "\"a\""]);
+        assert_eq!(
+            ["0.0001", "0.003", "0", "64", "\"a\""].map(|value| value_in_words(Some(value))),
+            ["1e-4", "0.003", "0", "64", "\"a\""]
+        );
         assert_eq!(value_in_words(Some(&"x".repeat(100))).chars().count(), 61);
         assert_eq!(value_in_words(Some("Q: {question}\nA: ")), "Q: {question}\\nA: ");
     }

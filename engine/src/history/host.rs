@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::Read;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A machine.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// Its name in the network.
     pub name: String,

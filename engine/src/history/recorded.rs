@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cache::{Digest, OutputRecord, ResultRecord, regular};
 use profile::Summary;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
 /// A run, in a line.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct RunSummary {
     pub run: String,
     /// The pipeline's name.
@@ -38,7 +39,7 @@ pub struct RunSummary {
 }
 
 /// How a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
     /// Its engine is at work.
@@ -54,7 +55,7 @@ pub enum RunState {
 }
 
 /// A stage of a run, in a line.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct StageSummary {
     pub stage: String,
     pub kind: String,
@@ -119,7 +120,7 @@ pub struct RecordedStage {
 }
 
 /// One start of a stage's process.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Attempt {
     /// 1 for the first.
     pub number: u32,
@@ -134,7 +135,7 @@ pub struct Attempt {
 }
 
 /// A gate, and how it was judged.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct RecordedGate {
     /// What the file asks, in words.
     pub gate: String,
@@ -144,7 +145,7 @@ pub struct RecordedGate {
 }
 
 /// A copy out of the store.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct RecordedCopy {
     pub stage: String,
     pub output: String,

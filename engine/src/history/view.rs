@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cache::OutputRecord;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::folder::RunInput;
@@ -12,7 +13,7 @@ use super::recorded::{Attempt, Recorded, RecordedCopy, RecordedGate, RecordedSta
 use crate::error::Cause;
 
 /// A run, whether it goes on, has ended or was cut off, in this process, in another one or on a cluster.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct RunView<'a> {
     pub run: &'a RunSummary,
     /// The version of the program that ran it.
@@ -33,7 +34,7 @@ pub struct RunView<'a> {
 }
 
 /// A stage of a run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct StageView<'a> {
     #[serde(flatten)]
     pub summary: &'a StageSummary,
@@ -53,7 +54,7 @@ pub struct StageView<'a> {
 }
 
 /// What a stage failed with.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct FailureView<'a> {
     pub stage: &'a str,
     pub cause: &'a Cause,

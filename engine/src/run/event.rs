@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use cache::{Digest, OutputRecord};
 use devices::DeviceKind;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceGrant;
@@ -337,7 +338,7 @@ pub enum Conclusion {
 }
 
 /// How many stages ended in which way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Counts {
     /// Run to their end.
     pub done: usize,

@@ -138,6 +138,21 @@ impl<C: BlockDecoder> Routine for Widen<'_, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let Self { weight, part: WeightBlock { rows, columns, order, stride }, target } = self;
+        if let Order::Rows = order
+            && columns.start % BLOCK == 0
+            && columns.end % BLOCK == 0
+        {
+            // Whole parts of blocks, as a product of one row reads them: each row from its beginning to its end.
+            for (row, target) in rows.zip(target.chunks_mut(stride)) {
+                let blocks = weight.row(row);
+                let parts = target[..columns.len()].as_chunks_mut::<BLOCK>().0;
+                for (index, values) in (columns.start / BLOCK..).zip(parts) {
+                    let block = &blocks[index / C::PARTS * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
+                    C::decode_part(block, index % C::PARTS, values);
+                }
+            }
+            return;
+        }
         for index in columns.start / BLOCK..columns.end.div_ceil(BLOCK) {
             let first = index * BLOCK;
             let within = columns.start.max(first) - first..columns.end.min(first + BLOCK) - first;

@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::{BLOCK, BlockCodec, BlockFormat, largest, reciprocal};
+use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest, reciprocal};
 
 /// The codec.
 pub(crate) struct Q4_0;
@@ -29,8 +29,7 @@ impl BlockCodec for Q4_0 {
 
     #[inline(always)]
     fn decode(block: &[u8], x: &mut [f32; BLOCK]) {
-        let (scale, numbers) = block.split_at(2);
-        let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32_const();
+        let (scale, numbers) = (f16_at(block, 0), &block[2..]);
         let (first, second) = x.split_at_mut(BLOCK / 2);
         let value = |number: u8| scale * (f32::from(number) - 8.0);
         for ((numbers, first), second) in numbers.iter().zip(first).zip(second) {

@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use super::{BLOCK, BlockCodec, BlockFormat, largest_magnitude, reciprocal};
+use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest_magnitude, reciprocal};
 
 /// The codec.
 pub(crate) struct Q8_0;
@@ -24,8 +24,7 @@ impl BlockCodec for Q8_0 {
 
     #[inline(always)]
     fn decode(block: &[u8], x: &mut [f32; BLOCK]) {
-        let (scale, numbers) = block.split_at(2);
-        let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32_const();
+        let (scale, numbers) = (f16_at(block, 0), &block[2..]);
         x.iter_mut().zip(numbers).for_each(|(x, number)| *x = scale * f32::from(number.cast_signed()));
     }
 }

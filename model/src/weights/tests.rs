@@ -4,9 +4,10 @@
 
 use std::path::Path;
 
+use half::f16;
 use safetensors::SafeTensors;
 
-use super::{BLOCK, BlockCodec, Q4_0, Q8_0};
+use super::{BLOCK, BlockCodec, Q4_0, Q8_0, f16_at};
 
 /// Normally distributed values, ties, denormal scales, spikes, zeros; see `tests/golden/README.md`.
 const CASES: [&str; 11] = [
@@ -53,4 +54,12 @@ fn check<C: BlockCodec>(name: &str) {
 fn blocks_have_the_bytes_and_values_of_ggml() {
     check::<Q8_0>("Q8_0");
     check::<Q4_0>("Q4_0");
+}
+
+#[test]
+fn a_number_in_16_bits_is_widened_exactly() {
+    for bits in 0..=u16::MAX {
+        let found = f16_at(&bits.to_le_bytes(), 0);
+        assert_eq!(found.to_bits(), f16::from_bits(bits).to_f32_const().to_bits(), "{bits:#x}");
+    }
 }

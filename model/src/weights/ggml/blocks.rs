@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::weights::{BLOCK, BlockDecoder, largest, reciprocal};
+use crate::weights::{BLOCK, BlockDecoder, f16_at, largest, reciprocal};
 
 /// Packs 32 numbers of 5 bits: their fifth bits, and two of the rest to a byte.
 fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
@@ -27,12 +27,6 @@ fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
     })
 }
 
-/// A number in f16, little-endian.
-#[inline(always)]
-pub(super) fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32_const()
-}
-
 /// Value = scale · (number − 16).
 pub(super) fn encode_q5_0(x: &[f32; BLOCK], block: &mut [u8]) {
     let exact = largest(x) / -16.0;
@@ -45,7 +39,7 @@ pub(super) fn encode_q5_0(x: &[f32; BLOCK], block: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn decode_q5_0(block: &[u8], x: &mut [f32; BLOCK]) {
-    let scale = half_at(block, 0);
+    let scale = f16_at(block, 0);
     *x = unpack(&block[2..6], &block[6..]).map(|number| scale * (f32::from(number) - 16.0));
 }
 
@@ -64,7 +58,7 @@ pub(super) fn encode_q5_1(x: &[f32; BLOCK], block: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn decode_q5_1(block: &[u8], x: &mut [f32; BLOCK]) {
-    let (scale, least) = (half_at(block, 0), half_at(block, 2));
+    let (scale, least) = (f16_at(block, 0), f16_at(block, 2));
     *x = unpack(&block[4..8], &block[8..]).map(|number| scale * f32::from(number) + least);
 }
 

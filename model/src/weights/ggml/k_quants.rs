@@ -5,8 +5,7 @@
 
 use half::f16;
 
-use super::blocks::half_at;
-use crate::weights::{BLOCK, BlockDecoder};
+use crate::weights::{BLOCK, BlockDecoder, f16_at};
 
 /// Values of a block.
 pub(super) const SUPER_BLOCK: usize = 256;
@@ -160,7 +159,7 @@ fn sub_block(header: &[u8], j: usize) -> (f32, f32) {
     } else {
         (s[j + 4] & 15 | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4)
     };
-    (half_at(header, 0) * f32::from(scale), half_at(header, 2) * f32::from(offset))
+    (f16_at(header, 0) * f32::from(scale), f16_at(header, 2) * f32::from(offset))
 }
 
 /// Two sub-blocks to 32 bytes: the lower halves are the first's.
@@ -240,7 +239,7 @@ impl BlockDecoder for Q6K {
         let (n, g) = (part / 4, part % 4);
         let low = &low[64 * n + 32 * (g % 2)..][..32];
         let high = &high[32 * n..][..32];
-        let whole = half_at(header, 16);
+        let whole = f16_at(header, 16);
         let scales = [0, 1].map(|at| whole * f32::from(header[2 * part + at].cast_signed()));
         for (l, ((x, low), high)) in x.iter_mut().zip(low).zip(high).enumerate() {
             let number = low >> (4 * (g / 2)) & 15 | (high >> (2 * g) & 3) << 4;
@@ -301,7 +300,7 @@ pub(super) fn encode_q6_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
         *byte = (nearest_product(inverse, *scale).min(127) as i8).cast_unsigned();
     }
     for (j, sub) in subs.iter().enumerate() {
-        let scale = half_at(header, 16) * f32::from(header[j].cast_signed());
+        let scale = f16_at(header, 16) * f32::from(header[j].cast_signed());
         if scale == 0.0 {
             continue;
         }

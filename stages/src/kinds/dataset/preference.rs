@@ -232,9 +232,7 @@ fn said(fields: &mut Map<String, Value>, column: &str) -> Result<Said, Flaw> {
         Some(value @ (Value::Array(_) | Value::Object(_))) => {
             let turns = if value.is_object() { Value::Array(vec![value]) } else { value };
             let turns = conversation(turns, TurnOrder::Any);
-            turns
-                .map(Said::Turns)
-                .map_err(|found| found.of_column(column))
+            turns.map(Said::Turns).map_err(|found| found.of_column(column))
         }
         Some(other) => Err(flaw(Reason::NotText, format!("holds {}, not text or turns", describe(&other)))),
     }
