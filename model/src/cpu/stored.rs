@@ -148,7 +148,9 @@ impl<C: BlockDecoder> Routine for Widen<'_, C> {
                 let parts = target[..columns.len()].as_chunks_mut::<BLOCK>().0;
                 for (index, values) in (columns.start / BLOCK..).zip(parts) {
                     let block = &blocks[index / C::PARTS * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
-                    C::decode_part(block, index % C::PARTS, values);
+                    let mut decoded = [0.0; BLOCK];
+                    C::decode_part(block, index % C::PARTS, &mut decoded);
+                    *values = decoded;
                 }
             }
             return;

@@ -20,11 +20,13 @@ fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
 #[inline(always)]
 fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
     let fifth = u32::from_le_bytes([fifth_bits[0], fifth_bits[1], fifth_bits[2], fifth_bits[3]]);
-    std::array::from_fn(|at| {
-        let byte = nibbles[at % (BLOCK / 2)];
-        let low = if at < BLOCK / 2 { byte & 15 } else { byte >> 4 };
-        low | ((fifth >> at & 1) as u8) << 4
-    })
+    let mut numbers = [0; BLOCK];
+    let (first, second) = numbers.split_at_mut(BLOCK / 2);
+    for (at, ((first, second), byte)) in first.iter_mut().zip(second).zip(nibbles).enumerate() {
+        *first = byte & 15 | ((fifth >> at & 1) << 4) as u8;
+        *second = byte >> 4 | ((fifth >> (at + BLOCK / 2) & 1) << 4) as u8;
+    }
+    numbers
 }
 
 /// Value = scale · (number − 16).
