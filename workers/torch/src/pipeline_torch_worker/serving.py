@@ -31,8 +31,8 @@ def run(job: ServeJob, device: Device, ranks: Ranks, voice: Voice, requests: Req
     torch.nn.Module.to(loaded, device.torch)
     model = CachedModel(loaded, config, job.dtype, device)
     served = Served(model, Adapters(loaded), voice)
-    attention = str(config._attn_implementation)
-    voice.answer({**computing.describe(device, ranks, attention), "is_alone": model.is_alone})
+    described = computing.describe(device, ranks, str(config._attn_implementation))
+    voice.answer({**described, "vocab_size": config.get_text_config().vocab_size, "is_alone": model.is_alone})
     while (request := requests.next()).name != CLOSE:
         try:
             served.serve(request)
