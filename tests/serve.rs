@@ -6,7 +6,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use support::Project;
+use support::server::{Server, head};
 use support::terminal::Session;
 
 const PIPELINE: &str = r#"
@@ -45,82 +46,26 @@ stages:
 publish: { said: ./said, adapter.adapter: ./adapters/one }
 "#;
 
-/// A server on a port of its own, ended with the test.
-struct Server {
-    child: Child,
-    address: String,
-    _project: Project,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn project() -> Project {
     let project = Project::with_pipeline("lora.yaml");
     project.write("serve.yaml", PIPELINE);
     project
 }
 
-impl Server {
-    fn start(more: &[&str]) -> Self {
-        Self::start_with_template("chatml", more)
-    }
-
-    fn start_with_template(template: &str, more: &[&str]) -> Self {
-        Self::of(project(), "fresh", &[&["--chat-template", template], more].concat())
-    }
-
-    /// A server of a stage of a project.
-    fn of(project: Project, stage: &str, more: &[&str]) -> Self {
-        let arguments = ["serve", "serve.yaml", stage, "--port", "0"];
-        let mut child = project.start(&[&arguments[..], more].concat());
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let mut lines = lines.skip_while(|line| !line.starts_with("serving "));
-        let line = lines.next().expect("it serves");
-        let address = line.rsplit_once("http://").unwrap().1.trim_end_matches("/v1").to_owned();
-        // Else the program's next line would find its pipe closed.
-        std::thread::spawn(move || lines.count());
-        Self { child, address, _project: project }
-    }
-
-    fn send(&self, head: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let length = body.len();
-        write!(stream, "{head}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").unwrap();
-        stream
-    }
-
-    fn ask(&self, head: &str, body: &str) -> (u16, String) {
-        let mut answer = String::new();
-        self.send(head, body).read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let (status, answer) = self.ask(&head(path), &body.to_string());
-        (status, serde_json::from_str(&answer).unwrap())
-    }
-
-    /// Sends a signal.
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
-    }
-
-    fn metric(&self, name: &str) -> u64 {
-        let (_, text) = self.ask("GET /metrics HTTP/1.1\r\nHost: localhost", "");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
-        line.unwrap().trim().parse().unwrap()
-    }
+/// A server of the model that nothing was trained on.
+fn start(more: &[&str]) -> Server {
+    start_with_template("chatml", more)
 }
 
-fn head(path: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json")
+fn start_with_template(template: &str, more: &[&str]) -> Server {
+    server_of(project(), "fresh", &[&["--chat-template", template], more].concat())
+}
+
+/// A server of a stage of a project.
+fn server_of(project: Project, stage: &str, more: &[&str]) -> Server {
+    let arguments = ["serve", "serve.yaml", stage, "--port", "0"];
+    let child = project.start(&[&arguments[..], more].concat());
+    Server::of(child, project)
 }
 
 fn chat() -> Value {
@@ -130,12 +75,12 @@ fn chat() -> Value {
 
 #[test]
 fn answers_are_those_of_generate_alone_and_in_company() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let (status, alone) = server.post("/v1/chat/completions", &chat());
     assert_eq!((status, &alone["usage"]["completion_tokens"]), (200, &json!(8)), "{alone}");
     let text = &alone["choices"][0]["message"]["content"];
-    server._project.run(&["run", "serve.yaml"]).ends_with(0);
-    let shown = server._project.run(&["show", "serve.yaml", "said", "--format", "json"]).ends_with(0);
+    server.project.run(&["run", "serve.yaml"]).ends_with(0);
+    let shown = server.project.run(&["show", "serve.yaml", "said", "--format", "json"]).ends_with(0);
     let fields = serde_json::from_str::<Value>(&shown.stdout).unwrap()["rows"][0]["fields"].clone();
     let generated = fields.as_array().unwrap().iter().find(|field| field["name"] == "completion").unwrap();
     assert_eq!(&generated["text"], text, "{fields}");
@@ -161,7 +106,7 @@ fn answers_are_those_of_generate_alone_and_in_company() {
 
 #[test]
 fn what_is_wrong_or_not_supported_is_an_error_that_names_it() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     for (field, value, status) in [
         // The chat template has none.
         ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), 400),
@@ -194,7 +139,7 @@ fn what_is_wrong_or_not_supported_is_an_error_that_names_it() {
 
 #[test]
 fn clients_that_go_away_free_their_places_and_a_server_drains() {
-    let mut server = Server::start(&["--max-concurrency", "4", "--queue", "200"]);
+    let mut server = start(&["--max-concurrency", "4", "--queue", "200"]);
     let body = long_chat().to_string();
     let mut clients: Vec<TcpStream> = (0..100).map(|_| server.send(&head("/v1/chat/completions"), &body)).collect();
     // Each has been answered something, and four of them are in progress.
@@ -244,7 +189,7 @@ fn take_little(stream: &TcpStream) {
 
 #[test]
 fn clients_that_read_nothing_are_in_nobodys_way() {
-    let server = Server::start(&["--max-concurrency", "72"]);
+    let server = start(&["--max-concurrency", "72"]);
     let ask = || server.post("/v1/chat/completions", &chat()).1["choices"][0]["message"]["content"].clone();
     let expected = ask();
     let mut slow = long_chat();
@@ -309,7 +254,7 @@ publish: { said: ./said }
     let said = project.run(&[&chat_alone[..], &drawn].concat()).ends_with(0).stdout;
     let harmless = text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}");
     assert_eq!(letters(&said), letters(&harmless));
-    let server = Server::of(project, "base", &["--chat-template", "chatml"]);
+    let server = server_of(project, "base", &["--chat-template", "chatml"]);
     let mut request = chat();
     request["model"] = json!("base");
     let (status, answer) = server.post("/v1/chat/completions", &request);
@@ -324,7 +269,7 @@ fn head_of(stream: &mut TcpStream) -> String {
 
 #[test]
 fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
-    let server = Server::start(&["--max-concurrency", "1", "--queue", "1", "--timeout", "2s"]);
+    let server = start(&["--max-concurrency", "1", "--queue", "1", "--timeout", "2s"]);
     let body = long_chat().to_string();
     let mut taken: Vec<TcpStream> = (0..2).map(|_| server.send(&head("/v1/chat/completions"), &body)).collect();
     let began = Instant::now();
@@ -338,7 +283,7 @@ fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
     let mut rest = String::new();
     taken[0].read_to_string(&mut rest).unwrap();
     assert!(rest.contains("[DONE]") || rest.contains("\"code\":\"timeout\""), "{rest}");
-    let mut server = Server::start(&["--timeout", "1ms"]);
+    let mut server = start(&["--timeout", "1ms"]);
     let (status, answer) = server.post("/v1/chat/completions", &long_whole());
     assert_eq!((status, &answer["error"]["code"]), (503, &json!("timeout")), "{answer}");
     server.signal(Signal::SIGTERM);
@@ -347,7 +292,7 @@ fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
 
 #[test]
 fn a_draining_server_completes_what_is_in_progress_and_a_second_signal_ends_it() {
-    let mut server = Server::start(&[]);
+    let mut server = start(&[]);
     let mut streaming = server.send(&head("/v1/chat/completions"), &long_chat().to_string());
     // Half a request keeps the server from ending.
     let mut half = TcpStream::connect(&server.address).unwrap();
@@ -363,7 +308,7 @@ fn a_draining_server_completes_what_is_in_progress_and_a_second_signal_ends_it()
     assert!(head_of(&mut half).starts_with("HTTP/1.1 503"));
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
 
-    let mut server = Server::start(&[]);
+    let mut server = start(&[]);
     let _streaming = server.send(&head("/v1/chat/completions"), &long_chat().to_string());
     let mut half = TcpStream::connect(&server.address).unwrap();
     write!(half, "{}\r\nContent-Length: 100\r\n\r\n{{", head("/v1/chat/completions")).unwrap();
@@ -382,7 +327,7 @@ fn a_key_is_wanted_of_all_but_health() {
     let project = project();
     let mut command = project.command(&["serve", "serve.yaml", "fresh", "--port", "0", "--api-key-env", "NO_SUCH_KEY"]);
     assert_eq!(command.output().unwrap().status.code(), Some(2));
-    let server = Server::start(&["--api-key-env", "PATH"]);
+    let server = start(&["--api-key-env", "PATH"]);
     let with = |path: &str, key: &str| {
         server.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}"), "").0
     };
@@ -393,7 +338,7 @@ fn a_key_is_wanted_of_all_but_health() {
 
 #[test]
 fn all_that_openapi_has_is_read_and_nothing_else() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let (_, text) = server.ask("GET /openapi.json HTTP/1.1\r\nHost: localhost", "");
     let document: Value = serde_json::from_str(&text).unwrap();
     let valid = |path: &str| match path {
@@ -426,7 +371,7 @@ fn all_that_openapi_has_is_read_and_nothing_else() {
 
 #[test]
 fn garbage_is_refused_and_harms_nobody() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let bodies = [chat().to_string(), json!({ "model": "fresh", "prompt": [1, 2], "max_tokens": 2 }).to_string()];
     let letters = ["{", "}", "[", "]", "\"", ",", ":", "0", "-", "\\", "e", "é", "\0", "null"];
     let mut state: u64 = 1;
@@ -455,13 +400,13 @@ fn a_beginning_that_was_computed_before_changes_no_answer() {
     let prompt: Vec<u32> = (0..200).map(|at| at % 250 + 3).collect();
     let request = json!({ "model": "fresh", "prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 2,
         "logprobs": 2 });
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let mut answers = Vec::new();
     for reused in [0, 128, 256] {
         answers.push(server.post("/v1/completions", &request).1["choices"].clone());
         assert_eq!(server.metric("pipeline_reused_tokens_total"), reused);
     }
-    let without = Server::start(&["--prefix-cache", "0B"]);
+    let without = start(&["--prefix-cache", "0B"]);
     for _ in 0..2 {
         answers.push(without.post("/v1/completions", &request).1["choices"].clone());
     }
@@ -471,7 +416,7 @@ fn a_beginning_that_was_computed_before_changes_no_answer() {
 
 #[test]
 fn adapters_come_and_go_by_an_authenticated_call_and_from_named_folders_alone() {
-    let off = Server::start(&[]);
+    let off = start(&[]);
     assert_eq!(off.post("/v1/load_lora_adapter", &json!({ "lora_name": "one", "lora_path": "/" })).0, 404);
     let project = project();
     project.run(&["run", "serve.yaml"]).ends_with(0);
@@ -480,7 +425,7 @@ fn adapters_come_and_go_by_an_authenticated_call_and_from_named_folders_alone() 
     project.run(&without_key).ends_with(2);
     let arguments =
         ["--chat-template", "chatml", "--api-key-env", "PATH", "--adapter-folder", folder.to_str().unwrap()];
-    let server = Server::of(project, "fresh", &arguments);
+    let server = server_of(project, "fresh", &arguments);
     let authorized = |path: &str| format!("{}\r\nAuthorization: Bearer {}", head(path), std::env::var("PATH").unwrap());
     let post = |path: &str, body: &Value| {
         let (status, answer) = server.ask(&authorized(path), &body.to_string());
@@ -513,7 +458,7 @@ fn adapters_come_and_go_by_an_authenticated_call_and_from_named_folders_alone() 
 
 #[test]
 fn an_adapter_is_served_once_a_run_has_made_it_and_so_is_a_newer_one() {
-    let server = Server::of(project(), "adapter", &["--watch"]);
+    let server = server_of(project(), "adapter", &["--watch"]);
     let models = || {
         let (_, answer) = server.ask("GET /v1/models HTTP/1.1\r\nHost: localhost", "");
         let list: Value = serde_json::from_str(&answer).unwrap();
@@ -537,23 +482,23 @@ fn an_adapter_is_served_once_a_run_has_made_it_and_so_is_a_newer_one() {
         }
     };
     assert_eq!(models(), ["fresh"]);
-    server._project.run(&["run", "serve.yaml"]).ends_with(0);
+    server.project.run(&["run", "serve.yaml"]).ends_with(0);
     until("it is not served", &|| models() == ["fresh", "adapter"]);
     let first = ask();
-    server._project.edit("serve.yaml", "epochs: 4", "epochs: 6");
+    server.project.edit("serve.yaml", "epochs: 4", "epochs: 6");
     // What is not made changes nothing.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(ask(), first);
-    server._project.run(&["run", "serve.yaml"]).ends_with(0);
+    server.project.run(&["run", "serve.yaml"]).ends_with(0);
     until("the newer one is not served", &|| ask() != first);
     assert_eq!(models(), ["fresh", "adapter"]);
     let wrong = ["serve", "serve.yaml", "fresh", "--watch"];
-    server._project.run(&wrong).ends_with(2);
+    server.project.run(&wrong).ends_with(2);
 }
 
 #[test]
 fn echoed_log_probabilities_have_one_of_each_token_whatever_ends_the_completion() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let ids: Vec<u32> = (0..20).map(|at| at % 250 + 3).collect();
     // The end of text is more likely than anything, or less.
     for (bias, finish) in [(100, "stop"), (-100, "length")] {
@@ -569,7 +514,7 @@ fn echoed_log_probabilities_have_one_of_each_token_whatever_ends_the_completion(
 
 #[test]
 fn answers_hold_to_a_schema() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     let schema = json!({
         "type": "object",
         "properties": {
@@ -609,7 +554,7 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         let template = std::fs::read_to_string(format!("{golden}{family}.jinja")).unwrap();
         // This copy of it has no tools where they stand by default.
         let template = template.replace("tools_in_user_message = true", "tools_in_user_message = false");
-        let server = Server::start_with_template(&template, &[]);
+        let server = start_with_template(&template, &[]);
         let parameters = json!({ "type": "object", "properties": { "city": { "$ref": "#/$defs/City" } },
             "required": ["city"], "additionalProperties": false, "$defs": { "City": { "enum": ["Bern", "Zürich"] } } });
         let tool = |name: &str| json!({ "type": "function", "function": { "name": name, "description": "The weather.", "parameters": parameters } });

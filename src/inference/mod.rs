@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use ::devices::DeviceKind;
 use cache::Staging;
 use clap::{Args, ValueEnum};
 use engine::error::StageError;
+use stages::compute::backend::{Backend, Choice};
 use stages::compute::inference::{
-    Adjustments, EngineSettings, GrammarError, Grammars, InferenceEngine, QueuedRequest, Sampling, open_engine,
-    read_adapter, token_ids_of_model,
+    Adjustments, EngineSettings, GrammarError, Grammars, InferenceEngine, OpenedEngine, QueuedRequest, Sampling,
+    open_engine, read_adapter, token_ids_of_model,
 };
 use stages::compute::kernels::Dtype;
 use stages::compute::precision::Precision;
@@ -20,6 +22,7 @@ use stages::data::artifact::Message;
 use stages::data::prompt::{ChatTemplateChoice, PromptError, PromptParams, Prompter, ToolForm};
 use stages::data::tokenizer::{Tokenizer, TokenizerError};
 
+use crate::progress::Verbosity;
 use crate::render::Failure;
 use crate::{Global, terminal};
 pub(crate) use stored::{Newer, Watched};
@@ -51,7 +54,13 @@ pub(crate) struct ModelArgs {
     /// template.
     #[arg(long, value_name = "TEMPLATE", help_heading = MODEL)]
     chat_template: Option<String>,
-    /// What is computed in.
+    /// What computes [default: this program where it serves the device, else the torch worker].
+    #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
+    backend: BackendArg,
+    /// The kind of device, of which one is taken [default: the first that the backend prefers and the machine has].
+    #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
+    device: DeviceArg,
+    /// What is computed in; `f16` by the torch worker alone.
     #[arg(long, value_enum, default_value = "f32", help_heading = MODEL)]
     dtype: DtypeArg,
     /// The format that weights are quantised to when they are loaded.
@@ -84,9 +93,26 @@ pub(crate) enum Missing {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
+enum BackendArg {
+    Auto,
+    Native,
+    Torch,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DeviceArg {
+    Auto,
+    Cpu,
+    Cuda,
+    Npu,
+    Rocm,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
 enum DtypeArg {
     F32,
     Bf16,
+    F16,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -140,6 +166,8 @@ struct AdapterSource {
 /// A model that is open, with all that goes with it.
 pub(crate) struct Opened {
     pub(crate) engine: Box<dyn InferenceEngine>,
+    /// Who computes.
+    pub(crate) choice: Choice,
     pub(crate) vocabulary: Vocabulary,
     /// Keeps links into the store for as long as they are used.
     pub(crate) staging: Option<Staging>,
@@ -185,7 +213,7 @@ impl ModelArgs {
     /// Opens the model, and runs what of the pipeline has to be run for it.
     ///
     /// # Errors
-    /// Fails where a file or folder cannot be used, a stage fails, or the model is not native.
+    /// Fails where a file or folder cannot be used, a stage fails, or the machine lacks what is asked for.
     pub(crate) fn open(&self, room: Room, missing: Missing, global: &Global) -> Result<Opened, Failure> {
         let source = self.source(missing, global)?;
         let _preparing = engine::run::ExitOnInterrupt::new();
@@ -195,14 +223,32 @@ impl ModelArgs {
         let threads = self.threads.map(usize::from);
         let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
         let settings = EngineSettings {
+            backend: match self.backend {
+                BackendArg::Auto => Backend::Auto,
+                BackendArg::Native => Backend::Native,
+                BackendArg::Torch => Backend::Torch,
+            },
+            device: match self.device {
+                DeviceArg::Auto => None,
+                DeviceArg::Cpu => Some(DeviceKind::Cpu),
+                DeviceArg::Cuda => Some(DeviceKind::Cuda),
+                DeviceArg::Npu => Some(DeviceKind::Npu),
+                DeviceArg::Rocm => Some(DeviceKind::Rocm),
+            },
             precision: self.precision(&source.trained_on),
             threads,
             sequences: room.sequences,
             prefix_bytes: room.prefix_bytes,
             positions: self.max_model_len.map(|tokens| tokens as usize),
+            holder: "a served model",
+            log: if global.verbosity() == Verbosity::Verbose { |line| terminal::tell_line(line) } else { |_| () },
             profile: profile::Profile::OFF,
         };
-        let engine = open_engine(&source.base, &weights, &settings)?;
+        let OpenedEngine { engine, choice } = open_engine(&source.base, &weights, &settings)?;
+        if choice.is_torch && global.verbosity() > Verbosity::Quiet {
+            terminal::tell_line(choice.report());
+            terminal::tell_line("static batches: requests that wait together begin together, and none joins them");
+        }
         let chat_template = self.chat_template.as_deref().map(ChatTemplateChoice::new);
         let vocabulary = Vocabulary {
             stop_token_ids: token_ids_of_model(&source.base, &tokenizer)?,
@@ -223,7 +269,7 @@ impl ModelArgs {
                     .with_help("give the adapter another one: `--adapter NAME=FOLDER`"));
             }
         }
-        Ok(Opened { engine, vocabulary, staging: source.staging, watched: source.watched })
+        Ok(Opened { engine, choice, vocabulary, staging: source.staging, watched: source.watched })
     }
 
     fn source(&self, missing: Missing, global: &Global) -> Result<Source, Failure> {
@@ -264,6 +310,7 @@ impl ModelArgs {
         let dtype = match self.dtype {
             DtypeArg::F32 => Dtype::F32,
             DtypeArg::Bf16 => Dtype::Bf16,
+            DtypeArg::F16 => Dtype::F16,
         };
         let asked = self.quantize.map(|quantize| match quantize {
             QuantizeArg::Int8 => BlockFormat::Int8,

@@ -11,9 +11,18 @@ use stages::compute::inference::Load;
 /// Bounds of the buckets of times, in seconds.
 const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
+/// What computes.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Computes {
+    pub(super) backend: &'static str,
+    pub(super) device: &'static str,
+    pub(super) batching: &'static str,
+}
+
 /// What has been counted since the start.
 #[derive(Default)]
 pub(super) struct Metrics {
+    pub(super) computes: Computes,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) completion_tokens: AtomicU64,
     /// Completions whose client went away.
@@ -55,6 +64,11 @@ impl Histogram {
 }
 
 impl Metrics {
+    /// Of what computes.
+    pub(super) fn new(computes: Computes) -> Self {
+        Self { computes, ..Self::default() }
+    }
+
     /// A response was sent to a request of a path.
     pub(super) fn responded(&self, path: &'static str, status: u16) {
         let mut responses = self.responses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +90,11 @@ impl Metrics {
         let Load { waiting, in_progress, cached_tokens, prefix_tokens, reused_tokens } =
             *self.load.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut text = String::new();
+        let Computes { backend, device, batching } = self.computes;
+        let mut text = format!(
+            "# HELP pipeline_engine_info What computes.\n# TYPE pipeline_engine_info gauge\n\
+             pipeline_engine_info{{backend=\"{backend}\",device=\"{device}\",batching=\"{batching}\"}} 1\n"
+        );
         for (name, kind, help, value) in [
             ("requests_waiting", "gauge", "Completions that wait for a place.", waiting as u64),
             ("requests_in_progress", "gauge", "Completions in progress.", in_progress as u64),
@@ -110,7 +128,8 @@ mod tests {
 
     #[test]
     fn buckets_count_all_times_up_to_their_bound() {
-        let metrics = Metrics::default();
+        let computes = Computes { backend: "torch", device: "npu", batching: "static" };
+        let metrics = Metrics::new(computes);
         for milliseconds in [1, 30, 40, 90_000] {
             metrics.first_token.observe(Duration::from_millis(milliseconds));
         }
@@ -121,6 +140,7 @@ mod tests {
         metrics.set_limits(100, 256);
         let text = metrics.text();
         for line in [
+            "pipeline_engine_info{backend=\"torch\",device=\"npu\",batching=\"static\"} 1",
             "pipeline_requests_waiting 3",
             "pipeline_cached_tokens 77",
             "pipeline_cached_tokens_limit 100",

@@ -27,7 +27,7 @@ use crate::progress::Verbosity;
 use crate::render::{Exit, Failure};
 use crate::{Global, terminal};
 use api::{Api, Log, Prompts};
-use metrics::Metrics;
+use metrics::{Computes, Metrics};
 use worker::Worker;
 
 const SERVER: &str = "Server";
@@ -110,9 +110,11 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<(), Failure> {
     }
     let sequences = usize::from(args.max_concurrency);
     let missing = if args.watch { Missing::Await } else { Missing::Make };
-    let Opened { engine, vocabulary, staging, watched } =
+    let Opened { engine, choice, vocabulary, staging, watched } =
         args.model.open(Room { sequences, prefix_bytes: args.prefix_cache }, missing, global)?;
-    let (vocabulary, metrics) = (Arc::new(vocabulary), Arc::new(Metrics::default()));
+    let computes =
+        Computes { backend: choice.name(), device: choice.device.name(), batching: engine.batching().name() };
+    let (vocabulary, metrics) = (Arc::new(vocabulary), Arc::new(Metrics::new(computes)));
     let (orders, received) = mpsc::channel();
     let worker = Worker {
         engine,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use engine::error::StageError;
@@ -17,6 +17,9 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::metrics::Metrics;
 use crate::inference::Vocabulary;
+
+/// How often it is looked whether all is well while nothing is requested.
+const IDLE_CHECK: Duration = Duration::from_secs(1);
 
 /// What the thread is asked to do.
 pub(super) enum Order {
@@ -109,8 +112,12 @@ impl Worker {
         loop {
             if growing.is_empty() {
                 self.metrics.set_load(self.engine.load());
-                let Ok(order) = self.orders.recv() else { return Ok(()) };
-                self.obey(order, &mut growing, &mut unloaded);
+                match self.orders.recv_timeout(IDLE_CHECK) {
+                    Ok(order) => self.obey(order, &mut growing, &mut unloaded),
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    // What computes may be gone, which a step finds.
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
             }
             while let Ok(order) = self.orders.try_recv() {
                 self.obey(order, &mut growing, &mut unloaded);

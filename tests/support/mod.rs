@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
 pub(crate) mod fake_tools;
+pub(crate) mod server;
 pub(crate) mod terminal;
 pub(crate) mod tiny;
 

@@ -27,7 +27,7 @@ fn a_mixture_of_experts_trains_evaluates_generates_and_merges() -> Result<(), Un
 }
 
 /// What the script prints.
-fn reference(bench: &Bench, arguments: &[&str]) -> String {
+pub(crate) fn reference(bench: &Bench, arguments: &[&str]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch/architectures.py");
     let mut command = Command::new(&bench.python);
     let ran = command.arg(script).args(arguments).current_dir(bench.project.path(".")).output().unwrap();

@@ -16,6 +16,7 @@ mod options;
 mod peft;
 mod preference;
 mod ranks;
+mod serve;
 #[path = "../support/slurm.rs"]
 mod slurm;
 #[path = "../support/mod.rs"]

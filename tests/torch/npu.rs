@@ -14,7 +14,7 @@ use crate::bench::{Bench, LOSS_BOUND, PIPELINE, Trained, worker};
 use crate::support::Ran;
 use crate::support::fake_tools::FakeTools;
 
-const DEVICES: &str = "ASCEND_RT_VISIBLE_DEVICES";
+pub(crate) const DEVICES: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
 /// What becomes of the adapter is asked, and not the adapter on its base.
 const MERGED: [(&str, &str); 3] = [
@@ -40,13 +40,13 @@ stages:
 ";
 
 /// A machine of eight NPUs.
-struct Machine {
-    bench: Bench,
+pub(crate) struct Machine {
+    pub bench: Bench,
     tools: FakeTools,
 }
 
 impl Machine {
-    fn new() -> Result<Self, Unmet> {
+    pub(crate) fn new() -> Result<Self, Unmet> {
         let mut bench = Bench::new()?;
         bench.witness(&["RANK", "WORLD_SIZE", DEVICES]);
         let tools = FakeTools::new();
@@ -55,7 +55,7 @@ impl Machine {
         Ok(Self { bench, tools })
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.bench.command(arguments);
         self.tools.give_to(&mut command);
         let path = env::join_paths([worker("src"), worker("tests")]).unwrap();

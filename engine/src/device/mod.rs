@@ -7,10 +7,13 @@ use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
 mod demand;
+mod held;
 mod lack;
 mod seen;
 
 pub(crate) use demand::{Demand, demand, is_on_processor, processor};
+pub use held::HeldDevice;
+pub(crate) use held::{leases, named};
 pub use lack::{DeviceMissing, Lack};
 pub(crate) use lack::{lack_of, names};
 pub use seen::Seen;

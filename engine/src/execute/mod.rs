@@ -21,5 +21,5 @@ pub mod watcher;
 pub use executor::{Ending, Executor, JobEvent, Launch, Message, Process, ProcessExit, StartError, Stop};
 pub use local::Local;
 pub use member::{Member, MemberEnd, Membership};
-pub use ranks::{RankEvent, Ranks, RunningRanks};
+pub use ranks::{Follower, RankAnswer, RankEvent, Ranks, RunningRanks};
 pub use slurm::Slurm;

@@ -8,12 +8,11 @@ use std::time::Duration;
 use devices::lease::{Lease, LeaseFolder, LeaseState};
 use devices::placement::{Seat, choose};
 use devices::{CpuList, DeviceKind};
-use nix::unistd::{Uid, User};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::event::WaitsFor;
 use super::scheduler::Scheduler;
-use crate::device::{Demand, DeviceGrant, DeviceMissing, Seen, demand, is_on_processor, processor};
+use crate::device::{Demand, DeviceGrant, DeviceMissing, Seen, demand, is_on_processor, leases, named, processor};
 use crate::error::{Cause, OrFail, StageError};
 use crate::plan::Plan;
 
@@ -112,9 +111,7 @@ impl Scheduler<'_> {
     /// For whom devices are leased, in words for other runs.
     fn holder(&self, stage: usize) -> String {
         let run = self.recorder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let user = User::from_uid(Uid::current()).ok().flatten().map(|user| format!(", {}", user.name));
-        let (id, process) = (&self.stages[stage].id, std::process::id());
-        format!("`{id}` of run {run} (process {process}{})", user.unwrap_or_default())
+        named(&format!("`{}` of run {run}", self.stages[stage].id))
     }
 }
 
@@ -199,12 +196,7 @@ impl Devices {
         if let Some(leases) = &self.leases {
             return Ok(leases.clone());
         }
-        let found = LeaseFolder::of_this_machine()
-            .or_fail(Cause::Machine, || "there is no place for the locks of devices that all users share".to_owned());
-        let found = found.map_err(|error| {
-            error.with_help("let root make one: `install -d -m 1777 /run/lock/pipeline`, or name one of your own in `PIPELINE_LEASES`")
-        })?;
-        Ok(self.leases.insert(found).clone())
+        Ok(self.leases.insert(leases()?).clone())
     }
 }
 

@@ -110,7 +110,7 @@ impl Stage for Act {
                 "$RANK" "$WORLD_SIZE" "${SLURMD_NODENAME:-here}" "$MASTER_ADDR""#;
             let command = ["sh", "-c", says].map(Into::into).to_vec();
             let ranks = Ranks { nodes: params.nodes, per_node: 1, command, ..Ranks::default() };
-            let running = context.launch(&ranks)?;
+            let running = ranks.start()?;
             running.attend(context, &mut |_, event, context| {
                 context.emit(event);
                 Ok(())

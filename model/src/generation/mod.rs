@@ -6,6 +6,7 @@
 //! [`Generator`] completes requests that are all known and share their options. [`Queue`], which it is a loop over, takes
 //! requests as they come, each with options and an adapter of its own.
 
+mod growing;
 mod prefixes;
 mod queue;
 
@@ -18,6 +19,7 @@ use crate::decoder::{Carried, Decoder};
 use crate::ops::KernelError;
 use crate::sampling::{Adjustments, Sampler, Sampling, SamplingError};
 use crate::session::SessionError;
+pub use growing::Growing;
 pub use queue::{ChosenToken, Limits, Load, Prefill, Progress, Queue, QueuedRequest, RequestId};
 
 /// Tokens of prompts that are read in one pass.

@@ -8,16 +8,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::prefixes::{BLOCK_TOKENS, Prefixes};
-use super::{Effort, GenerateError, Stop, TOKENS_PER_PASS};
+use super::{Effort, GenerateError, Growing, Stop, TOKENS_PER_PASS};
 use crate::blocks::Blocks;
 use crate::decoder::{Carried, Decoder};
-use crate::ops::FEW_ROWS;
-use crate::sampling::{Adjustments, Constraint, Next, Place, Sampler, Sampling, SamplingError, TokenLogprobs};
-use crate::session::{Append, LogitsAfter, Session, SessionError};
+use crate::sampling::{Adjustments, Constraint, Sampling, SamplingError, TokenLogprobs};
+use crate::session::Session;
 
 /// A request in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
+pub struct RequestId(pub(super) u64);
 
 /// A prompt to complete, and how.
 #[derive(Debug, Clone)]
@@ -68,7 +67,7 @@ pub enum Prefill {
     First,
     /// At most so many tokens between two tokens of each completion, so that those in progress do not stall.
     Interleaved {
-        /// The tokens: more than [`FEW_ROWS`].
+        /// The tokens: more than [`FEW_ROWS`](crate::ops::FEW_ROWS).
         tokens: usize,
     },
 }
@@ -151,19 +150,11 @@ impl<B: Blocks> Queue<B> {
     /// Adds a request.
     ///
     /// # Errors
-    /// Fails if the prompt does not fit, holds a token that the model has not, or a setting of the sampling lies
-    /// outside of its range; nothing is added then.
+    /// As [`Growing::new`]; nothing is added then.
     pub fn push(&mut self, request: QueuedRequest) -> Result<RequestId, GenerateError> {
-        let (tokens, positions, vocab_size) = (request.prompt.len(), self.limits.positions, self.vocab_size);
-        if !(1..=positions).contains(&tokens) {
-            return Err(GenerateError::Prompt { request: self.pushed as usize, tokens, positions });
-        }
-        if let Some(&id) = request.prompt.iter().find(|id| **id as usize >= vocab_size) {
-            return Err(SessionError::Vocabulary { id, vocab_size }.into());
-        }
-        let id = RequestId(self.pushed);
-        let sampler = Sampler::new(request.sampling)?;
-        self.waiting.push_back(Growing::new(id, request, sampler, positions));
+        let growing = Growing::new(self.pushed, request, self.limits.positions, self.vocab_size)?;
+        let id = growing.id;
+        self.waiting.push_back(growing);
         self.pushed += 1;
         Ok(id)
     }
@@ -352,11 +343,10 @@ impl<B: Blocks> Queue<B> {
                 }
                 false => self.effort.decode_tokens += 1,
             }
-            let chosen = if is_read { growing.choose(&logits) } else { Chosen::default() };
-            let Chosen { token, stop_token, ended } = chosen;
-            let has_ended = ended.is_some();
-            if token.is_some() || has_ended || !prompt_logprobs.is_empty() {
-                progress.push(Progress { id: growing.id, prompt_logprobs, token, stop_token, ended });
+            let added = if is_read { growing.choose(&logits) } else { growing.nothing_new() };
+            let has_ended = added.ended.is_some();
+            if added.token.is_some() || has_ended || !prompt_logprobs.is_empty() {
+                progress.push(Progress { prompt_logprobs, ..added });
             }
             if has_ended {
                 self.free(decoder, slot);
@@ -368,190 +358,5 @@ impl<B: Blocks> Queue<B> {
     fn free(&mut self, decoder: &Decoder<B>, slot: usize) {
         self.slots[slot] = None;
         self.session.clear(decoder, slot);
-    }
-}
-
-/// What follows the tokens of a place.
-#[derive(Default)]
-struct Chosen {
-    token: Option<ChosenToken>,
-    /// In its place, where it ends the completion.
-    stop_token: Option<ChosenToken>,
-    ended: Option<Result<Stop, SamplingError>>,
-}
-
-/// A prompt and its completion so far.
-struct Growing {
-    id: RequestId,
-    request: QueuedRequest,
-    sampler: Sampler,
-    /// The prompt and the completion.
-    tokens: Vec<u32>,
-    /// Tokens of the prompt.
-    prompt: usize,
-    /// Tokens that the session has.
-    read: usize,
-    /// Tokens at most.
-    most: usize,
-}
-
-impl Growing {
-    fn new(id: RequestId, mut request: QueuedRequest, sampler: Sampler, positions: usize) -> Self {
-        let tokens = std::mem::take(&mut request.prompt);
-        let (prompt, most) = (tokens.len(), tokens.len().saturating_add(request.max_new_tokens).min(positions));
-        Self { id, request, sampler, tokens, prompt, read: 0, most }
-    }
-
-    /// Whether a part of its prompt has not been read.
-    fn is_new(&self) -> bool {
-        self.read < self.prompt
-    }
-
-    /// Tokens of the prompt that are read in pieces of many rows, in whatever pieces: all but a last one of few.
-    fn read_in_passes(&self) -> usize {
-        match self.prompt % TOKENS_PER_PASS {
-            few @ 1..=FEW_ROWS => self.prompt - few,
-            _ => self.prompt,
-        }
-    }
-
-    /// Tokens of the prompt that may be taken as another prompt has them: those of its pieces of many rows, if what is
-    /// left is of as many or few rows as ever. Where the prompt's log-probabilities are wanted all are computed.
-    fn reusable(&self) -> usize {
-        let read_in_passes = self.read_in_passes();
-        match self.request.prompt_logprobs {
-            Some(_) => 0,
-            None if read_in_passes < self.prompt => read_in_passes,
-            None => self.prompt.saturating_sub(FEW_ROWS + 1),
-        }
-    }
-
-    /// Where the next piece of the prompt ends, of about so many tokens.
-    ///
-    /// Borders are at multiples of [`TOKENS_PER_PASS`], and between them at those of `tokens`, but for a last piece of
-    /// so few that it would be summed in another order than the whole: it belongs to the one before. So how long
-    /// pieces are changes no bit.
-    fn piece_end(&self, tokens: usize) -> usize {
-        let border = (self.read / TOKENS_PER_PASS + 1) * TOKENS_PER_PASS;
-        let border = border.min(self.prompt);
-        match border.saturating_sub(self.read + tokens) {
-            0..=FEW_ROWS => border,
-            _ => self.read + tokens,
-        }
-    }
-
-    /// The tokens to compute next, up to an end.
-    fn append(&self, slot: usize, end: usize) -> Append<'_> {
-        let logits = match self.request.prompt_logprobs {
-            Some(_) if self.is_new() => LogitsAfter::Each,
-            _ if end == self.tokens.len() => LogitsAfter::Last,
-            _ => LogitsAfter::None,
-        };
-        Append { sequence: slot, tokens: &self.tokens[self.read..end], logits, adapter: self.request.adapter }
-    }
-
-    /// The log-probabilities of the token of the prompt that follows a position, where they are wanted.
-    fn prompt_logprobs_after(&self, position: usize, logits: &[f32]) -> Option<TokenLogprobs> {
-        let top = self.request.prompt_logprobs?;
-        let next = self.tokens[..self.prompt].get(position + 1)?;
-        Some(TokenLogprobs::of(logits, *next, top))
-    }
-
-    /// Chooses the next token; the tokens have all been computed.
-    fn choose(&mut self, logits: &[f32]) -> Chosen {
-        let ended = |ended| Chosen { ended: Some(ended), ..Chosen::default() };
-        if self.tokens.len() >= self.most {
-            return ended(Ok(Stop::Length));
-        }
-        let QueuedRequest { row, min_new_tokens, stop_token_ids, adjustments, constraint, logprobs, .. } =
-            &mut self.request;
-        let completion = &self.tokens[self.prompt..];
-        let place = Place {
-            seen: &self.tokens,
-            banned: if completion.len() < *min_new_tokens { stop_token_ids } else { &[] },
-            row: *row,
-            position: self.tokens.len() as u64,
-        };
-        let chosen = match constraint.is_none() && adjustments.is_empty() {
-            true => self.sampler.next_token(logits, &place),
-            false => {
-                let mut adjusted = logits.to_vec();
-                adjustments.apply(&mut adjusted, completion);
-                if let Some(constraint) = constraint {
-                    constraint.apply(&mut adjusted, stop_token_ids);
-                }
-                self.sampler.next_token(&adjusted, &place)
-            }
-        };
-        let id = match chosen {
-            Ok(id) => id,
-            Err(error) => return ended(Err(error)),
-        };
-        let logprobs = logprobs.map(|top| TokenLogprobs::of(logits, id, top));
-        let token = Some(ChosenToken { id, logprobs });
-        if stop_token_ids.contains(&id) {
-            return Chosen { stop_token: token, ..ended(Ok(Stop::EndOfText)) };
-        }
-        self.tokens.push(id);
-        let next = constraint.as_mut().map_or(Next::Any, |constraint| constraint.push(id));
-        let ended = match next {
-            Next::End => Some(Ok(Stop::EndOfText)),
-            Next::Any => (self.tokens.len() >= self.most).then_some(Ok(Stop::Length)),
-        };
-        Chosen { token, ended, ..Chosen::default() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ends(prompt: usize, tokens: usize) -> Vec<usize> {
-        let request = QueuedRequest {
-            prompt: vec![0; prompt],
-            row: 0,
-            adapter: 0,
-            max_new_tokens: 1,
-            min_new_tokens: 0,
-            stop_token_ids: Vec::new(),
-            sampling: Sampling::GREEDY,
-            adjustments: Adjustments::default(),
-            constraint: None,
-            logprobs: None,
-            prompt_logprobs: None,
-        };
-        let sampler = Sampler::new(Sampling::GREEDY).expect("greedy sampling has no range");
-        let mut growing = Growing::new(RequestId(0), request, sampler, usize::MAX);
-        let mut ends = Vec::new();
-        while growing.is_new() {
-            growing.read = growing.piece_end(tokens);
-            ends.push(growing.read);
-        }
-        ends
-    }
-
-    #[test]
-    fn pieces_are_of_few_rows_only_where_the_longest_pieces_are() {
-        assert_eq!(ends(5, 128), [5]);
-        assert_eq!(ends(144, 128), [144]);
-        assert_eq!(ends(145, 128), [128, 145]);
-        assert_eq!(ends(300, 128), [128, 256, 300]);
-        assert_eq!(ends(1030, 512), [512, 1024, 1030]);
-        for prompt in 1..2100 {
-            let long = ends(prompt, TOKENS_PER_PASS);
-            assert_eq!(long.len(), prompt.div_ceil(TOKENS_PER_PASS), "{prompt}");
-            for tokens in [17, 32, 100, 128, 700] {
-                let short = ends(prompt, tokens);
-                assert!(long.iter().all(|end| short.contains(end)), "{prompt} {tokens}");
-                let is_few = |end: usize, ends: &[usize]| {
-                    let begin = ends.iter().copied().filter(|other| *other < end).max().unwrap_or(0);
-                    end - begin <= FEW_ROWS
-                };
-                for end in &short {
-                    let of_long = *long.iter().find(|border| *border >= end).expect("the prompt's end is a border");
-                    assert_eq!(is_few(*end, &short), is_few(of_long, &long), "{prompt} {tokens} {end}");
-                }
-            }
-        }
     }
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use stages::compute::inference::QueuedRequest;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 
-use super::metrics::Metrics;
+use super::metrics::{Computes, Metrics};
 use super::worker::{Job, Order};
 use crate::inference::{Named, Vocabulary};
 use crate::progress::Verbosity;
@@ -156,7 +156,11 @@ impl Api {
         }
         match path {
             "/health" if self.draining.load(Ordering::Relaxed) => Err(ApiError::unavailable("the server is ending")),
-            "/health" => Ok(Response::json(StatusCode::OK, r#"{"status":"ok"}"#)),
+            "/health" => {
+                let Computes { backend, device, batching } = self.metrics.computes;
+                let health = json!({ "status": "ok", "backend": backend, "device": device, "batching": batching });
+                Ok(Response::json(StatusCode::OK, health.to_string()))
+            }
             "/metrics" => {
                 Ok(Response::new(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.text()))
             }

@@ -62,7 +62,7 @@ pub enum Serves {
 
 impl Serves {
     /// Which of the two can compute it on a model.
-    fn on(self, model: &Architecture) -> Self {
+    pub(crate) fn on(self, model: &Architecture) -> Self {
         match (self, model) {
             (Self::Both, Architecture::Transformers(_)) => Self::Torch("a model that is not native"),
             (Self::Both, Architecture::Native(config)) if config.stored_quantized.is_some() => {
@@ -155,7 +155,7 @@ impl Backend {
     }
 
     /// Why a model that is not native cannot be computed by what the parameters ask for, and what to do.
-    fn refusal(self, serves: Serves, model: &Outline) -> Option<(String, String)> {
+    pub(crate) fn refusal(self, serves: Serves, model: &Outline) -> Option<(String, String)> {
         let (what, help) = match (self, serves) {
             (_, Serves::Native(what)) => (what, format!("leave {what} out: `backend: torch` computes this model")),
             (Self::Native, _) => ("`backend: native`", "set `backend: torch`, or leave `backend` out".to_owned()),
@@ -268,7 +268,8 @@ impl Choice {
         }
     }
 
-    fn name(&self) -> &'static str {
+    /// The backend's name.
+    pub fn name(&self) -> &'static str {
         if self.is_torch { "torch" } else { "native" }
     }
 }

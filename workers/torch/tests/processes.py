@@ -19,7 +19,7 @@ from typing import Any
 
 from support import Ran, environment, write_job
 
-_PRELOADED = ["train", "inference", "sharding", "parallel", "requests"]
+_PRELOADED = ["train", "inference", "serving", "sharding", "parallel", "requests"]
 
 
 def _context() -> Any:
@@ -75,7 +75,7 @@ class Running:
     def wait_for_answers(self, count: int) -> None:
         """Until rank 0 has answered so often."""
         events = self.root / "events-0.jsonl"
-        self.wait_for(lambda: events.exists() and events.read_text().count('"answer"') >= count)
+        self.wait_for(lambda: events.exists() and events.read_bytes().count(b'"answer"') >= count)
 
     def finish(self, seconds: float = 300.0) -> Ran:
         """What rank 0 said, and its exit code."""
@@ -85,7 +85,7 @@ class Running:
             rank.kill()
         code = self.ranks[0].exitcode
         assert code is not None, self._errors()
-        return Ran(code, (self.root / "events-0.jsonl").read_text(), self.root, self._errors())
+        return Ran(code, (self.root / "events-0.jsonl").read_bytes(), self.root, self._errors())
 
     def wait_for_end(self, seconds: float = 30.0) -> None:
         """Until every rank is gone."""

@@ -95,6 +95,12 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
     return {**job, **changes}
 
 
+def serve_job(family: str, **changes: Any) -> dict[str, Any]:
+    """The job of a model whose logits are asked for."""
+    job = {"protocol": 1, "task": "serve", "device": "cpu", "dtype": "f32", "threads": 1}
+    return {**job, "model": str(GOLDEN / family), **changes}
+
+
 def infer_job(family: str, **changes: Any) -> dict[str, Any]:
     """The job of a model that is scored and completes prompts."""
     job = {"protocol": 1, "task": "infer", "device": "cpu", "dtype": "f32", "threads": 1}
@@ -165,6 +171,17 @@ class Script:
         ours = [[{"row": 0, **prompt} for prompt in prompts[rank :: self.ranks]] for rank in range(self.ranks)]
         return self.request("generate", prompts=ours, options=options)
 
+    def begin_batch(
+        self, batch: int, prompts: list[list[int]], adapter: str | None = None, each: bool = False
+    ) -> Script:
+        return self.request("begin_batch", batch=batch, adapter=adapter, prompts=prompts, each=each)
+
+    def next_tokens(self, batch: int, rows: list[int], tokens: list[list[int]], each: bool = False) -> Script:
+        return self.request("next_tokens", batch=batch, rows=rows, tokens=tokens, each=each)
+
+    def load_adapter(self, adapter: str, folder: Path) -> Script:
+        return self.request("load_adapter", adapter=adapter, folder=str(folder))
+
     def save(self, folder: Path, state: bool = False) -> Script:
         folder.mkdir(parents=True, exist_ok=True)
         return self.request("save", folder=str(folder), state=state)
@@ -221,10 +238,18 @@ def golden_script(family: str, variant: str, root: Path, ranks: int = 1, at_once
 class Ran:
     """What a job said and left."""
 
-    def __init__(self, code: int, lines: str, root: Path, errors: str = "") -> None:
+    def __init__(self, code: int, said: bytes, root: Path, errors: str = "") -> None:
         self.code = code
         self.errors = errors
-        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
+        self.lines: list[dict[str, Any]] = []
+        # The logits that requests were answered with.
+        self.logits: list[Any] = []
+        source = io.BytesIO(said)
+        while line := source.readline():
+            self.lines.append(json.loads(line))
+            if "bytes" in self.lines[-1]:
+                values = np.frombuffer(source.read(self.lines[-1]["bytes"]), "<f4")
+                self.logits.append(torch.tensor(values.reshape(self.lines[-1]["answer"]["shape"])))
         self.events = [line for line in self.lines if "event" in line]
         self.output = root / "output"
 
@@ -302,7 +327,7 @@ class _Held(io.BytesIO):
 
 def run_here(root: Path, job: dict[str, Any], requests: bytes = b"") -> Ran:
     """Runs a job in this process."""
-    said = io.StringIO()
+    said = io.BytesIO()
     code = run(write_job(root, job), Voice(said), _Held(requests))
     return Ran(code, said.getvalue(), root)
 

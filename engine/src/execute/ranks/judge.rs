@@ -8,7 +8,6 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::process::{Ending, Rank};
-use crate::context::StageContext;
 use crate::error::{Cause, Failure, StageError, of_words};
 
 /// What is known against the ranks.
@@ -84,13 +83,13 @@ impl RankFailures {
     }
 
     /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process because memory ran out
-    /// meanwhile.
-    pub(super) fn conclude(self, ran_out: bool, context: &StageContext) -> Result<(), StageError> {
+    /// meanwhile; `asked_to_stop`: by the user.
+    pub(super) fn conclude(self, ran_out: bool, asked_to_stop: bool) -> Result<(), StageError> {
         let Self { refused, silent, died, failed, cancelled, ended } = self;
         if let Some(error) = refused {
             return Err(error);
         }
-        if context.cancelled() {
+        if asked_to_stop {
             let stopped = failed.is_some() || died.is_some() || ended.is_some();
             let in_general = stopped.then(|| StageError::new(Cause::Cancelled, "the ranks were stopped"));
             return cancelled.or(in_general).map_or(Ok(()), Err);

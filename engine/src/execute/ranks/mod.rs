@@ -5,7 +5,8 @@
 //! protocol, a line that is none of it goes to the stage's log with the rank's name, and so does standard error.
 //!
 //! Where the stage directs their work, rank 0 reads requests from its standard input and answers them between the
-//! events on its standard output, as `{"answer": …}`. Such ranks have nothing of their own to save: they go on where
+//! events on its standard output, as `{"answer": …}`, whose `bytes` says how many bytes of plain numbers follow the
+//! line. Such ranks have nothing of their own to save: they go on where
 //! the user wants to stop, for as long as the stage has requests, and end when their input does.
 //!
 //! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
@@ -67,19 +68,49 @@ pub struct Ranks {
     pub take_requests: bool,
 }
 
+/// Gets what a rank, by its number, says of its work.
+type Heard<'a, F> = dyn FnMut(usize, WorkerEvent, &mut F) -> Result<(), StageError> + 'a;
+
 /// Something heard of the ranks.
 #[derive(Debug)]
 pub enum RankEvent {
     /// A rank said something.
     Said { rank: usize, event: WorkerEvent },
     /// Rank 0 answered a request.
-    Answered(Value),
+    Answered(RankAnswer),
     /// A rank is gone, and nothing more will be heard of it.
     Ended {
         rank: usize,
         /// Whether it ended as a process does that has done its work.
         well: bool,
     },
+}
+
+/// What rank 0 answers a request.
+#[derive(Debug)]
+pub struct RankAnswer {
+    pub value: Value,
+    /// The numbers that belong to it.
+    pub numbers: Vec<u8>,
+}
+
+/// Who has ranks compute: a stage, or a command.
+pub trait Follower {
+    /// Takes a line of theirs that is no word of the protocol.
+    fn log(&self, line: &str);
+
+    /// Whether the user asked to stop.
+    fn cancelled(&self) -> bool;
+}
+
+impl Follower for StageContext {
+    fn log(&self, line: &str) {
+        StageContext::log(self, line);
+    }
+
+    fn cancelled(&self) -> bool {
+        StageContext::cancelled(self)
+    }
 }
 
 /// Ranks that were started. Dropping it kills those that are left.
@@ -104,22 +135,22 @@ pub struct RunningRanks {
     kills: Kills,
 }
 
-impl StageContext {
-    /// Starts the processes of a stage.
+impl Ranks {
+    /// Starts them.
     ///
     /// # Errors
     /// Fails where one cannot be started; those that were are ended.
-    pub fn launch(&self, ranks: &Ranks) -> Result<RunningRanks, StageError> {
-        let nodes = if ranks.nodes > 1 { Some(Nodes::of_allocation(ranks.nodes)?) } else { None };
+    pub fn start(&self) -> Result<RunningRanks, StageError> {
+        let nodes = if self.nodes > 1 { Some(Nodes::of_allocation(self.nodes)?) } else { None };
         let (sender, spoken) = channel();
         let mut running = RunningRanks {
             ranks: Vec::new(),
             spoken,
-            silence: ranks.silence,
+            silence: self.silence,
             last_word: Instant::now(),
             requests: None,
             end_when_cancelled: false,
-            grace: if ranks.take_requests { GRACE_WITH_REQUESTS } else { GRACE },
+            grace: if self.take_requests { GRACE_WITH_REQUESTS } else { GRACE },
             asked: None,
             killed: false,
             failures: RankFailures::default(),
@@ -127,16 +158,16 @@ impl StageContext {
             kills: Memory::default().kills(),
         };
         let rendezvous = Rendezvous::of(nodes.as_ref())?;
-        for node in 0..ranks.nodes.max(1) {
-            for local in 0..ranks.per_node {
-                let rank = node * ranks.per_node + local;
-                let take_requests = ranks.take_requests && rank == 0;
-                let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, ranks.per_node, take_requests));
-                let command = prefix.into_iter().flatten().chain(ranks.command.iter().cloned()).collect();
-                let there = Ranks { command, take_requests, ..ranks.clone() };
-                let mut env = rendezvous.variables(ranks, node, local);
+        for node in 0..self.nodes.max(1) {
+            for local in 0..self.per_node {
+                let rank = node * self.per_node + local;
+                let take_requests = self.take_requests && rank == 0;
+                let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, self.per_node, take_requests));
+                let command = prefix.into_iter().flatten().chain(self.command.iter().cloned()).collect();
+                let there = Ranks { command, take_requests, ..self.clone() };
+                let mut env = rendezvous.variables(self, node, local);
                 env.extend(nodes.as_ref().map(|_| without_death_pipe()));
-                let mut rank = start(&there, rank, env, &sender)?;
+                let mut rank = spawn(&there, rank, env, &sender)?;
                 if let Some(stdin) = rank.take_stdin() {
                     running.requests = Some(written_to(stdin));
                 }
@@ -147,7 +178,7 @@ impl StageContext {
     }
 }
 
-fn start(
+fn spawn(
     ranks: &Ranks,
     rank: usize,
     env: BTreeMap<String, OsString>,
@@ -210,13 +241,13 @@ impl Rendezvous {
 impl RunningRanks {
     /// Waits until something is heard of a rank, and not longer than `at_most`. What is no word of the protocol is
     /// written to the log.
-    pub fn hear(&mut self, at_most: Duration, context: &StageContext) -> Option<RankEvent> {
+    pub fn hear(&mut self, at_most: Duration, follower: &impl Follower) -> Option<RankEvent> {
         let until = Instant::now() + at_most;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.spoken.recv_timeout(left.min(TICK)) {
                 Ok((rank, spoken)) => {
-                    if let Some(event) = self.take(rank, spoken, context) {
+                    if let Some(event) = self.take(rank, spoken, follower) {
                         return Some(event);
                     }
                 }
@@ -269,14 +300,27 @@ impl RunningRanks {
     ///
     /// # Errors
     /// As [`RunningRanks::attend`], and where they end without an answer. They are gone then.
-    pub fn answer(
+    pub fn answer<F: Follower>(
         &mut self,
-        context: &mut StageContext,
-        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
-    ) -> Result<Value, StageError> {
+        follower: &mut F,
+        heard: &mut Heard<'_, F>,
+    ) -> Result<RankAnswer, StageError> {
         self.last_word = Instant::now();
-        let answer = self.follow(context, heard)?;
+        let answer = self.follow(follower, heard)?;
         answer.ok_or_else(|| StageError::new(Cause::Crashed, "the ranks ended before their work was done"))
+    }
+
+    /// Looks whether they are still there, while no answer is due.
+    ///
+    /// # Errors
+    /// As [`RunningRanks::answer`].
+    pub fn check<F: Follower>(&mut self, follower: &mut F, heard: &mut Heard<'_, F>) -> Result<(), StageError> {
+        self.last_word = Instant::now();
+        self.turn(Duration::ZERO, follower, heard);
+        match self.trouble.is_none() && !self.are_gone() {
+            true => Ok(()),
+            false => self.answer(follower, heard).map(drop),
+        }
     }
 
     /// Follows them to their end. `heard` gets what they say of their work; where one fails or dies, or the user wants
@@ -284,50 +328,59 @@ impl RunningRanks {
     ///
     /// # Errors
     /// Says which rank ended how, in its own words where it had some, or fails as `heard` did.
-    pub fn attend(
-        mut self,
-        context: &mut StageContext,
-        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
-    ) -> Result<(), StageError> {
-        while self.follow(context, heard)?.is_some() {}
+    pub fn attend<F: Follower>(mut self, follower: &mut F, heard: &mut Heard<'_, F>) -> Result<(), StageError> {
+        while self.follow(follower, heard)?.is_some() {}
         Ok(())
     }
 
     /// Follows them to the next answer, or to their end.
-    fn follow(
+    fn follow<F: Follower>(
         &mut self,
-        context: &mut StageContext,
-        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
-    ) -> Result<Option<Value>, StageError> {
+        follower: &mut F,
+        heard: &mut Heard<'_, F>,
+    ) -> Result<Option<RankAnswer>, StageError> {
         while !self.are_gone() {
-            let was_asked = self.asked.is_some();
-            match self.hear(TICK, context) {
-                Some(RankEvent::Said { rank, event: WorkerEvent::Failed(failure) }) => {
-                    self.failures.failed(rank, failure);
-                    self.trouble.get_or_insert_with(Instant::now);
-                }
-                Some(RankEvent::Said { rank, event }) => {
-                    if let Err(error) = heard(rank, event, context) {
-                        self.failures.refused(error);
-                        self.stop();
-                    }
-                }
-                Some(RankEvent::Answered(answer)) => return Ok(Some(answer)),
-                Some(RankEvent::Ended { well: true, .. }) => {}
-                Some(RankEvent::Ended { rank, well: false }) => {
-                    self.failures.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
-                    self.trouble.get_or_insert_with(Instant::now);
-                }
-                None => {}
+            if let Some(answer) = self.turn(TICK, follower, heard) {
+                return Ok(Some(answer));
             }
-            self.keep_order(context);
         }
         let ran_out = self.kills.rose_until(Memory::default().kills());
-        std::mem::take(&mut self.failures).conclude(ran_out, context).map(|()| None)
+        std::mem::take(&mut self.failures).conclude(ran_out, follower.cancelled()).map(|()| None)
+    }
+
+    /// Takes the next thing that is heard of them, an answer if it is one.
+    fn turn<F: Follower>(
+        &mut self,
+        at_most: Duration,
+        follower: &mut F,
+        heard: &mut Heard<'_, F>,
+    ) -> Option<RankAnswer> {
+        let was_asked = self.asked.is_some();
+        match self.hear(at_most, follower) {
+            Some(RankEvent::Said { rank, event: WorkerEvent::Failed(failure) }) => {
+                self.failures.failed(rank, failure);
+                self.trouble.get_or_insert_with(Instant::now);
+            }
+            Some(RankEvent::Said { rank, event }) => {
+                if let Err(error) = heard(rank, event, follower) {
+                    self.failures.refused(error);
+                    self.stop();
+                }
+            }
+            Some(RankEvent::Answered(answer)) => return Some(answer),
+            Some(RankEvent::Ended { well: true, .. }) => {}
+            Some(RankEvent::Ended { rank, well: false }) => {
+                self.failures.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
+                self.trouble.get_or_insert_with(Instant::now);
+            }
+            None => {}
+        }
+        self.keep_order(follower.cancelled());
+        None
     }
 
     /// Stops them where that is due.
-    fn keep_order(&mut self, context: &StageContext) {
+    fn keep_order(&mut self, cancelled: bool) {
         let over = |since: Option<Instant>, limit: Duration| since.is_some_and(|since| since.elapsed() >= limit);
         if self.asked.is_none() && over(Some(self.last_word), self.silence.unwrap_or(Duration::MAX)) {
             self.failures.silent(self.ranks.len(), self.last_word.elapsed());
@@ -335,26 +388,26 @@ impl RunningRanks {
         }
         // With requests it is the stage that looks whether the user wants to stop, unless it leaves that to the ranks.
         let ends_by_itself = self.requests.is_none() || self.end_when_cancelled;
-        if over(self.trouble, SETTLING) || (context.cancelled() && ends_by_itself) {
+        if over(self.trouble, SETTLING) || (cancelled && ends_by_itself) {
             self.stop();
         }
         // Where the user wants to stop, the engine decides how long that may take, and ends this process with the
         // ranks.
-        if !self.killed && !context.cancelled() && over(self.asked, self.grace) {
+        if !self.killed && !cancelled && over(self.asked, self.grace) {
             self.killed = true;
             self.signal(Signal::SIGKILL);
         }
     }
 
-    fn take(&mut self, rank: usize, spoken: StreamItem, context: &StageContext) -> Option<RankEvent> {
+    fn take(&mut self, rank: usize, spoken: StreamItem, follower: &impl Follower) -> Option<RankEvent> {
         self.last_word = Instant::now();
         match spoken {
             StreamItem::Event(event) => return Some(RankEvent::Said { rank, event }),
             StreamItem::Answer(answer) => return Some(RankEvent::Answered(answer)),
             StreamItem::Line(line) => {
                 match self.ranks.len() {
-                    1 => context.log(&line),
-                    _ => context.log(&format!("rank {rank}: {line}")),
+                    1 => follower.log(&line),
+                    _ => follower.log(&format!("rank {rank}: {line}")),
                 }
                 self.ranks[rank].remember(line);
             }

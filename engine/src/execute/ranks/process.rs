@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Ranks;
+use super::{RankAnswer, Ranks};
 use crate::execute::inherited::{self, keep_on_exec};
 use crate::protocol::WorkerEvent;
 
@@ -65,7 +65,7 @@ pub(super) enum StreamItem {
     /// A word of the protocol.
     Event(WorkerEvent),
     /// The answer to a request.
-    Answer(Value),
+    Answer(RankAnswer),
     Line(String),
     End,
 }
@@ -75,6 +75,9 @@ pub(super) enum StreamItem {
 #[serde(deny_unknown_fields)]
 struct Answer {
     answer: Value,
+    /// Of the numbers that follow the line.
+    #[serde(default)]
+    bytes: usize,
 }
 
 /// One of a rank's two streams.
@@ -169,10 +172,10 @@ impl Rank {
 }
 
 impl StreamItem {
-    /// An event or an answer, if the line is one.
+    /// An event or an answer, if the line is one; an answer has room for its numbers.
     fn of_protocol(line: &[u8]) -> Option<Self> {
-        let answer = || serde_json::from_slice(line).ok().map(|Answer { answer }| Self::Answer(answer));
-        serde_json::from_slice(line).ok().map(Self::Event).or_else(answer)
+        let answer = |Answer { answer, bytes }| Self::Answer(RankAnswer { value: answer, numbers: vec![0; bytes] });
+        serde_json::from_slice(line).ok().map(Self::Event).or_else(|| serde_json::from_slice(line).ok().map(answer))
     }
 }
 
@@ -181,7 +184,12 @@ impl Stream {
     pub(super) fn listen(mut self, tell: &mut dyn FnMut(StreamItem) -> bool) {
         let mut line = Vec::new();
         while self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            let item = self.speaks_protocol.then(|| StreamItem::of_protocol(&line)).flatten();
+            let mut item = self.speaks_protocol.then(|| StreamItem::of_protocol(&line)).flatten();
+            if let Some(StreamItem::Answer(answer)) = &mut item
+                && self.lines.read_exact(&mut answer.numbers).is_err()
+            {
+                break;
+            }
             if !tell(item.unwrap_or_else(|| StreamItem::Line(shown(&line)))) {
                 return;
             }

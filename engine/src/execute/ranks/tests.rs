@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::json;
+
 use super::*;
 use crate::context::Voice;
 use crate::context::tests::job;
@@ -20,7 +22,7 @@ fn shell(per_node: usize, script: &str) -> Ranks {
 fn attended(folder: &Path, ranks: &Ranks) -> (Result<(), StageError>, Vec<(usize, String)>) {
     let mut context = StageContext::new(job(folder), Voice::Silent).unwrap();
     let mut notes = Vec::new();
-    let running = context.launch(ranks).unwrap();
+    let running = ranks.start().unwrap();
     let ended = running.attend(&mut context, &mut |rank, event, _| {
         if let WorkerEvent::Warning { message } = event {
             notes.push((rank, message));
@@ -92,16 +94,14 @@ fn where_the_stage_will_not_go_on_they_are_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
     let script = r#"echo '{"event":"warning","message":"x"}'; exec sleep 1000"#;
-    let running = context.launch(&shell(1, script)).unwrap();
+    let running = shell(1, script).start().unwrap();
     let ended = running.attend(&mut context, &mut |_, _, _| Err(StageError::bad_data("enough")));
     assert_eq!(ended.unwrap_err().message, "enough");
 }
 
 #[test]
 fn dropped_ranks_are_gone() {
-    let folder = tempfile::tempdir().unwrap();
-    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
-    let running = context.launch(&shell(1, "exec sleep 1000")).unwrap();
+    let running = shell(1, "exec sleep 1000").start().unwrap();
     let process = format!("/proc/{}", running.ranks[0].id());
     assert!(Path::new(&process).exists());
     drop(running);
@@ -110,9 +110,7 @@ fn dropped_ranks_are_gone() {
 
 #[test]
 fn several_machines_need_a_cluster() {
-    let folder = tempfile::tempdir().unwrap();
-    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
-    let error = context.launch(&Ranks { nodes: 2, ..shell(1, "true") }).unwrap_err();
+    let error = Ranks { nodes: 2, ..shell(1, "true") }.start().unwrap_err();
     assert!(error.help.unwrap().contains("slurm"));
 }
 
@@ -122,9 +120,9 @@ fn rank_0_answers_requests_in_their_order_and_ends_with_its_input() {
     let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
     let script = r#"[ $RANK = 0 ] || exit 0
         while read -r line; do
-            echo "{\"event\":\"warning\",\"message\":\"$line\"}"; echo 'to the log'; echo "{\"answer\":[$line,$RANK]}"
+            echo "{\"event\":\"warning\",\"message\":\"$line\"}"; echo 'to the log'; printf "{\"answer\":[$line,$RANK],\"bytes\":3}\na\n$line"
         done"#;
-    let mut running = context.launch(&Ranks { take_requests: true, ..shell(2, script) }).unwrap();
+    let mut running = Ranks { take_requests: true, ..shell(2, script) }.start().unwrap();
     let mut heard = Vec::new();
     let mut listen = |_: usize, event: WorkerEvent, _: &mut StageContext| {
         heard.push(event);
@@ -133,7 +131,9 @@ fn rank_0_answers_requests_in_their_order_and_ends_with_its_input() {
     // The second is sent before the first is answered.
     (1..3).for_each(|number| running.request(format!("{number}\n").into_bytes()));
     let answers = [(); 2].map(|()| running.answer(&mut context, &mut listen).unwrap());
-    assert_eq!(answers, [serde_json::json!([1, 0]), serde_json::json!([2, 0])]);
+    assert_eq!(answers.each_ref().map(|answer| &answer.value), [&json!([1, 0]), &json!([2, 0])]);
+    assert_eq!(answers.map(|answer| answer.numbers), [b"a\n1", b"a\n2"]);
+    running.check(&mut context, &mut listen).unwrap();
     running.end_requests();
     running.attend(&mut context, &mut listen).unwrap();
     assert_eq!(heard.len(), 2);
@@ -144,7 +144,7 @@ fn who_waits_for_an_answer_hears_why_none_comes() {
     let folder = tempfile::tempdir().unwrap();
     let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
     let answer = |script: &str, context: &mut StageContext| {
-        let mut running = context.launch(&Ranks { take_requests: true, ..shell(2, script) }).unwrap();
+        let mut running = Ranks { take_requests: true, ..shell(2, script) }.start().unwrap();
         running.request(b"go\n".to_vec());
         running.answer(context, &mut |_, _, _| Ok(())).unwrap_err()
     };
@@ -152,4 +152,12 @@ fn who_waits_for_an_answer_hears_why_none_comes() {
     assert!(killed.message.starts_with("rank 1 of 2 (process "), "{killed:?}");
     let ended = answer("exit 0", &mut context);
     assert_eq!((ended.cause, ended.message.as_str()), (Cause::Crashed, "the ranks ended before their work was done"));
+    // Where nobody waits it is heard all the same.
+    let mut running = Ranks { take_requests: true, ..shell(1, "kill -9 $$") }.start().unwrap();
+    let error = loop {
+        if let Err(error) = running.check(&mut context, &mut |_, _, _| Ok(())) {
+            break error;
+        }
+    };
+    assert!(error.message.ends_with("was killed (SIGKILL)"), "{error:?}");
 }

@@ -3,14 +3,20 @@
 //! It leaves to others: what the prompts are, and what becomes of the answers.
 
 mod answer;
+#[cfg(test)]
+mod conformance;
 mod detokenizer;
+
 mod grammar;
 mod less_memory;
 mod native;
+mod requests;
 mod score;
 mod speed;
+mod static_batches;
 mod stop;
 mod text;
+
 mod worker;
 
 use std::sync::Arc;
@@ -37,8 +43,8 @@ pub use less_memory::with_less_memory;
 pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRequest, RequestId, Stop};
 pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
-use native::NativeEngine;
-pub use native::{EngineSettings, InferenceEngine, open as open_engine, read_adapter};
+use native::{Evaluator, NativeEngine};
+pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};
 use speed::speed;
 pub use stop::{StopStrings, StopToken, token_ids_of_model};
 pub use text::CompletionText;
@@ -228,7 +234,7 @@ impl InferenceParams {
 /// Where a model is asked.
 enum Asked {
     /// In this process.
-    Here(Box<dyn InferenceEngine>),
+    Here(Box<dyn Evaluator>),
     /// In those of the torch worker.
     Worker(Box<Worker>),
 }
@@ -397,7 +403,7 @@ fn open(
     params: &InferenceParams,
     format: &WeightFormat,
     context: &mut StageContext,
-) -> Result<Box<dyn InferenceEngine>, StageError> {
+) -> Result<Box<dyn Evaluator>, StageError> {
     let compute = params.precision.dtype.compute();
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());

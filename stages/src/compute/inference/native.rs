@@ -1,7 +1,4 @@
-//! Inference without a stage: a model and its adapters, opened from folders, which requests are pushed to.
-//!
-//! It leaves to others: text, and who asks. The stages open it from artefacts (see [`super::Respondent`]), `pipeline
-//! serve` and `pipeline chat` from folders.
+//! Inference by a decoder of this program.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +6,6 @@ use std::sync::Arc;
 use engine::error::{Cause, OrFail, StageError};
 use model::batch::Batch;
 use model::blocks::Blocks;
-use model::config::Architecture;
 use model::decoder::{Adapters, Carried, Decoder, RunError, TargetScore};
 use model::generation::{
     CACHE_BYTES, Completion, Effort, GenerateError, Generator, Limits, Listener, Load, Options, Prefill, Progress,
@@ -21,25 +17,16 @@ use model::peft::Adapter as AdapterWeights;
 use model::sampling::SamplingError;
 use model::scoring::{Context, Scorer};
 use model::session::SessionError;
-use profile::Profile;
 
-use crate::compute::precision::Precision;
+use super::requests::{Batching, EngineSettings, InferenceEngine};
+use crate::compute::kernels;
 use crate::compute::quantize::WeightFormat;
-use crate::compute::{adapter, checkpoint, kernels};
 
 /// Tokens of prompts that are read between two tokens of every completion in progress.
 const PREFILL_TOKENS: usize = 128;
 
-/// A model, and adapters on it, for inference on any kernel set.
-///
-/// Adapters are known by number: 0 is the base alone, or with the one that it was opened with.
-pub trait InferenceEngine: Send {
-    /// Positions there are: the most tokens of prompt and completion together.
-    fn max_position_embeddings(&self) -> usize;
-
-    /// Size of its vocabulary.
-    fn vocab_size(&self) -> usize;
-
+/// A model that scores, and completes prompts that are all known.
+pub(super) trait Evaluator: InferenceEngine {
     /// Bytes of weights that a step of generation reads, whatever the number of completions that grow together.
     fn weight_bytes_per_step(&self) -> u64;
 
@@ -68,73 +55,17 @@ pub trait InferenceEngine: Send {
         options: &Options,
         listener: &mut dyn Listener,
     ) -> Result<(Vec<Completion>, Effort), StageError>;
-
-    /// Adds a request, which joins those in progress when there is room.
-    ///
-    /// # Errors
-    /// Fails if it cannot be completed: see [`Queue::push`].
-    fn push(&mut self, request: QueuedRequest) -> Result<RequestId, GenerateError>;
-
-    /// Adds a token to each completion in progress, after reading a bounded part of the prompts of new ones.
-    ///
-    /// # Errors
-    /// Fails if the device does, which ends all requests.
-    fn step(&mut self) -> Result<Vec<Progress>, StageError>;
-
-    /// Forgets a request, wherever it is.
-    fn cancel(&mut self, id: RequestId);
-
-    /// Adds an adapter, and returns its number.
-    ///
-    /// # Errors
-    /// Fails if it does not fit the model.
-    fn add_adapter(&mut self, adapter: &AdapterWeights) -> Result<usize, StageError>;
-
-    /// Forgets an adapter that no request is for. Its number is not used again.
-    fn remove_adapter(&mut self, number: usize);
-
-    /// How many requests there are, and what they use.
-    fn load(&self) -> Load;
-
-    /// Tokens whose keys and values may be cached at once.
-    fn most_cached_tokens(&self) -> usize;
-
-    /// Tokens whose keys and values may be kept, beside those, for prompts that begin with them.
-    fn most_prefix_tokens(&self) -> usize;
 }
 
-/// How an engine is opened.
-#[derive(Clone)]
-pub struct EngineSettings {
-    /// What is computed in, and how weights are stored.
-    pub precision: Precision,
-    /// Threads that compute.
-    pub threads: usize,
-    /// Requests in progress at once.
-    pub sequences: usize,
-    /// Tokens of a prompt and its completion together, where that is to be less than the model's positions.
-    pub positions: Option<usize>,
-    /// Bytes of keys and values that are kept for prompts that begin alike.
-    pub prefix_bytes: u64,
-    /// Where its time goes is recorded here.
-    pub profile: Profile,
-}
-
-/// Opens a model of this program's own from its folder, with adapters, which get the numbers from 1 on.
+/// Opens a model on the CPU, which requests are pushed to, with adapters, which get the numbers from 1 on.
 ///
 /// # Errors
-/// Fails if a folder cannot be read, the model is not native, or an adapter does not fit it.
-pub fn open(
+/// Fails if the folder cannot be read, or an adapter does not fit the model.
+pub(super) fn open(
     folder: &Path,
     adapters: &[AdapterWeights],
     settings: &EngineSettings,
 ) -> Result<Box<dyn InferenceEngine>, StageError> {
-    if let Architecture::Transformers(outline) = checkpoint::architecture(folder)? {
-        let message = format!("`{}` is not computed natively: {}", outline.model_type, outline.because);
-        return Err(StageError::new(Cause::BadParameters, message).with_help(
-            "transformers computes such a model in `generate` and `evaluate`, with `backend: torch`; only native models are served",
-        ));
-    }
     let EngineSettings { precision, threads, profile, .. } = settings;
     let ops = kernels::cpu_recorded(*threads, precision.dtype.compute(), profile)?;
     let format = precision.quantize.clone().unwrap_or(WeightFormat::AsStored);
@@ -150,14 +81,6 @@ pub fn open(
 
 fn not_fitting() -> String {
     "the adapter does not fit the model".to_owned()
-}
-
-/// Reads an adapter from a folder, whatever it was trained on.
-///
-/// # Errors
-/// Fails if it cannot be read, or holds a value that is not finite.
-pub fn read_adapter(folder: &Path) -> Result<AdapterWeights, StageError> {
-    adapter::load(folder)
 }
 
 /// What the keys and values of a token take.
@@ -227,34 +150,12 @@ where
         self.limits.positions
     }
 
+    fn batching(&self) -> Batching {
+        Batching::Continuous
+    }
+
     fn vocab_size(&self) -> usize {
         self.decoder.config().vocab_size
-    }
-
-    fn weight_bytes_per_step(&self) -> u64 {
-        self.decoder.weight_bytes_per_step()
-    }
-
-    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
-        self.select(Carried::Nothing);
-        self.decoder.score(batch).map_err(not_scored)
-    }
-
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
-        self.select(Carried::Nothing);
-        self.scorer.score(&self.decoder, contexts).map_err(not_scored)
-    }
-
-    fn complete(
-        &mut self,
-        requests: &[Request<'_>],
-        options: &Options,
-        listener: &mut dyn Listener,
-    ) -> Result<(Vec<Completion>, Effort), StageError> {
-        self.select(Carried::Nothing);
-        let mut generator = Generator::new(&self.decoder, options.clone()).map_err(failure)?;
-        let completions = generator.complete(requests, listener).map_err(failure)?;
-        Ok((completions, generator.effort()))
     }
 
     fn push(&mut self, request: QueuedRequest) -> Result<RequestId, GenerateError> {
@@ -307,6 +208,37 @@ where
 
     fn most_prefix_tokens(&self) -> usize {
         self.limits.prefix_tokens
+    }
+}
+
+impl<B: Blocks> Evaluator for NativeEngine<B>
+where
+    Self: Send,
+{
+    fn weight_bytes_per_step(&self) -> u64 {
+        self.decoder.weight_bytes_per_step()
+    }
+
+    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
+        self.select(Carried::Nothing);
+        self.decoder.score(batch).map_err(not_scored)
+    }
+
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+        self.select(Carried::Nothing);
+        self.scorer.score(&self.decoder, contexts).map_err(not_scored)
+    }
+
+    fn complete(
+        &mut self,
+        requests: &[Request<'_>],
+        options: &Options,
+        listener: &mut dyn Listener,
+    ) -> Result<(Vec<Completion>, Effort), StageError> {
+        self.select(Carried::Nothing);
+        let mut generator = Generator::new(&self.decoder, options.clone()).map_err(failure)?;
+        let completions = generator.complete(requests, listener).map_err(failure)?;
+        Ok((completions, generator.effort()))
     }
 }
 

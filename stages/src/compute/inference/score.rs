@@ -6,7 +6,8 @@ use model::batch::{Batch, IGNORE_INDEX};
 use model::ops::TokenScore;
 use model::scoring::{Context, common_tokens};
 
-use super::{InferenceEngine, RowScore};
+use super::RowScore;
+use super::native::Evaluator;
 use crate::data::prompt::Encoded;
 
 /// Tokens that are scored together.
@@ -17,7 +18,7 @@ const SHARED_TOKENS: usize = 64;
 
 /// Scores rows, each a document of its own; `told` hears how many are done.
 pub(super) fn rows(
-    model: &mut dyn InferenceEngine,
+    model: &mut dyn Evaluator,
     rows: &[Encoded],
     told: &mut dyn FnMut(usize, &mut StageContext),
     context: &mut StageContext,
@@ -37,7 +38,7 @@ pub(super) fn rows(
 }
 
 /// Scores a batch that holds these rows.
-fn of_rows(model: &mut dyn InferenceEngine, batch: &Batch, rows: &[Encoded]) -> Result<Vec<RowScore>, StageError> {
+fn of_rows(model: &mut dyn Evaluator, batch: &Batch, rows: &[Encoded]) -> Result<Vec<RowScore>, StageError> {
     let scores = if batch.tokens() == 0 { Vec::new() } else { model.score(batch)? };
     let mut scores = scores.into_iter().peekable();
     let mut end = 0;
@@ -56,7 +57,7 @@ fn of_rows(model: &mut dyn InferenceEngine, batch: &Batch, rows: &[Encoded]) -> 
 
 /// Scores the continuations of each context; `told` hears how many are done.
 pub(super) fn continuations(
-    model: &mut dyn InferenceEngine,
+    model: &mut dyn Evaluator,
     contexts: &[Context<'_>],
     told: &mut dyn FnMut(usize, &mut StageContext),
     context: &mut StageContext,

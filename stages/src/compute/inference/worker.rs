@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Flow, InferenceParams};
 use crate::compute::adapter;
 use crate::compute::torch::batches::{MicroBatch, encode};
-use crate::compute::torch::job::Job;
+use crate::compute::torch::job::{Infer, Job};
 use crate::compute::torch::{Connection, PEAK_MEMORY_OF_RANKS, Work};
 use crate::data::prompt::Encoded;
 
@@ -245,7 +245,8 @@ impl Worker {
     fn connect(&self, context: &mut StageContext) -> Result<Connection, StageError> {
         let mut work = Work::begin("torch", context)?;
         work.env.clone_from(&self.env);
-        let job = Job::Infer(work.common(self.dtype, self.model.clone(), self.adapter.clone(), context));
+        let common = work.common(self.dtype, self.model.clone());
+        let job = Job::Infer(Infer { common, adapter: self.adapter.clone() });
         let (mut connection, _) = Connection::open(&work, &job, context)?;
         connection.end_when_cancelled();
         Ok(connection)

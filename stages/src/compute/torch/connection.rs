@@ -7,7 +7,7 @@
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use engine::execute::RunningRanks;
+use engine::execute::{Follower, RankAnswer, RunningRanks};
 use engine::protocol::WorkerEvent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -44,13 +44,21 @@ impl Connection {
         job: &Job,
         context: &mut StageContext,
     ) -> Result<(Self, Map<String, Value>), StageError> {
-        let mut connection = Self { running: work.start(job, context)? };
+        let mut connection = Self::start(work, job)?;
         let described: Map<String, Value> = connection.answer(context)?;
         context.record("threads", context.threads());
         for (name, value) in described.iter().filter(|(name, _)| *name != NAMED_AS_IN_FILES) {
             context.record(name, value.clone());
         }
         Ok((connection, described))
+    }
+
+    /// Starts the ranks, whose first answer is what they say of themselves.
+    ///
+    /// # Errors
+    /// Fails where one cannot be started.
+    pub(crate) fn start(work: &Work, job: &Job) -> Result<Self, StageError> {
+        Ok(Self { running: work.start(job)? })
     }
 
     /// Has the ranks end where the user wants to stop, also while an answer is waited for.
@@ -74,9 +82,26 @@ impl Connection {
     pub(crate) fn answer<T: DeserializeOwned>(&mut self, context: &mut StageContext) -> Result<T, StageError> {
         let profile = context.profile().clone();
         let _phase = profile.phase("torch worker");
-        let answer = self.running.answer(context, &mut hear)?;
-        serde_json::from_value(answer)
-            .or_fail(Cause::Internal, || "the torch worker's answer is not of the expected form".to_owned())
+        read(self.running.answer(context, &mut hear)?).map(|(answer, _)| answer)
+    }
+
+    /// Waits for the next answer, which belongs to no stage, and the numbers with it.
+    ///
+    /// # Errors
+    /// As [`Connection::answer`].
+    pub(crate) fn numbers<T: DeserializeOwned>(
+        &mut self,
+        follower: &mut impl Follower,
+    ) -> Result<(T, Vec<u8>), StageError> {
+        read(self.running.answer(follower, &mut log)?)
+    }
+
+    /// Looks whether the ranks are still there, while no answer is due.
+    ///
+    /// # Errors
+    /// As [`Connection::answer`].
+    pub(crate) fn check(&mut self, follower: &mut impl Follower) -> Result<(), StageError> {
+        self.running.check(follower, &mut log)
     }
 
     /// Ends the ranks, all of whose answers were read, and waits for their end.
@@ -88,6 +113,20 @@ impl Connection {
         self.running.end_requests();
         self.running.attend(context, &mut hear)
     }
+}
+
+fn read<T: DeserializeOwned>(RankAnswer { value, numbers }: RankAnswer) -> Result<(T, Vec<u8>), StageError> {
+    let answer = serde_json::from_value(value);
+    let answer = answer.or_fail(Cause::Internal, || "the torch worker's answer is not of the expected form".to_owned());
+    Ok((answer?, numbers))
+}
+
+/// Passes a warning on where there is no stage.
+fn log<F: Follower>(_: usize, event: WorkerEvent, follower: &mut F) -> Result<(), StageError> {
+    if let WorkerEvent::Warning { message } = event {
+        follower.log(&format!("warning: {message}"));
+    }
+    Ok(())
 }
 
 /// Passes on what is for the user.

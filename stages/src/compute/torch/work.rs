@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::context::StageContext;
+use engine::device::DeviceGrant;
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::{Ranks, RunningRanks};
 
@@ -31,56 +33,57 @@ pub(crate) struct Work {
     pub folder: PathBuf,
     /// Variables of the ranks that the stage gives.
     pub env: BTreeMap<String, String>,
+    /// Descriptors that stay open in each of them.
+    pub inherit: Vec<RawFd>,
     /// How long a collective may take.
     pub watchdog: Duration,
+    devices: DeviceGrant,
+    /// Of all ranks together.
+    threads: usize,
 }
 
 impl Work {
-    /// Begins a piece of work: finds the worker, and makes its folder.
+    /// Begins a piece of work of a stage: finds the worker, and makes its folder.
     ///
     /// # Errors
     /// Fails where the worker is not installed.
     pub(crate) fn begin(name: &str, context: &StageContext) -> Result<Self, StageError> {
-        let python = Python::find();
-        python.packages()?;
         let folder = context.scratch().join(name);
         fs::create_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot create `{}`", folder.display()))?;
-        Ok(Self { python, folder, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
+        Self::on(folder, context.devices().clone(), context.threads())
+    }
+
+    /// Begins a piece of work on some devices, in a folder that is there.
+    ///
+    /// # Errors
+    /// Fails where the worker is not installed.
+    pub(crate) fn on(folder: PathBuf, devices: DeviceGrant, threads: usize) -> Result<Self, StageError> {
+        let python = Python::find();
+        python.packages()?;
+        let watchdog = Duration::from_secs(600);
+        Ok(Self { python, folder, env: BTreeMap::new(), inherit: Vec::new(), watchdog, devices, threads })
     }
 
     /// What every job says.
-    pub(crate) fn common(
-        &self,
-        dtype: &'static str,
-        model: PathBuf,
-        adapter: Option<PathBuf>,
-        context: &StageContext,
-    ) -> Common {
-        Common {
-            protocol: Common::PROTOCOL,
-            device: context.devices().kind,
-            dtype,
-            threads: context.threads(),
-            model,
-            adapter,
-        }
+    pub(crate) fn common(&self, dtype: &'static str, model: PathBuf) -> Common {
+        Common { protocol: Common::PROTOCOL, device: self.devices.kind, dtype, threads: self.threads, model }
     }
 
     /// Starts the ranks.
-    pub(super) fn start(&self, job: &Job, context: &StageContext) -> Result<RunningRanks, StageError> {
+    pub(super) fn start(&self, job: &Job) -> Result<RunningRanks, StageError> {
         let path = self.folder.join("job.json");
         let text = serde_json::to_vec_pretty(job).expect("a job is plain data");
         fs::write(&path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))?;
-        let devices = context.devices().clone();
         let is_set = |name: &str| std::env::var_os(name).is_some();
-        context.launch(&Ranks {
-            nodes: devices.nodes,
-            per_node: devices.count,
+        let ranks = Ranks {
+            nodes: self.devices.nodes,
+            per_node: self.devices.count,
             command: vec![self.python.program().clone(), "-m".into(), PACKAGE.into(), path.into()],
-            env: environment::variables(&devices, context.threads(), &self.env, &is_set),
-            inherit: Vec::new(),
+            env: environment::variables(&self.devices, self.threads, &self.env, &is_set),
+            inherit: self.inherit.clone(),
             silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
             take_requests: true,
-        })
+        };
+        ranks.start()
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{MergeParams, unproved};
 use crate::compute::torch::batches::encode;
-use crate::compute::torch::job::Job;
+use crate::compute::torch::job::{Infer, Job};
 use crate::compute::torch::{Connection, Work};
 
 /// The torch worker, found before anything is written.
@@ -54,8 +54,9 @@ impl Worker {
         batches: &[Batch],
         context: &mut StageContext,
     ) -> Result<Proof, StageError> {
-        let common = self.work.common("f32", base.folder.clone(), Some(self.adapter.clone()), context);
-        let (mut connection, _) = Connection::open(&self.work, &Job::Infer(common), context)?;
+        let common = self.work.common("f32", base.folder.clone());
+        let job = Job::Infer(Infer { common, adapter: Some(self.adapter.clone()) });
+        let (mut connection, _) = Connection::open(&self.work, &job, context)?;
         connection.end_when_cancelled();
         let (ranks, payload) = encode([batches], TargetScope::Response);
         connection.request(&json!({"request": "compare", "merged": draft.folder, "ranks": ranks}), &payload);

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .events import Voice
 from .failure import failure_of
-from .job import Job, TrainJob, read_job
+from .job import Job, ServeJob, TrainJob, read_job
 
 if TYPE_CHECKING:
     from .parallel import Ranks
@@ -84,6 +84,10 @@ def _serve(job: Job, ranks: Ranks, voice: Voice, source: BinaryIO) -> None:
         from . import train
 
         train.run(job, ranks.device, ranks, voice, requests)
+    elif isinstance(job, ServeJob):
+        from . import serving
+
+        serving.run(job, ranks.device, ranks, voice, requests)
     else:
         from . import inference
 

@@ -78,14 +78,69 @@ def switched_off(adapted: PeftModel) -> Iterator[None]:
 
     PEFT's own switch also takes from the adapter that it is trained, which FSDP looks at once, at its first forward.
     """
-    modules: list[Any] = [module for module in adapted.modules() if hasattr(module, "_disable_adapters")]
-    for module in modules:
-        module._disable_adapters = True
+    _switch(adapted, off=True)
     try:
         yield
     finally:
-        for module in modules:
-            module._disable_adapters = False
+        _switch(adapted, off=False)
+
+
+class Adapters:
+    """Adapters on one base, of which one or none computes at a time."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._adapted: PeftModel | None = None
+        self._selected: tuple[str | None] | None = (None,)
+
+    def load(self, name: str, folder: Path) -> None:
+        """Adds the adapter of a PEFT folder; what is there stays as it is where that fails."""
+        from peft import PeftConfig, PeftModel
+
+        self._selected = None
+        try:
+            if self._adapted is None:
+                config = PeftConfig.from_pretrained(str(folder))
+                config.inference_mode = True
+                self._adapted = PeftModel(self._model, config, adapter_name=name)
+            # PEFT would read it onto the first device that it finds.
+            self._adapted.load_adapter(str(folder), name, torch_device="cpu")
+            self._adapted.eval()
+            self._check(name, folder)
+        except Exception as error:
+            self.unload(name)
+            if isinstance(error, JobFailure):
+                raise
+            raise JobFailure("bad_parameters", "PEFT cannot put the adapter on the model") from error
+
+    def unload(self, name: str) -> None:
+        """Forgets an adapter, if it is there."""
+        if self._adapted is not None and name in self._adapted.peft_config:
+            self._selected = None
+            self._adapted.delete_adapter(name)
+
+    def select(self, name: str | None) -> None:
+        """Has an adapter compute from here on, or the base alone."""
+        if self._adapted is None or self._selected == (name,):
+            return
+        if name is not None:
+            self._adapted.set_adapter(name)
+        _switch(self._adapted, off=name is None)
+        self._selected = (name,)
+
+    def _check(self, name: str, folder: Path) -> None:
+        """Fails where the file has other tensors than the adapter: PEFT passes over both."""
+        from peft import get_peft_model_state_dict
+
+        assert self._adapted is not None, "it has been loaded"
+        state = get_peft_model_state_dict(self._adapted, adapter_name=name, save_embedding_layers=False)
+        _compare(set(state), folder)
+
+
+def _switch(adapted: PeftModel, off: bool) -> None:
+    modules: list[Any] = [module for module in adapted.modules() if hasattr(module, "_disable_adapters")]
+    for module in modules:
+        module._disable_adapters = off
 
 
 @contextmanager
@@ -113,12 +168,14 @@ def _put_in_place(adapted: PeftModel, folder: Path) -> None:
 
 def _check(adapted: PeftModel, folder: Path) -> None:
     """Fails where the file and the model have different tensors: PEFT passes over those that it does not know."""
-    trained = {file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    _compare({file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}, folder)
+
+
+def _compare(names: set[str], folder: Path) -> None:
     # PEFT puts the base's own weight beside an adapter on a head.
     with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-        names = list(file.keys())
-    there = {name for name in names if ".base_layer." not in name}
-    if trained != there:
-        odd = ", ".join(f"`{name}`" for name in sorted(trained ^ there)[:4])
+        there = {name for name in file.keys() if ".base_layer." not in name}  # noqa: SIM118
+    if names != there:
+        odd = ", ".join(f"`{name}`" for name in sorted(names ^ there)[:4])
         message = f"the adapter in `{folder}` and the model have different tensors: {odd}"
         raise JobFailure("bad_parameters", message, "was it made for another model?")

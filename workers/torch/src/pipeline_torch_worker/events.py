@@ -1,6 +1,7 @@
 """What the worker says: one JSON object per line on the standard output of rank 0.
 
-Its form is `event` in the engine's `protocol.schema.json`.
+Its form is `event` in the engine's `protocol.schema.json`. The line of an answer may say by `bytes` how many bytes of plain numbers
+follow it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from .failure import JobFailure
 
@@ -17,7 +18,7 @@ from .failure import JobFailure
 class Voice:
     """Says events, or keeps silent where it has nothing to write to (any rank but 0)."""
 
-    def __init__(self, to: TextIO | None) -> None:
+    def __init__(self, to: BinaryIO | None) -> None:
         self._to = to
         # The watch speaks from a thread of its own, and perhaps of the end that the main one is about to tell.
         self._lock = threading.Lock()
@@ -29,7 +30,7 @@ class Voice:
         sys.stdout.flush()
         own = os.dup(1)
         os.dup2(2, 1)
-        return cls(os.fdopen(own, "w", encoding="utf-8") if rank == 0 else None)
+        return cls(os.fdopen(own, "wb") if rank == 0 else None)
 
     def say(self, event: str, **fields: Any) -> None:
         """Says one event."""
@@ -39,15 +40,17 @@ class Voice:
             self._is_over = event in ("failed", "finished")
             self._write({"event": event, **fields})
 
-    def answer(self, answer: Any) -> None:
-        """Answers a request of the stage process."""
+    def answer(self, answer: Any, numbers: bytes | None = None) -> None:
+        """Answers a request of the stage process, with the numbers that belong to the answer."""
         with self._lock:
             if self._to is not None and not self._is_over:
-                self._write({"answer": answer})
+                line = {"answer": answer} if numbers is None else {"answer": answer, "bytes": len(numbers)}
+                self._write(line, numbers or b"")
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any], numbers: bytes = b"") -> None:
         assert self._to is not None
-        self._to.write(json.dumps(line, allow_nan=False) + "\n")
+        self._to.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._to.write(numbers)
         self._to.flush()
 
     def started(self) -> None:

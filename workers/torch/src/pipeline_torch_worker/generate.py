@@ -24,7 +24,6 @@ class _Growing:
     """A prompt with its completion so far."""
 
     tokens: list[int]
-    prompt_length: int
     seed: int
     row: int
     ended: str | None = None
@@ -36,7 +35,7 @@ class _Growing:
         tokens = [int(token) for token in prompt["input_ids"]]
         if not tokens:
             raise JobFailure("bad_data", "a prompt has no token: there is nothing to complete")
-        return cls(tokens, len(tokens), int(prompt["seed"]), int(prompt["row"]))
+        return cls(tokens, int(prompt["seed"]), int(prompt["row"]))
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,89 @@ class Options:
     repetition_penalty: float | None
 
 
-class Generator:
-    """A model that completes prompts."""
+class CachedModel:
+    """A model that sequences grow on, each over a cache of what came before."""
 
     def __init__(self, model: PreTrainedModel, config: PretrainedConfig, dtype: DType, device: Device) -> None:
         self._model, self._config, self._dtype, self._device = model, config, dtype, device
-        self._turn = _turning_length(config)
+        self.turn = _turning_length(config)
         state = shares_state(model)
         # Padding would enter the state of a model that has one.
-        self._alone = turns_by_length(config) or state is not None
+        self.is_alone = turns_by_length(config) or state is not None
         # Alone a prompt has no padding, and layers with a state of their own mistake a mask for more tokens.
         self._is_masked = state is None
         self._cache = cache_argument(model)
 
+    def empty_cache(self) -> DynamicCache:
+        """What a sequence begins with."""
+        return DynamicCache(config=self._config)
+
     @torch.no_grad()
+    def logits(self, ids: torch.Tensor, pads: Sequence[int], length: int, cache: DynamicCache, kept: int) -> Any:
+        """The logits after the last tokens of each row, `[rows, kept, vocabulary]`, as numpy has them.
+
+        `ids` are the last tokens of rows of this length, which begin with so much padding; the cache has those before.
+        """
+        places, before = torch.arange(length), torch.tensor(pads)[:, None]
+        mask = places >= before
+        positions = (places - before).clamp_min(0)[:, -ids.shape[1] :]
+        at = self._device.torch
+        with computing_in(self._dtype, at):
+            found = self._model(
+                input_ids=ids.to(at),
+                attention_mask=mask.to(at) if self._is_masked else None,
+                position_ids=positions.to(at),
+                **{self._cache: cache},
+                use_cache=True,
+                logits_to_keep=kept,
+            )
+        return found.logits[:, -kept:].float().cpu().numpy()
+
+
+class Sequences:
+    """Sequences that grow together, always by as many tokens."""
+
+    def __init__(self, model: CachedModel, prompts: Sequence[Sequence[int]]) -> None:
+        self._model, self._cache = model, model.empty_cache()
+        padded_to = max(len(prompt) for prompt in prompts)
+        # Prompts end together: padding stands before them.
+        self._pads = [padded_to - len(prompt) for prompt in prompts]
+        self._tokens = [[0] * pad + list(prompt) for pad, prompt in zip(self._pads, prompts, strict=True)]
+        self._read = 0
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with these rows alone."""
+        if list(rows) != list(range(len(self._tokens))):
+            self._tokens, self._pads = [self._tokens[row] for row in rows], [self._pads[row] for row in rows]
+            self._cache.batch_select_indices(torch.tensor(rows))
+
+    def append(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Adds tokens to each row."""
+        for row, new in zip(self._tokens, tokens, strict=True):
+            row.extend(new)
+
+    def logits(self, each: bool = False) -> Any:
+        """The logits after the last token of each row, or after each one since the last time: `[rows, tokens, vocabulary]`."""
+        length, turn = len(self._tokens[0]), self._model.turn
+        kept = length - self._read if each else 1
+        if turn is not None and self._read <= turn < length:
+            # From here on every position is turned in another way.
+            self._cache, self._read = self._model.empty_cache(), 0
+        ids = torch.tensor([row[self._read :] for row in self._tokens])
+        self._read = length
+        return self._model.logits(ids, self._pads, length, self._cache, kept)
+
+
+class Generator:
+    """Completes prompts with a model."""
+
+    def __init__(self, model: CachedModel) -> None:
+        self._model = model
+
     def complete(self, prompts: Sequence[Mapping[str, Any]], options: Options) -> list[dict[str, object]]:
         """Completes prompts, which grow together."""
         growing = [_Growing.of(prompt) for prompt in prompts]
-        for batch in [[prompt] for prompt in growing] if self._alone else [growing]:
+        for batch in [[prompt] for prompt in growing] if self._model.is_alone else [growing]:
             if batch:
                 self._grow_together(batch, options)
         return [{"output_ids": prompt.answer, "ended": prompt.ended} for prompt in growing]
@@ -80,41 +144,14 @@ class Generator:
         sampling = Sampling(
             options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
         )
-        cache = DynamicCache(config=self._config)
-        padded_to = max(growing.prompt_length for growing in batch)
-        # Prompts end together: padding stands before them.
-        pads = torch.tensor([padded_to - growing.prompt_length for growing in batch])
-        ids = torch.tensor([[0] * int(pad) + growing.tokens for pad, growing in zip(pads, batch, strict=True)])
-        length = padded_to
+        sequences = Sequences(self._model, [growing.tokens for growing in batch])
         while True:
-            logits = self._logits(ids, pads, length, cache)
-            for growing, of_row in zip(batch, logits, strict=True):
+            for growing, of_row in zip(batch, sequences.logits()[:, -1], strict=True):
                 if growing.ended is None:
                     _grow(growing, of_row, sampling, options)
             if all(growing.ended for growing in batch):
                 return
-            length += 1
-            ids = torch.tensor([[growing.tokens[-1]] for growing in batch])
-            if self._turn is not None and length == self._turn + 1:
-                # From here on every position is turned in another way.
-                cache, ids = DynamicCache(config=self._config), torch.tensor([growing.tokens for growing in batch])
-
-    def _logits(self, ids: torch.Tensor, pads: torch.Tensor, length: int, cache: DynamicCache) -> Any:
-        """The logits after the last token of each row, as numpy has them."""
-        places = torch.arange(length)
-        mask = places >= pads[:, None]
-        positions = (places - pads[:, None]).clamp_min(0)[:, -ids.shape[1] :]
-        at = self._device.torch
-        with computing_in(self._dtype, at):
-            found = self._model(
-                input_ids=ids.to(at),
-                attention_mask=mask.to(at) if self._is_masked else None,
-                position_ids=positions.to(at),
-                **{self._cache: cache},
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        return found.logits[:, -1].float().cpu().numpy()
+            sequences.append([growing.tokens[-1:] for growing in batch])
 
 
 def _grow(growing: _Growing, logits: Any, sampling: Sampling, options: Options) -> None:

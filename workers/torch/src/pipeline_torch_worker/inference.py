@@ -16,7 +16,7 @@ from .data import read_batches
 from .device import Device
 from .draws import Draws
 from .events import Voice
-from .generate import Generator, Options
+from .generate import CachedModel, Generator, Options
 from .job import DType, InferJob
 from .model import DocumentLoss, load_base, read_config
 from .parallel import Ranks
@@ -63,7 +63,7 @@ class Inference:
             # It was loaded to be trained.
             is_plain = getattr(config, "attn_logit_softcapping", None) is None and model._supports_sdpa
             self._of_family = "sdpa" if is_plain else "eager"
-        self._generator = Generator(model, config, dtype, device)
+        self._generator = Generator(CachedModel(model, config, dtype, device))
 
     def serve(self, request: Request) -> dict[str, Any]:
         """The results of each rank, and the most memory that each has had."""

@@ -91,8 +91,20 @@ class InferJob:
     adapter: Path | None
 
 
-Job = TrainJob | InferJob
-TASKS: dict[str, type[TrainJob] | type[InferJob]] = {"train": TrainJob, "infer": InferJob}
+@dataclass(frozen=True)
+class ServeJob:
+    """A model, and adapters that come and go, whose logits requests ask for."""
+
+    protocol: Literal[1]
+    task: Literal["serve"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+
+
+Job = TrainJob | InferJob | ServeJob
+TASKS: dict[str, type[Job]] = {"train": TrainJob, "infer": InferJob, "serve": ServeJob}
 
 
 def read_job(path: Path) -> Job:

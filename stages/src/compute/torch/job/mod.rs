@@ -17,7 +17,9 @@ use crate::compute::kernels::Dtype;
 pub(crate) enum Job {
     Train(Box<Train>),
     /// A model that requests score, have complete prompts, and compare.
-    Infer(Common),
+    Infer(Infer),
+    /// A model, and adapters that come and go, whose logits requests ask for.
+    Serve(Common),
 }
 
 /// What every job says.
@@ -28,8 +30,6 @@ pub(crate) struct Common {
     pub dtype: &'static str,
     pub threads: usize,
     pub model: PathBuf,
-    /// A PEFT folder.
-    pub adapter: Option<PathBuf>,
 }
 
 impl Common {
@@ -37,11 +37,22 @@ impl Common {
     pub(crate) const PROTOCOL: u32 = PROTOCOL;
 }
 
+/// A model as it is, with an adapter on it perhaps.
+#[derive(Debug, Serialize)]
+pub(crate) struct Infer {
+    #[serde(flatten)]
+    pub common: Common,
+    /// A PEFT folder.
+    pub adapter: Option<PathBuf>,
+}
+
 /// A model in training, which requests direct.
 #[derive(Debug, Serialize)]
 pub(crate) struct Train {
     #[serde(flatten)]
     pub common: Common,
+    /// A PEFT folder.
+    pub adapter: Option<PathBuf>,
     pub method: &'static str,
     pub dropout: f64,
     pub parallel: Parallel,

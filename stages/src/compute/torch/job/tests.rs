@@ -21,20 +21,20 @@ fn check(job: &Job) -> Value {
     job
 }
 
-fn common(device: DeviceKind, adapter: Option<&str>) -> Common {
+fn common(device: DeviceKind) -> Common {
     Common {
         protocol: Common::PROTOCOL,
         device,
         dtype: Dtype::Bf16.in_job(),
         threads: 4,
         model: "/inputs/model".into(),
-        adapter: adapter.map(Into::into),
     }
 }
 
 fn train() -> Train {
     Train {
-        common: common(DeviceKind::Npu, Some("/scratch/adapter")),
+        common: common(DeviceKind::Npu),
+        adapter: Some("/scratch/adapter".into()),
         method: "lora",
         dropout: 0.1,
         parallel: Parallel::Fsdp2,
@@ -58,7 +58,8 @@ fn a_training_job_is_as_described() {
     let job = check(&Job::Train(Box::new(train())));
     assert_eq!((job["task"].as_str(), job["device"].as_str()), (Some("train"), Some("npu")));
     let plain = Train {
-        common: common(DeviceKind::Cpu, None),
+        common: common(DeviceKind::Cpu),
+        adapter: None,
         method: "full",
         optimizer: Sgd { momentum: 0.9, ..Sgd::default() }.into(),
         clip_grad_norm: None,
@@ -81,7 +82,8 @@ fn the_schema_refuses_what_is_no_job() {
 }
 
 #[test]
-fn a_job_for_inference_is_as_described() {
-    let job = check(&Job::Infer(common(DeviceKind::Rocm, None)));
+fn jobs_for_inference_are_as_described() {
+    let job = check(&Job::Infer(Infer { common: common(DeviceKind::Rocm), adapter: None }));
     assert_eq!(job["task"], "infer");
+    assert_eq!(check(&Job::Serve(common(DeviceKind::Cuda)))["task"], "serve");
 }

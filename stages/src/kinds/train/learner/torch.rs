@@ -155,7 +155,8 @@ fn job(
     };
     let folder = adapter.map(|_| work.folder.join("adapter"));
     Ok(job::Train {
-        common: work.common(params.dtype.in_job(), inputs.model.folder.clone(), folder, context),
+        common: work.common(params.dtype.in_job(), inputs.model.folder.clone()),
+        adapter: folder,
         method: match params.method {
             Method::Lora => "lora",
             Method::Full => "full",
