@@ -98,8 +98,8 @@ fn figures_stand_beside_those_of_another_evaluation() {
     assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
 }
 
-#[test]
-fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
+/// A project with two more tasks and a pipeline that evaluates some of them with a model that is trained.
+fn several() -> Project {
     let project = project();
     project.write("tasks/more.yaml", &SUMS.replace("task: sums", "task: more").replace("sums.jsonl", "more.jsonl"));
     let choices: Vec<String> = (0..20).map(|number| format!("\"number {number}\"")).collect();
@@ -110,22 +110,81 @@ fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/evaltasks/model");
     let pipeline = r#"
 version: 1
-name: beside
+name: several
 stages:
   model: { uses: download, with: { path: MODEL } }
-  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/short.yaml], task_data: ./tasks, limit: 1 } }
-publish: { scores: ./beside }
+  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/short.yaml], task_data: ./tasks, limit: 2 } }
+publish: { scores: ./scores }
 "#;
     // So few tokens that a batch of them alone is one of few rows in every layer.
-    let short = SUMS.replace("task: sums", "task: short").replace("{{a}} and {{b}} are", "{{a}}");
+    let short = SUMS.replace("task: sums", "task: short").replace("{{a}} and {{b}} are", "{{a}}.");
     project.write("tasks/short.yaml", &short.replace("{{choices}}", "{{['b', 'c']}}"));
-    project.write("beside.yaml", &pipeline.replace("MODEL", model));
+    project.write("several.yaml", &pipeline.replace("MODEL", model));
+    project
+}
+
+/// The published files of an evaluation, and how many of its rows an earlier one had.
+fn evaluated(project: &Project, changes: &[&str]) -> (Vec<(String, Vec<u8>)>, u64) {
+    let run = project.run(&[&["run", "several.yaml", "--overwrite"], changes].concat()).ends_with(0);
+    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(project.path("scores"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension != "json") || path.ends_with("metrics.json"))
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect();
+    files.sort();
+    let shown = project.run(&["runs", "show", "latest", "scores", "--format", "json"]).ends_with(0);
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+    let taken_over = shown["how"]["rows_taken_over"].as_u64().unwrap_or_else(|| panic!("{shown}"));
+    let noted = run.stderr.contains("taken over from an earlier evaluation");
+    assert_eq!(noted, taken_over > 0, "{}", run.stderr);
+    (files, taken_over)
+}
+
+#[test]
+fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
     let samples = |tasks: &str| {
-        project.run(&["run", "beside.yaml", &format!("scores.tasks={tasks}"), "--overwrite"]).ends_with(0);
-        std::fs::read(project.path("beside/samples_short.parquet")).unwrap()
+        let (files, taken_over) = evaluated(&several(), &[&format!("scores.tasks={tasks}")]);
+        assert_eq!(taken_over, 0);
+        files.into_iter().find(|(name, _)| name == "samples_short.parquet").unwrap()
     };
     let (alone, beside) = (samples("[./tasks/short.yaml]"), samples("[./tasks/short.yaml, ./tasks/more.yaml]"));
     assert!(alone == beside, "the other task's rows change what these score");
+}
+
+#[test]
+fn a_task_that_is_added_is_the_only_one_that_is_asked() {
+    let project = several();
+    let all = "scores.tasks=[./tasks/words.yaml, ./tasks/short.yaml, ./tasks/more.yaml]";
+    let changed = |changes: &[&str]| evaluated(&project, changes).1;
+    assert_eq!(changed(&["scores.tasks=[./tasks/short.yaml]"]), 0);
+    assert_eq!(changed(&["scores.tasks=[./tasks/short.yaml, ./tasks/words.yaml]"]), 2);
+    let (files, taken_over) = evaluated(&project, &[all]);
+    assert_eq!(taken_over, 4);
+    // To the byte what another home makes of it at once.
+    let (anew, none) = evaluated(&several(), &[all]);
+    assert_eq!(none, 0);
+    assert!(files == anew, "answers that are taken over make another result");
+
+    // More rows of each, other metrics, and a row that another task has, too.
+    assert_eq!(changed(&[all, "scores.limit=3"]), 5);
+    project.write("tasks/words.yaml", &WORDS.replace("exact_match }", "exact_match, ignore_case: true }"));
+    assert_eq!(changed(&[all]), 5);
+    project.write("tasks/twin.yaml", &SUMS.replace("task: sums", "task: twin").replace("sums.jsonl", "more.jsonl"));
+    assert_eq!(changed(&["scores.tasks=./tasks/twin.yaml"]), 1);
+    // What decides an answer: its prompt, its end, the model and how it is computed.
+    project.write("tasks/words.yaml", &WORDS.replace("max_gen_toks: 3", "max_gen_toks: 2"));
+    assert_eq!(changed(&[all]), 3);
+    assert_eq!(changed(&[all, "scores.max_seq_len=100"]), 0);
+    assert_eq!(changed(&[all, "scores.dtype=bf16"]), 0);
+    assert_eq!(changed(&[all, "scores.stop_tokens=[5]"]), 0);
+
+    // A table of what there is may be lost or damaged, and so may the results.
+    for entry in std::fs::read_dir(project.path(".pipeline/store/reuse")).unwrap() {
+        std::fs::write(entry.unwrap().path(), "{}").unwrap();
+    }
+    assert_eq!(changed(&[all, "scores.system_instruction=Add."]), 0);
+    assert_eq!(changed(&["scores.system_instruction=Add."]), 2);
 }
 
 #[test]

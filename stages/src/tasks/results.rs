@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use super::TaskError;
 use super::encode::is_python_space;
 use super::file::{Group, OutputType, Processor, Task};
@@ -18,6 +20,26 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// As samples hold it: a log-likelihood as the pair that it is, a continuation as a text.
+    pub fn json(&self) -> Value {
+        match self {
+            Self::Loglikelihood { sum, is_greedy } => json!([sum, is_greedy]),
+            Self::Text(text) => json!(text),
+        }
+    }
+
+    /// What [`Answer::json`] makes of it, read again; `None` of a log-likelihood that is not finite, which JSON has not.
+    pub fn of_json(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(text) => Some(Self::Text(text.clone())),
+            Value::Array(pair) => match &pair[..] {
+                [sum, is_greedy] => Some(Self::Loglikelihood { sum: sum.as_f64()?, is_greedy: is_greedy.as_bool()? }),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn sum(&self) -> f64 {
         if let Self::Loglikelihood { sum, .. } = self { *sum } else { f64::NAN }
     }

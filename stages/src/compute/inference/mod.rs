@@ -13,6 +13,7 @@ mod stop;
 mod text;
 mod worker;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use devices::DeviceKind;
@@ -223,6 +224,14 @@ impl InferenceParams {
         }
         problems
     }
+}
+
+/// Positions that the model of a folder has, without its weights.
+///
+/// # Errors
+/// Fails where its configuration cannot be read.
+pub fn positions(model: &Path) -> Result<usize, StageError> {
+    Ok(checkpoint::architecture(model)?.max_position_embeddings().unwrap_or(usize::MAX))
 }
 
 /// Where a model is asked.

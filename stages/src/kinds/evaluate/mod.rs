@@ -5,15 +5,12 @@
 //! different conventions cannot be compared.
 
 mod answers;
-mod beside;
-mod contamination;
 mod exact_match;
 mod examples;
 mod figures;
 mod likelihood;
 mod preference;
 mod report;
-mod task_rows;
 mod tasks;
 
 use devices::DeviceKind;
