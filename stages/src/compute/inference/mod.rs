@@ -39,7 +39,8 @@ pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRe
 pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
 use native::NativeEngine;
-pub use native::{EngineSettings, InferenceEngine, open as open_engine, read_adapter};
+pub use native::{EngineSettings, InferenceEngine, not_scored, open as open_engine, read_adapter};
+pub use score::continuations as score_continuations;
 use speed::speed;
 pub use stop::{StopStrings, StopToken, token_ids_of_model};
 pub use text::CompletionText;
@@ -343,7 +344,7 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<Vec<RowScore>>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => score::continuations(&mut **model, contexts, told, context),
+            Asked::Here(model) => score::continuations(&mut |some| model.score_continuations(some), contexts, told, context),
             Asked::Worker(worker) => {
                 let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
                 let rows: Vec<Encoded> = all.collect();

@@ -310,7 +310,8 @@ where
     }
 }
 
-fn not_scored(error: RunError) -> StageError {
+/// A batch that could not be scored.
+pub fn not_scored(error: RunError) -> StageError {
     let cause = match &error {
         RunError::Batch(_) => Cause::BadData,
         RunError::Kernel(_) => Cause::Machine,

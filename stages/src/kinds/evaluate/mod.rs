@@ -11,7 +11,7 @@ mod figures;
 mod likelihood;
 mod preference;
 mod report;
-mod tasks;
+pub(in crate::kinds) mod tasks;
 
 use devices::DeviceKind;
 use engine::artifact::Output;
@@ -179,11 +179,11 @@ impl Stage for Evaluate {
     }
 
     fn outside(params: &EvaluateParams) -> Vec<Outside> {
-        params.task.0.outside()
+        params.task.0.choice.outside()
     }
 
     fn secrets(params: &EvaluateParams) -> Vec<Secret> {
-        params.task.0.secrets()
+        params.task.0.choice.secrets()
     }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {

@@ -17,7 +17,7 @@ use crate::tasks::score;
 /// Fails where a token is not in the model's vocabulary, a log-likelihood is no number, the device fails, or the user
 /// ends it.
 pub(super) fn ask(
-    rows: &[&Asked<'_>],
+    rows: &[&Asked],
     max_length: usize,
     respondent: &mut Respondent,
     context: &mut StageContext,
@@ -51,7 +51,7 @@ pub(super) fn ask(
 /// # Errors
 /// Fails where `score` does, or a log-likelihood is no number.
 pub(in crate::kinds) fn loglikelihoods(
-    rows: &[&Asked<'_>],
+    rows: &[&Asked],
     max_length: usize,
     score: impl FnOnce(&[Context<'_>]) -> Result<Vec<Vec<RowScore>>, StageError>,
 ) -> Result<Vec<Vec<Answer>>, StageError> {
@@ -82,14 +82,14 @@ pub(in crate::kinds) fn loglikelihoods(
 
 /// Lets the model complete the prompts, those of a task at once.
 fn complete(
-    rows: &[&Asked<'_>],
+    rows: &[&Asked],
     answers: &mut [Vec<Answer>],
     respondent: &mut Respondent,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let mut first = 0;
     for of_task in rows.chunk_by(|one, other| one.task.name == other.task.name) {
-        let prompt = |(at, row): (usize, &&Asked<'_>)| match &row.tokens {
+        let prompt = |(at, row): (usize, &&Asked)| match &row.tokens {
             Tokens::Prompt(prompt) => Some((first + at, prompt.clone(), row.row as u64)),
             Tokens::Continuations(_) => None,
         };

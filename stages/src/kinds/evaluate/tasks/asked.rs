@@ -1,5 +1,7 @@
 //! What the model is asked for the rows of tasks, as tokens.
 
+use std::sync::Arc;
+
 use cache::{Digest, Hasher};
 use engine::error::StageError;
 
@@ -19,8 +21,8 @@ pub(in crate::kinds) enum Tokens {
 }
 
 /// A row of a task, and what the model is asked for it.
-pub(in crate::kinds) struct Asked<'p> {
-    pub task: &'p Task,
+pub(in crate::kinds) struct Asked {
+    pub task: Arc<Task>,
     /// From 0.
     pub row: usize,
     /// How many answers there will be.
@@ -35,23 +37,21 @@ pub(in crate::kinds) struct Asked<'p> {
 ///
 /// # Errors
 /// Fails with the first row that cannot be asked of a model that reads `max_length` tokens.
-pub(in crate::kinds) fn rows<'p>(
-    prepared: &'p [Prepared],
+pub(in crate::kinds) fn rows(
+    prepared: &[Prepared],
     tokenizer: &Tokenizer,
     max_length: usize,
-) -> Result<Vec<Asked<'p>>, StageError> {
-    let of_task = |of: &'p Prepared| {
-        let requests = of.samples.iter().map(|sample| &sample.requests[..]).enumerate();
-        requests.map(move |(row, requests)| {
-            let tokens = tokens(&of.task, row, requests, tokenizer, max_length)?;
-            let identity = identity(&of.task, requests.len(), &tokens, max_length);
-            Ok(Asked { task: &of.task, row, requests: requests.len(), tokens, identity })
-        })
+) -> Result<Vec<Asked>, StageError> {
+    let of_row = |task: &Arc<Task>, row: usize, requests: &[Request]| {
+        let tokens = tokens(task, row, requests, tokenizer, max_length)?;
+        let identity = identity(task, requests.len(), &tokens, max_length);
+        Ok(Asked { task: Arc::clone(task), row, requests: requests.len(), tokens, identity })
     };
-    prepared.iter().flat_map(of_task).collect()
+    let rows = prepared.iter().flat_map(|of| of.samples.iter().enumerate().map(move |sample| (&of.task, sample)));
+    rows.map(|(task, (row, sample))| of_row(task, row, &sample.requests)).collect()
 }
 
-impl Asked<'_> {
+impl Asked {
     /// Whether these could be its answers.
     pub(super) fn fits(&self, answers: &[Answer]) -> bool {
         let is_prompt = matches!(self.tokens, Tokens::Prompt(_));

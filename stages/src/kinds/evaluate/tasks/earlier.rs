@@ -23,7 +23,7 @@ use crate::tasks::results::Answer;
 type Pieces = BTreeMap<String, Vec<Digest>>;
 
 /// Those of a result with these rows.
-pub(super) fn pieces(rows: &[Asked<'_>]) -> Value {
+pub(super) fn pieces(rows: &[Asked]) -> Value {
     let mut pieces = Pieces::new();
     for row in rows {
         pieces.entry(row.task.name.clone()).or_default().push(row.identity);
@@ -64,7 +64,7 @@ impl Earlier {
     }
 
     /// The answers to a row, if an earlier result has them.
-    pub(super) fn take(&self, context: &StageContext, row: &Asked<'_>) -> Option<Vec<Answer>> {
+    pub(super) fn take(&self, context: &StageContext, row: &Asked) -> Option<Vec<Answer>> {
         let (task, at) = self.places.get(&row.identity)?;
         let OfTask { name, result, answers } = &self.tasks[*task];
         let answers = answers.get_or_init(|| {

@@ -24,8 +24,11 @@ use crate::data::tokenizer::Tokenizer;
 use crate::tasks::results::Answer;
 use beside::Other;
 use earlier::Earlier;
-pub(super) use parameters::TaskParams;
-use prepared::prepare;
+pub(in crate::kinds) use answers::loglikelihoods;
+pub(in crate::kinds) use asked::{Asked, rows as asked_rows};
+pub(in crate::kinds) use outcome::of_groups;
+pub(in crate::kinds) use parameters::{TaskChoice, TaskParams};
+pub(in crate::kinds) use prepared::{Prepared, prepare};
 
 /// Evaluates the tasks.
 pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
@@ -39,14 +42,14 @@ pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result
         None => model.clone(),
     };
     let tokenizer = Tokenizer::from_folder(&folder)?;
-    let (prepared, groups) = prepare(&params.task.0, params.limit, &tokenizer, context)?;
+    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, &tokenizer, context)?;
     let contamination = match &params.task.0.train_data {
         None => Vec::new(),
         Some(input) => contamination::look(&prepared, &mut RowsReader::open(&context.open(input)?)?, context)?,
     };
     let positions = inference::positions(&model)?;
     let max_length = params.max_seq_len.unwrap_or(positions).min(positions);
-    let rows = asked::rows(&prepared, &tokenizer, max_length)?;
+    let rows = asked_rows(&prepared, &tokenizer, max_length)?;
     let family = context.family_of::<Evaluate>(&params.inference)?;
     let earlier = Earlier::new(context, &family);
     let mut answers: Vec<Option<Vec<Answer>>> = rows.iter().map(|row| earlier.take(context, row)).collect();
@@ -59,7 +62,7 @@ pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result
     }
     if !unanswered.is_empty() {
         let mut respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
-        let asked: Vec<&asked::Asked<'_>> = unanswered.iter().map(|at| &rows[*at]).collect();
+        let asked: Vec<&Asked> = unanswered.iter().map(|at| &rows[*at]).collect();
         let found = answers::ask(&asked, max_length, &mut respondent, context)?;
         unanswered.iter().zip(found).for_each(|(at, of_row)| answers[*at] = Some(of_row));
     }

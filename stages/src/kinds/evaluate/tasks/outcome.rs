@@ -36,17 +36,7 @@ pub(super) fn finish(
         let held = contamination.get(at).map(|found| found.rows.as_slice());
         write_samples(task, samples, &answers, held, &draft.folder.join(samples_file(&task.name)))?;
     }
-    let mut of_groups: Vec<(&Group, Results)> = Vec::new();
-    // A group may be part of one that stands before it.
-    for group in groups.iter().rev() {
-        let of = |name: &String| {
-            let of_group = of_groups.iter().find(|(known, _)| known.name == *name).map(|(_, results)| results);
-            results.get(name.as_str()).or(of_group)
-        };
-        let members: Vec<&Results> = group.tasks.iter().filter_map(of).collect();
-        let found = group.results(&members);
-        of_groups.insert(0, (group, found));
-    }
+    let of_groups = of_groups(groups, &results);
     let mut facts = Facts::new();
     let mut add = |name: &str, results: &Results| {
         let single = prepared.len() == 1;
@@ -96,6 +86,24 @@ pub(super) fn finish(
     let found: String = found.iter().map(|line| format!("\n{line}")).collect();
     context.report(table(prepared, &results, &of_groups) + &compared + &found);
     context.seal(draft, facts, None)
+}
+
+/// The figures of groups from those of tasks, in the order of the groups.
+pub(in crate::kinds) fn of_groups<'g>(
+    groups: &'g [Group],
+    results: &BTreeMap<&str, Results>,
+) -> Vec<(&'g Group, Results)> {
+    let mut found: Vec<(&Group, Results)> = Vec::new();
+    // A group may be part of one that stands before it.
+    for group in groups.iter().rev() {
+        let of = |name: &String| {
+            let of_group = found.iter().find(|(known, _)| known.name == *name).map(|(_, results)| results);
+            results.get(name.as_str()).or(of_group)
+        };
+        let members: Vec<&Results> = group.tasks.iter().filter_map(of).collect();
+        found.insert(0, (group, group.results(&members)));
+    }
+    found
 }
 
 /// The file with what was asked for each row of a task, and what came back.

@@ -25,11 +25,22 @@ pub(in crate::kinds) const DATA: &str = "task_data";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskName(LocalPath);
 
-/// Evaluation tasks, and how their prompts are put together.
+/// What `evaluate` says about tasks.
 #[derive(Parameters, Debug)]
 pub struct TaskParams {
-    /// Evaluation tasks in the place of `data`: names of those that are part of the program, or task files of
-    /// lm-evaluation-harness (`.yaml`).
+    /// Which ones, in the place of rows.
+    #[semantic(flatten)]
+    pub choice: TaskChoice,
+    /// Rows that the model was trained on: those of tasks that stand in them are counted.
+    #[semantic]
+    pub train_data: Option<Input<Rows>>,
+}
+
+/// Evaluation tasks, and how their prompts are put together.
+#[derive(Parameters, Debug)]
+pub struct TaskChoice {
+    /// Evaluation tasks (in `evaluate` in the place of `data`): names of those that are part of the program, or task
+    /// files of lm-evaluation-harness (`.yaml`).
     #[semantic]
     pub tasks: Option<OneOrMore<TaskName>>,
     /// A folder with what tasks read: rows of each split, and files that task files include. Left out, the rows of the
@@ -48,9 +59,6 @@ pub struct TaskParams {
     /// What a conversation, or a prompt, begins with.
     #[semantic]
     pub system_instruction: Option<String>,
-    /// Rows that the model was trained on: those of tasks that stand in them are counted.
-    #[semantic]
-    pub train_data: Option<Input<Rows>>,
 }
 
 impl TaskName {
@@ -96,31 +104,18 @@ impl Parameter for TaskName {
 
 impl Given for TaskParams {
     fn is_given(&self) -> bool {
-        self.tasks.is_some()
+        self.choice.tasks.is_some()
     }
 }
 
-impl TaskParams {
+impl TaskChoice {
     pub(in crate::kinds) fn chosen(&self) -> impl Iterator<Item = &TaskName> {
         self.tasks.iter().flat_map(|tasks| &tasks.0)
     }
 
     /// Tasks of the program whose rows are those on the Hub: all, where no folder with rows is named.
     pub(in crate::kinds) fn on_hub(&self) -> Vec<Task> {
-        let mut found: Vec<Task> = Vec::new();
-        let mut names: Vec<String> = match self.task_data {
-            Some(_) => Vec::new(),
-            None => self.chosen().filter(|name| !name.is_file()).map(|name| name.text().to_owned()).collect(),
-        };
-        while let Some(name) = names.pop() {
-            let definition = shipped::definition(&name).unwrap_or_default();
-            match TaskFile::shipped(&name, &definition) {
-                Ok(TaskFile::Group(group)) => names.extend(group.tasks),
-                Ok(TaskFile::Task(task)) if found.iter().all(|known| known.name != task.name) => found.push(*task),
-                _ => {}
-            }
-        }
-        found
+        if self.task_data.is_some() { Vec::new() } else { self.shipped() }
     }
 
     /// The datasets on the Hub that rows come from.
@@ -154,39 +149,34 @@ impl TaskParams {
         local.chain(self.pins().into_iter().map(Outside::Pin)).collect()
     }
 
-    /// What is wrong with the values taken together.
-    pub(in crate::kinds) fn problems(&self, has_data: bool, span: Span) -> Vec<Problem> {
-        let bad = |field: &str, message: &str| Problem::error("bad-value", span, message, "in this stage").at(field);
-        let mut problems = Vec::new();
-        match (&self.tasks, has_data) {
-            (Some(_), true) => {
-                problems.push(bad("tasks", "`tasks` stands in the place of `data`: one of them is given"))
+    /// Tasks of the program that are named, themselves or by a group.
+    pub(in crate::kinds) fn shipped(&self) -> Vec<Task> {
+        let mut found: Vec<Task> = Vec::new();
+        let mut names: Vec<String> =
+            self.chosen().filter(|name| !name.is_file()).map(|name| name.text().to_owned()).collect();
+        while let Some(name) = names.pop() {
+            let definition = shipped::definition(&name).unwrap_or_default();
+            match TaskFile::shipped(&name, &definition) {
+                Ok(TaskFile::Group(group)) => names.extend(group.tasks),
+                Ok(TaskFile::Task(task)) if found.iter().all(|known| known.name != task.name) => found.push(*task),
+                _ => {}
             }
-            (None, false) => problems.push(Problem::error(
-                "missing-key",
-                span,
-                "`evaluate` needs `data`, the rows to measure on, or `tasks`",
-                "in this stage",
-            )),
-            (Some(OneOrMore(tasks)), false) if tasks.is_empty() => problems.push(bad("tasks", "`tasks` is empty")),
-            _ => {}
+        }
+        found
+    }
+
+    /// What is wrong with the values taken together, whose keys begin with `below`.
+    pub(in crate::kinds) fn problems(&self, below: &str, span: Span) -> Vec<Problem> {
+        let bad = |field: &str, message: &str| {
+            Problem::error("bad-value", span, message, "in this stage").at(&format!("{below}{field}"))
+        };
+        let mut problems = Vec::new();
+        if self.tasks.as_ref().is_some_and(|tasks| tasks.0.is_empty()) {
+            problems.push(bad("tasks", "`tasks` is empty"));
         }
         let mut seen = BTreeSet::new();
         for name in self.chosen().filter(|name| !seen.insert(name.text())) {
             problems.push(bad("tasks", &format!("the task `{}` is named twice", name.text())));
-        }
-        if self.tasks.is_none() {
-            let without: [(&str, bool); 6] = [
-                ("task_data", self.task_data.is_some()),
-                ("num_fewshot", self.num_fewshot.is_some()),
-                ("apply_chat_template", self.apply_chat_template.is_some()),
-                ("fewshot_as_multiturn", self.fewshot_as_multiturn.is_some()),
-                ("system_instruction", self.system_instruction.is_some()),
-                ("train_data", self.train_data.is_some()),
-            ];
-            let given = without.into_iter().filter(|(_, given)| *given);
-            problems
-                .extend(given.map(|(field, _)| bad(field, &format!("`{field}` is for `tasks`, and there are none"))));
         }
         if self.fewshot_as_multiturn == Some(true) && self.apply_chat_template != Some(true) {
             problems.push(bad("fewshot_as_multiturn", "turns are of a conversation: `apply_chat_template` makes one"));
@@ -200,5 +190,36 @@ impl TaskParams {
             fewshot_as_multiturn: self.fewshot_as_multiturn.unwrap_or(false),
             system_instruction: self.system_instruction.as_deref(),
         }
+    }
+}
+
+impl TaskParams {
+    /// What is wrong with the values taken together.
+    pub(in crate::kinds) fn problems(&self, has_data: bool, span: Span) -> Vec<Problem> {
+        let Self { choice, train_data } = self;
+        let bad = |field: &str, message: &str| Problem::error("bad-value", span, message, "in this stage").at(field);
+        let mut problems = match (choice.tasks.is_some(), has_data) {
+            (true, true) => vec![bad("tasks", "`tasks` stands in the place of `data`: one of them is given")],
+            (false, false) => {
+                let message = "`evaluate` needs `data`, the rows to measure on, or `tasks`";
+                vec![Problem::error("missing-key", span, message, "in this stage")]
+            }
+            _ => Vec::new(),
+        };
+        problems.extend(choice.problems("", span));
+        if choice.tasks.is_none() {
+            let without: [(&str, bool); 6] = [
+                ("task_data", choice.task_data.is_some()),
+                ("num_fewshot", choice.num_fewshot.is_some()),
+                ("apply_chat_template", choice.apply_chat_template.is_some()),
+                ("fewshot_as_multiturn", choice.fewshot_as_multiturn.is_some()),
+                ("system_instruction", choice.system_instruction.is_some()),
+                ("train_data", train_data.is_some()),
+            ];
+            let given = without.into_iter().filter(|(_, given)| *given);
+            problems
+                .extend(given.map(|(field, _)| bad(field, &format!("`{field}` is for `tasks`, and there are none"))));
+        }
+        problems
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 
-use super::parameters::TaskParams;
+use super::parameters::TaskChoice;
 use super::rows::{Granted, fetched};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::forget_working_files;
@@ -16,7 +16,7 @@ use crate::tasks::shipped;
 
 /// A task with its rows as requests.
 pub(in crate::kinds) struct Prepared {
-    pub task: Task,
+    pub task: Arc<Task>,
     pub num_fewshot: usize,
     pub samples: Vec<Sample>,
     /// Rows that it has.
@@ -29,7 +29,7 @@ pub(in crate::kinds) struct Prepared {
 /// # Errors
 /// Fails with the file, the row and the key at fault.
 pub(in crate::kinds) fn prepare(
-    params: &TaskParams,
+    params: &TaskChoice,
     limit: Option<u64>,
     tokenizer: &Tokenizer,
     context: &mut StageContext,
@@ -78,7 +78,7 @@ impl Chosen {
     }
 }
 
-fn chosen(params: &TaskParams, granted: &Granted<'_>) -> Result<Chosen, StageError> {
+fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageError> {
     let read = |path: &Path| -> Result<TaskFile, StageError> {
         let (file, read) = TaskFile::read_with_includes(path)?;
         read.iter().try_for_each(|included| granted.check(path, included))?;
@@ -112,7 +112,7 @@ fn chosen(params: &TaskParams, granted: &Granted<'_>) -> Result<Chosen, StageErr
 
 /// Makes requests of the rows of a task.
 fn with_requests(
-    params: &TaskParams,
+    params: &TaskChoice,
     limit: Option<u64>,
     task: Task,
     granted: &Granted<'_>,
@@ -137,5 +137,5 @@ fn with_requests(
         num_fewshot: Some(num_fewshot),
     };
     let samples = asking.samples(&rows, &shown)?;
-    Ok(Prepared { task, num_fewshot, samples, original })
+    Ok(Prepared { task: Arc::new(task), num_fewshot, samples, original })
 }

@@ -19,7 +19,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use model::batch::{Batch, TargetScope};
 use model::loss::{DocumentObjective, DocumentScore};
+use model::ops::TokenScore;
 use model::peft::AdapterConfig;
+use model::scoring::Context;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, StepReport};
 use serde::Serialize;
 
@@ -201,6 +203,13 @@ pub(super) trait Learner {
         scope: TargetScope,
         context: &mut StageContext,
     ) -> Result<Vec<ScoredDocuments>, StageError>;
+
+    /// The scores of the tokens of continuations by the model as it is, without any dropout: `[context][continuation]
+    /// [token]`. One process may do so alone.
+    ///
+    /// # Errors
+    /// Fails where a context does not fit the model, or the device fails.
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError>;
 
     /// Gives every process values of which one process each has, the others 0.
     ///

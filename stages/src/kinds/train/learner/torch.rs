@@ -12,7 +12,9 @@ use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
+use model::ops::TokenScore;
 use model::peft::AdapterConfig;
+use model::scoring::Context;
 use model::trainer::{DocumentReport, LossScalerState, StepReport, TrainError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -327,6 +329,11 @@ impl Learner for Torch {
             documents::scores(batch, scope, &scored).map_err(|_| score_not_finite(batch))
         };
         round.iter().zip(found).map(of_batch).collect()
+    }
+
+    fn score_continuations(&mut self, _: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+        // What asks for it (`validation_tasks`) is for the native backend.
+        Err(StageError::internal("the torch worker scores no continuations while it trains"))
     }
 
     fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
