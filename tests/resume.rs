@@ -19,21 +19,10 @@ use support::Project;
 
 const PIPELINE: &str = "resume.yaml";
 
-/// Asked every few steps, between the others' moments.
-const TASK: &str = r#"
-task: answers
-dataset_path: json
-dataset_kwargs: { data_files: { test: questions.jsonl } }
-test_split: test
-output_type: loglikelihood
-doc_to_text: "Q: {{question}}\nA:"
-doc_to_target: "{{answer}}"
-metric_list: [{ metric: perplexity }, { metric: acc }]
-"#;
-
 fn project() -> Project {
     let project = Project::with_pipeline(PIPELINE);
-    project.write("answers.yaml", TASK);
+    fs::create_dir(project.path("tasks")).unwrap();
+    project.write("tasks/answers.yaml", include_str!("pipelines/tasks/answers.yaml"));
     project
 }
 

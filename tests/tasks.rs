@@ -286,3 +286,44 @@ publish: { scores: ./scores, after: ./after }
     assert_eq!(found("scores"), serde_json::json!({ "rows": 2, "of": 3, "training_rows": 2 }));
     assert_eq!(found("after"), serde_json::json!({ "rows": 1, "of": 3, "training_rows": 1 }));
 }
+
+#[test]
+fn a_model_in_training_is_asked_by_one_worker_or_several() {
+    let project = project();
+    let pipeline = r#"
+version: 1
+name: trained
+stages:
+  text: { uses: dataset, with: { source: ./text.jsonl } }
+  fresh:
+    uses: new_model
+    with:
+      { text: text, vocab_size: 300, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, max_position_embeddings: 128 }
+  tokens: { uses: tokenize, with: { dataset: text, tokenizer: fresh, max_seq_len: 64 } }
+  adapter:
+    uses: train
+    resources: { count: 1 }
+    with:
+      { model: fresh, data: tokens, micro_batch_size: 2, epochs: 2, optimizer: { learning_rate: 1e-2 },
+        validation_tasks: { tasks: [./tasks/sums.yaml], task_data: ./tasks } }
+  again: { uses: evaluate, with: { model: fresh, adapter: adapter, tasks: [./tasks/sums.yaml], task_data: ./tasks } }
+gates: { "adapter.sums.acc,none": { above: -1 } }
+publish: { again: ./again }
+"#;
+    project.write("trained.yaml", pipeline);
+    for count in [1, 2] {
+        // Another seed, since the number of workers is in no key.
+        let changes = [format!("adapter.resources.count={count}"), format!("adapter.seed={count}")];
+        let run = project.run(&["run", "trained.yaml", "--overwrite", &changes[0], &changes[1]]).ends_with(0);
+        assert!(run.stderr.contains("before the first step: sums.acc,none"), "{}", run.stderr);
+        let facts = |stage: &str| -> Value {
+            let shown = project.run(&["runs", "show", "latest", stage, "--format", "json"]).ends_with(0);
+            serde_json::from_str::<Value>(&shown.stdout).unwrap()["outputs"]["metrics"]["facts"].clone()
+        };
+        let (trained, evaluated) = (facts("adapter"), facts("again"));
+        for name in ["sums.acc,none", "sums.acc_norm,none"] {
+            assert!(trained[name].is_number() && trained[name] == evaluated[name], "{trained} {evaluated}");
+        }
+    }
+}

@@ -192,7 +192,8 @@ fn with_tasks(tiny: &Tiny, folder: &std::path::Path) -> (TestBench, Value) {
     let task = |name: &str, rest: &str| {
         let path = folder.join(format!("{name}.yaml"));
         let head = format!("task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\n");
-        fs::write(&path, format!("{head}test_split: test\ndoc_to_text: \"{{{{a}}}} and {{{{b}}}} are\"\n{rest}")).unwrap();
+        fs::write(&path, format!("{head}test_split: test\ndoc_to_text: \"{{{{a}}}} and {{{{b}}}} are\"\n{rest}"))
+            .unwrap();
         path
     };
     let choice = "output_type: multiple_choice\ndoc_to_choice: [two, three, four]\ndoc_to_target: right\n\
@@ -233,8 +234,7 @@ fn tasks_are_asked_every_few_steps_and_train_nothing() {
     let other = tempfile::tempdir().unwrap();
     let (by_epoch, _) = with_tasks(&tiny, other.path());
     let by_epoch = train(&by_epoch, json!({"epochs": 3, "lora": lora, "validation_tasks": tasks})).unwrap();
-    let steps: Vec<u64> =
-        records(&by_epoch, "tasks").iter().map(|record| record["step"].as_u64().unwrap()).collect();
+    let steps: Vec<u64> = records(&by_epoch, "tasks").iter().map(|record| record["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [0, 3, 6, 9]);
 
     // The figures are those that `evaluate` finds of the result, to the bit, and they have moved.
@@ -265,7 +265,8 @@ fn a_run_that_goes_on_asks_tasks_when_one_without_a_break_does() {
         let (bench, mut tasks) = with_tasks(&tiny, folder.path());
         tasks["every_steps"] = 2.into();
         let run = |steps: &u64| {
-            let with = json!({"epochs": 9, "max_steps": steps, "scheduler": {"name": "constant"}, "validation_tasks": tasks});
+            let with =
+                json!({"epochs": 9, "max_steps": steps, "scheduler": {"name": "constant"}, "validation_tasks": tasks});
             let outputs = train(&bench, with).unwrap();
             fs::read(outputs["metrics"].folder.join("metrics.jsonl")).unwrap()
         };

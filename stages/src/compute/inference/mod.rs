@@ -344,7 +344,9 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<Vec<RowScore>>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => score::continuations(&mut |some| model.score_continuations(some), contexts, told, context),
+            Asked::Here(model) => {
+                score::continuations(&mut |some| model.score_continuations(some), contexts, told, context)
+            }
             Asked::Worker(worker) => {
                 let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
                 let rows: Vec<Encoded> = all.collect();

@@ -39,7 +39,9 @@ use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState};
+use engine::stage::{
+    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState,
+};
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{

@@ -27,6 +27,7 @@ use super::validation::Validator;
 use super::workers::shares;
 use super::{checkpoints, output};
 use crate::data::artifact::{LogProbs as LogProbsKind, TokenRow, TokensOrPacks, TokensReader};
+use crate::hub::forget_working_files;
 use crate::kinds::log_probs;
 
 /// Runs the stage by a learner that `open` gives; `remark` ends the report.
@@ -106,7 +107,9 @@ pub(super) fn run(
         Some(config) => output::adapter(config, &values, &facts, &model, &rows, params.quantize.as_ref(), context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
     }
-    output::metrics(metrics_logger.history().lines(), facts, context)
+    output::metrics(metrics_logger.history().lines(), facts, context)?;
+    // Rows of tasks that were fetched.
+    forget_working_files(context.working())
 }
 
 /// Fails where nothing was learned.
@@ -326,7 +329,10 @@ impl Session<'_> {
     /// The next step, for a learner that works ahead, unless something else comes between.
     fn work_ahead(&mut self, context: &StageContext) -> Result<Option<StepWork>, StageError> {
         let step = self.progress.step;
-        let is_next = step < self.progress.total_steps && !self.validation_is_due() && !self.tasks_are_due() && !self.saving_is_due();
+        let is_next = step < self.progress.total_steps
+            && !self.validation_is_due()
+            && !self.tasks_are_due()
+            && !self.saving_is_due();
         if !self.learner.works_ahead() || self.objective.is_some() || !is_next || context.cancelled() {
             return Ok(None);
         }
@@ -507,7 +513,9 @@ impl Session<'_> {
         {
             self.stop(context)?;
         }
-        if self.tasks.is_some() && self.progress.tasks != Some(self.progress.step) && self.ask_tasks(context)?.is_break()
+        if self.tasks.is_some()
+            && self.progress.tasks != Some(self.progress.step)
+            && self.ask_tasks(context)?.is_break()
         {
             self.stop(context)?;
         }

@@ -77,11 +77,7 @@ impl TaskValidator {
     ///
     /// # Errors
     /// Fails with the file, the row and the key at fault, and where a task generates text.
-    pub(super) fn open(
-        params: &ValidationTasks,
-        model: &Path,
-        context: &mut StageContext,
-    ) -> Result<Self, StageError> {
+    pub(super) fn open(params: &ValidationTasks, model: &Path, context: &mut StageContext) -> Result<Self, StageError> {
         let tokenizer = match &params.tokenizer {
             Some(tokenizer) => Tokenizer::from_folder(&context.open(tokenizer)?.folder)?,
             None => Tokenizer::from_folder(model)?,

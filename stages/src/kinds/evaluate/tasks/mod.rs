@@ -21,11 +21,12 @@ use super::{Evaluate, EvaluateParams};
 use crate::compute::inference::{self, Respondent};
 use crate::data::artifact::RowsReader;
 use crate::data::tokenizer::Tokenizer;
+use crate::hub::forget_working_files;
 use crate::tasks::results::Answer;
-use beside::Other;
-use earlier::Earlier;
 pub(in crate::kinds) use answers::loglikelihoods;
 pub(in crate::kinds) use asked::{Asked, rows as asked_rows};
+use beside::Other;
+use earlier::Earlier;
 pub(in crate::kinds) use outcome::of_groups;
 pub(in crate::kinds) use parameters::{TaskChoice, TaskParams};
 pub(in crate::kinds) use prepared::{Prepared, prepare};
@@ -69,5 +70,6 @@ pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result
     let mut answers = answers.into_iter().flatten();
     let of_tasks = prepared.iter().map(|of| answers.by_ref().take(of.samples.len()).collect()).collect();
     outcome::finish(&prepared, &groups, of_tasks, &others, &contamination, context)?;
-    context.offer(&family, "metrics", earlier::pieces(&rows))
+    context.offer(&family, "metrics", earlier::pieces(&rows))?;
+    forget_working_files(context.working())
 }

@@ -9,7 +9,6 @@ use engine::error::{Cause, StageError};
 use super::parameters::TaskChoice;
 use super::rows::{Granted, fetched};
 use crate::data::tokenizer::Tokenizer;
-use crate::hub::forget_working_files;
 use crate::tasks::file::{Group, Task, TaskFile};
 use crate::tasks::request::{Asking, Sample};
 use crate::tasks::shipped;
@@ -24,7 +23,8 @@ pub(in crate::kinds) struct Prepared {
 }
 
 /// Reads the tasks that a stage names and makes requests of their rows, of the first `limit` each; with the groups that
-/// they belong to.
+/// they belong to. Rows that were fetched from the Hub stay in the working folder until
+/// [`crate::hub::forget_working_files`].
 ///
 /// # Errors
 /// Fails with the file, the row and the key at fault.
@@ -38,11 +38,7 @@ pub(in crate::kinds) fn prepare(
     let granted = Granted::of(params, &on_hub, context);
     let Chosen { tasks, groups } = chosen(params, &granted)?;
     let prepared = tasks.into_iter().map(|task| with_requests(params, limit, task, &granted, tokenizer));
-    let prepared = prepared.collect::<Result<_, _>>()?;
-    if !on_hub.is_empty() {
-        forget_working_files(context.working())?;
-    }
-    Ok((prepared, groups))
+    Ok((prepared.collect::<Result<_, _>>()?, groups))
 }
 
 /// Tasks, and the groups that they belong to.

@@ -7,7 +7,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use engine::protocol::FileGrant;
 
-use super::parameters::{DATA, TaskName, TaskChoice};
+use super::parameters::{DATA, TaskChoice, TaskName};
 use crate::kinds::dataset::fetch_from_hub;
 use crate::tasks::documents::{self, Document};
 use crate::tasks::file::Task;
