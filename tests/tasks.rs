@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
 
+use arrow::array::AsArray;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use support::Project;
 
@@ -326,4 +328,43 @@ publish: { again: ./again }
             assert!(trained[name].is_number() && trained[name] == evaluated[name], "{trained} {evaluated}");
         }
     }
+}
+
+#[test]
+fn several_responses_to_a_row_are_drawn_by_its_place() {
+    let project = several();
+    let drawn =
+        WORDS.replace("task: words", "task: drawn").replace("max_gen_toks: 3", "max_gen_toks: 3, temperature: 1.5");
+    let vote = "filter_list: [{ name: vote, filter: [{ function: majority_vote }, { function: take_first }] }]\n";
+    project.write("tasks/drawn.yaml", &format!("{drawn}repeats: 3\n{vote}"));
+    let responses = |project: &Project, tasks: &str| {
+        let (files, taken_over) = evaluated(project, &[&format!("scores.tasks={tasks}")]);
+        let (_, samples) = files.into_iter().find(|(name, _)| name == "samples_drawn.parquet").unwrap();
+        (samples, taken_over)
+    };
+    let (samples, _) = responses(&project, "[./tasks/drawn.yaml]");
+    let found: Vec<Vec<String>> = texts(&project.path("scores/samples_drawn.parquet"), "resps")
+        .iter()
+        .map(|text| serde_json::from_str(text).unwrap())
+        .collect();
+    assert!(found.len() == 2 && found.iter().all(|of_row| of_row.len() == 3), "{found:?}");
+    assert!(found.iter().any(|of_row| of_row[0] != of_row[1] || of_row[0] != of_row[2]), "{found:?}");
+    // The same in another home, and with a task before it; taken over as others are.
+    let both = "[./tasks/short.yaml, ./tasks/drawn.yaml]";
+    assert!(responses(&project, both) == (samples.clone(), 2));
+    let other = several();
+    other.write("tasks/drawn.yaml", &std::fs::read_to_string(project.path("tasks/drawn.yaml")).unwrap());
+    assert!(responses(&other, both) == (samples, 0));
+}
+
+/// A column of text of a Parquet file.
+fn texts(path: &std::path::Path, column: &str) -> Vec<String> {
+    let file = std::fs::File::open(path).unwrap();
+    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+    let texts = batches.flat_map(|batch| {
+        let batch = batch.unwrap();
+        let values = batch.column_by_name(column).unwrap().as_string::<i32>().clone();
+        values.iter().map(|text| text.unwrap().to_owned()).collect::<Vec<_>>()
+    });
+    texts.collect()
 }

@@ -298,9 +298,11 @@ impl Respondent {
         Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
     }
 
-    /// When its next answers end, beside the model's own ends: after so many tokens, or before one of these texts.
-    pub fn end_at(&mut self, max_new_tokens: usize, stop_strings: &[String]) {
+    /// How its next answers come about: when they end, beside the model's own ends (after so many tokens, or before one
+    /// of these texts), and how their tokens are chosen.
+    pub fn answer_as(&mut self, max_new_tokens: usize, stop_strings: &[String], sampling: Sampling) {
         self.options.max_new_tokens = max_new_tokens;
+        self.options.sampling = sampling;
         self.stop_strings = StopStrings::new(stop_strings);
     }
 

@@ -64,7 +64,7 @@ pub(in crate::kinds) fn loglikelihoods(
         }
     }
     // A text without tokens has no windows, and is certain.
-    let mut sums: Vec<Vec<(f64, bool)>> = rows.iter().map(|row| vec![(0.0, true); row.requests]).collect();
+    let mut sums: Vec<Vec<(f64, bool)>> = rows.iter().map(|row| vec![(0.0, true); row.answers]).collect();
     for ((at, number), found) in places.into_iter().zip(score::loglikelihoods(pairs, max_length, score)?) {
         if found.sum.is_nan() {
             let (row, task) = (rows[at].row + 1, &rows[at].task.name);
@@ -95,15 +95,22 @@ fn complete(
         };
         let asked: Vec<(usize, Vec<u32>, u64)> = of_task.iter().enumerate().filter_map(prompt).collect();
         first += of_task.len();
-        let prompts: Vec<Prompt<'_>> = asked.iter().map(|(_, prompt, row)| Prompt { prompt, row: *row }).collect();
+        let task = &of_task[0].task;
+        let times = task.responses() as u64;
+        // Each response has a number of its own, which its draws are addressed by.
+        let prompts = |(_, prompt, row): &'_ (usize, Vec<u32>, u64)| {
+            (0..times).map(|time| (prompt.clone(), row * times + time)).collect::<Vec<_>>()
+        };
+        let prompts: Vec<(Vec<u32>, u64)> = asked.iter().flat_map(prompts).collect();
+        let prompts: Vec<Prompt<'_>> = prompts.iter().map(|(prompt, row)| Prompt { prompt, row: *row }).collect();
         if prompts.is_empty() {
             continue;
         }
-        let generation = &of_task[0].task.generation;
-        respondent.end_at(generation.max_new_tokens, &generation.until);
+        respondent.answer_as(task.generation.max_new_tokens, &task.generation.until, task.generation.sampling);
         let standing = Standing { unit: "prompts", done: 0, total: Some(prompts.len() as u64), aloud: Aloud::Count };
-        for ((at, ..), said) in asked.iter().zip(respondent.answer(&prompts, standing, context)?) {
-            answers[*at] = vec![Answer::Text(said.text)];
+        let mut said = respondent.answer(&prompts, standing, context)?.into_iter();
+        for (at, ..) in &asked {
+            answers[*at] = said.by_ref().take(times as usize).map(|said| Answer::Text(said.text)).collect();
         }
     }
     Ok(())

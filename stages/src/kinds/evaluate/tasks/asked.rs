@@ -16,7 +16,7 @@ use crate::tasks::{TaskError, results::Answer};
 pub(in crate::kinds) enum Tokens {
     /// Continuations of contexts, each with the number of its request: the windows of a long text are one.
     Continuations(Vec<(usize, Pair)>),
-    /// A prompt to complete, the only request of its row.
+    /// A prompt to complete, once or several times: the only request of its row.
     Prompt(Vec<u32>),
 }
 
@@ -26,7 +26,7 @@ pub(in crate::kinds) struct Asked {
     /// From 0.
     pub row: usize,
     /// How many answers there will be.
-    pub requests: usize,
+    pub answers: usize,
     pub tokens: Tokens,
     /// Digest of all that its answers depend on, beside the model and how it is computed: equal ones are answered
     /// equally, in whatever task.
@@ -44,8 +44,9 @@ pub(in crate::kinds) fn rows(
 ) -> Result<Vec<Asked>, StageError> {
     let of_row = |task: &Arc<Task>, row: usize, requests: &[Request]| {
         let tokens = tokens(task, row, requests, tokenizer, max_length)?;
-        let identity = identity(task, requests.len(), &tokens, max_length);
-        Ok(Asked { task: Arc::clone(task), row, requests: requests.len(), tokens, identity })
+        let answers = if matches!(tokens, Tokens::Prompt(_)) { task.responses() } else { requests.len() };
+        let identity = identity(task, row, answers, &tokens, max_length);
+        Ok(Asked { task: Arc::clone(task), row, answers, tokens, identity })
     };
     let rows = prepared.iter().flat_map(|of| of.samples.iter().enumerate().map(move |sample| (&of.task, sample)));
     rows.map(|(task, (row, sample))| of_row(task, row, &sample.requests)).collect()
@@ -55,7 +56,7 @@ impl Asked {
     /// Whether these could be its answers.
     pub(super) fn fits(&self, answers: &[Answer]) -> bool {
         let is_prompt = matches!(self.tokens, Tokens::Prompt(_));
-        answers.len() == self.requests && answers.iter().all(|answer| matches!(answer, Answer::Text(_)) == is_prompt)
+        answers.len() == self.answers && answers.iter().all(|answer| matches!(answer, Answer::Text(_)) == is_prompt)
     }
 }
 
@@ -107,13 +108,13 @@ fn tokens(
     Ok(Tokens::Continuations(pairs))
 }
 
-fn identity(task: &Task, requests: usize, tokens: &Tokens, max_length: usize) -> Digest {
+fn identity(task: &Task, row: usize, answers: usize, tokens: &Tokens, max_length: usize) -> Digest {
     let mut hasher = Hasher::new();
     let count = |hasher: &mut Hasher, count: usize| {
         hasher.value(&(count as u64).to_le_bytes());
     };
     count(&mut hasher, max_length);
-    count(&mut hasher, requests);
+    count(&mut hasher, answers);
     match tokens {
         Tokens::Continuations(pairs) => {
             hasher.value(b"continuations");
@@ -127,6 +128,10 @@ fn identity(task: &Task, requests: usize, tokens: &Tokens, max_length: usize) ->
             count(&mut hasher, task.generation.max_new_tokens);
             for text in &task.generation.until {
                 hasher.value(text.as_bytes());
+            }
+            if task.generation.draws() {
+                // What is drawn depends on where a row stands, too.
+                hasher.value(format!("{row} {:?}", task.generation.sampling).as_bytes());
             }
         }
     }
