@@ -270,7 +270,8 @@ fn a_run_that_goes_on_asks_tasks_when_one_without_a_break_does() {
             let outputs = train(&bench, with).unwrap();
             fs::read(outputs["metrics"].folder.join("metrics.jsonl")).unwrap()
         };
-        steps.iter().map(run).last().unwrap()
+        let made: Vec<Vec<u8>> = steps.iter().map(run).collect();
+        made[made.len() - 1].clone()
     };
     assert_eq!(run(&[3, 4, 9]), run(&[9]));
 }

@@ -40,7 +40,7 @@ pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
 use native::NativeEngine;
 pub use native::{EngineSettings, InferenceEngine, not_scored, open as open_engine, read_adapter};
-pub use score::continuations as score_continuations;
+pub use score::{ContinuationScores, continuations as score_continuations};
 use speed::speed;
 pub use stop::{StopStrings, StopToken, token_ids_of_model};
 pub use text::CompletionText;

@@ -16,13 +16,13 @@ use model::generation::{
     Queue, QueuedRequest, Request, RequestId,
 };
 use model::memory::cache_bytes;
-use model::ops::TokenScore;
 use model::peft::Adapter as AdapterWeights;
 use model::sampling::SamplingError;
 use model::scoring::{Context, Scorer};
 use model::session::SessionError;
 use profile::Profile;
 
+use super::score::ContinuationScores;
 use crate::compute::precision::Precision;
 use crate::compute::quantize::WeightFormat;
 use crate::compute::{adapter, checkpoint, kernels};
@@ -54,7 +54,7 @@ pub trait InferenceEngine: Send {
     ///
     /// # Errors
     /// Fails if a context does not fit the model or the device fails.
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError>;
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError>;
 
     /// Completes prompts that are all known, several at a time, by adapter 0. Each must have a token at least, and
     /// fewer than the model has positions.
@@ -240,7 +240,7 @@ where
         self.decoder.score(batch).map_err(not_scored)
     }
 
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
         self.select(Carried::Nothing);
         self.scorer.score(&self.decoder, contexts).map_err(not_scored)
     }

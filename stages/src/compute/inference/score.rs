@@ -54,13 +54,16 @@ fn of_rows(model: &mut dyn InferenceEngine, batch: &Batch, rows: &[Encoded]) -> 
     Ok(rows.iter().map(of_row).collect())
 }
 
+/// The scores of the tokens of continuations of contexts: `[context][continuation][token]`.
+pub type ContinuationScores = Vec<Vec<Vec<TokenScore>>>;
+
 /// Scores the continuations of each context by `score`, which is handed some contexts at a time, those that begin alike
 /// together; `told` hears how many are done.
 ///
 /// # Errors
 /// Fails where `score` does, or the user ends it.
 pub fn continuations(
-    score: &mut dyn FnMut(&[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError>,
+    score: &mut dyn FnMut(&[Context<'_>]) -> Result<ContinuationScores, StageError>,
     contexts: &[Context<'_>],
     told: &mut dyn FnMut(usize, &mut StageContext),
     context: &mut StageContext,

@@ -168,7 +168,7 @@ impl TaskChoice {
     /// What is wrong with the values taken together, whose keys begin with `below`.
     pub(in crate::kinds) fn problems(&self, below: &str, span: Span) -> Vec<Problem> {
         let bad = |field: &str, message: &str| {
-            Problem::error("bad-value", span, message, "in this stage").at(&format!("{below}{field}"))
+            Problem::error("bad-value", span, message, "in this stage").at(format!("{below}{field}"))
         };
         let mut problems = Vec::new();
         if self.tasks.as_ref().is_some_and(|tasks| tasks.0.is_empty()) {

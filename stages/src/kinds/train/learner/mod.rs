@@ -19,13 +19,13 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use model::batch::{Batch, TargetScope};
 use model::loss::{DocumentObjective, DocumentScore};
-use model::ops::TokenScore;
 use model::peft::AdapterConfig;
 use model::scoring::Context;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, StepReport};
 use serde::Serialize;
 
 use super::rows::listed;
+use crate::compute::inference::ContinuationScores;
 pub(super) use native::open as open_native;
 pub(super) use torch::open as open_torch;
 
@@ -209,7 +209,7 @@ pub(super) trait Learner {
     ///
     /// # Errors
     /// Fails where a context does not fit the model, or the device fails.
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError>;
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError>;
 
     /// Gives every process values of which one process each has, the others 0.
     ///

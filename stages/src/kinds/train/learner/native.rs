@@ -8,7 +8,6 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use model::loss::DocumentObjective;
-use model::ops::TokenScore;
 use model::scoring::{Context, Scorer as Continuations};
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, Phase, StepReport, Trainer};
 
@@ -16,7 +15,7 @@ use super::{
     DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
     StepWork, Written, rows_of, score_not_finite,
 };
-use crate::compute::inference::not_scored;
+use crate::compute::inference::{ContinuationScores, not_scored};
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
@@ -147,7 +146,7 @@ impl<B: Blocks> Learner for Native<B> {
         round.iter().map(of_batch).collect()
     }
 
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
         self.continuations.score(self.trainer.decoder(), contexts).map_err(not_scored)
     }
 

@@ -519,7 +519,7 @@ impl Learner for Mortal {
         self.call()?.score_documents(round, scorer, scope, context)
     }
 
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
         self.call()?.score_continuations(contexts)
     }
 
