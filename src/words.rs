@@ -186,8 +186,8 @@ fn named_figure(name: &str, value: &serde_json::Value) -> String {
     format!("{} {}", in_words(name), figure(value))
 }
 
-/// `validation loss 2.3123 after step 40, the lowest so far`, `after step 40: arc_easy.acc,none 0.425`: the figures of a
-/// validation, which are few and worth a line.
+/// `validation loss 2.3123 after step 40, the lowest so far`, `after step 40: arc_easy.acc,none 0.425`: the figures of
+/// a validation, which are few and worth a line.
 pub(crate) fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
     let (kind, step) = (values.get("kind")?, values.get("step")?.as_u64()?);
     let when = if step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };

@@ -1,5 +1,5 @@
-//! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its row,
-//! file and key, before a model is loaded.
+//! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its
+//! row, file and key, before a model is loaded.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;

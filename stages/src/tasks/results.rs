@@ -30,7 +30,8 @@ impl Answer {
         }
     }
 
-    /// What [`Answer::json`] makes of it, read again; `None` of a log-likelihood that is not finite, which JSON has not.
+    /// What [`Answer::json`] makes of it, read again; `None` of a log-likelihood that is not finite, which JSON has
+    /// not.
     pub fn of_json(value: &Value) -> Option<Self> {
         match value {
             Value::String(text) => Some(Self::Text(text.clone())),
@@ -195,7 +196,8 @@ impl Task {
         Ok(of_true / p.iter().sum::<f64>())
     }
 
-    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left out.
+    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left
+    /// out.
     ///
     /// # Errors
     /// As for [`Task::worth`], with the row.

@@ -22,8 +22,8 @@ pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// The commit that `refs/convert/parquet` is at, where there is one.
 pub(crate) const CONVERTED: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
-/// What the test's child `name` makes of parameters ([`in_child`]), in a process for which `endpoint` is the Hub; or the
-/// message and the help of its failure.
+/// What the test's child `name` makes of parameters ([`in_child`]), in a process for which `endpoint` is the Hub; or
+/// the message and the help of its failure.
 pub(crate) fn in_process_with_hub<T: DeserializeOwned>(name: &str, endpoint: &str, with: &Value) -> Result<T, String> {
     let root = tempfile::tempdir().unwrap();
     let output = test_harness::child(name)

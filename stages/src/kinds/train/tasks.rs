@@ -1,7 +1,7 @@
 //! Evaluation tasks while a model trains: when it is asked them, and their figures.
 //!
-//! Nothing follows from them: rank 0 asks alone, the others wait for it at the next exchange, and what is trained is the
-//! same bits as without.
+//! Nothing follows from them: rank 0 asks alone, the others wait for it at the next exchange, and what is trained is
+//! the same bits as without.
 
 use std::collections::BTreeMap;
 use std::path::Path;

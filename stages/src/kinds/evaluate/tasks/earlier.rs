@@ -1,8 +1,8 @@
 //! Answers that earlier results hold: of a task that is measured in another way, or beside another one, the model is
 //! not asked again.
 //!
-//! What a row is answered depends on the model, how it is computed, and the row's tokens alone, whatever is asked beside
-//! it. So the results of a model are a family, and a row is a piece of it.
+//! What a row is answered depends on the model, how it is computed, and the row's tokens alone, whatever is asked
+//! beside it. So the results of a model are a family, and a row is a piece of it.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
