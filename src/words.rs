@@ -186,14 +186,20 @@ fn named_figure(name: &str, value: &serde_json::Value) -> String {
     format!("{} {}", in_words(name), figure(value))
 }
 
-/// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a
-/// line.
+/// `validation loss 2.3123 after step 40, the lowest so far`, `after step 40: arc_easy.acc,none 0.425`: the figures of
+/// a validation, which are few and worth a line.
 pub(crate) fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
-    if values.get("kind")? != "validation" {
+    let (kind, step) = (values.get("kind")?, values.get("step")?.as_u64()?);
+    let when = if step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };
+    if kind == "tasks" {
+        let of_tasks = values.iter().filter(|(name, _)| name.contains('.'));
+        let words: Vec<String> = of_tasks.map(|(name, value)| format!("{name} {}", figure(value))).collect();
+        return Some(format!("{when}: {}", words.join(", ")));
+    }
+    if kind != "validation" {
         return None;
     }
-    let (loss, step) = (values.get("loss")?.as_f64()?, values.get("step")?.as_u64()?);
-    let when = if step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };
+    let loss = values.get("loss")?.as_f64()?;
     let lowest = if values.get("best")?.as_bool()? { ", the lowest so far" } else { "" };
     Some(format!("validation loss {loss:.4} {when}{lowest}"))
 }
@@ -273,6 +279,8 @@ mod tests {
         assert_eq!(said(at(0, false)).as_deref(), Some("validation loss 2.5000 before the first step"));
         assert_eq!(said(at(40, true)).as_deref(), Some("validation loss 2.5000 after step 40, the lowest so far"));
         assert_eq!(said(serde_json::json!({"kind": "train", "step": 1, "loss": 2.5})), None);
+        let tasks = serde_json::json!({"kind": "tasks", "step": 40, "epoch": 1, "sums.acc,none": 0.5});
+        assert_eq!(said(tasks).as_deref(), Some("after step 40: sums.acc,none 0.5"));
     }
 
     #[test]

@@ -19,6 +19,13 @@ use support::Project;
 
 const PIPELINE: &str = "resume.yaml";
 
+fn project() -> Project {
+    let project = Project::with_pipeline(PIPELINE);
+    fs::create_dir(project.path("tasks")).unwrap();
+    project.write("tasks/answers.yaml", include_str!("pipelines/tasks/answers.yaml"));
+    project
+}
+
 /// Whom a kill meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
@@ -184,9 +191,9 @@ fn a_run_killed_again_and_again_ends_with_the_bytes_of_an_uninterrupted_one() {
     // An epoch has five steps.
     let epochs = format!("adapter.epochs={}", 20 * kills + 10);
     let long = [epochs.as_str()];
-    let whole = Project::with_pipeline(PIPELINE);
+    let whole = project();
     whole.run(&["run", PIPELINE, long[0]]).ends_with(0);
-    let project = Project::with_pipeline(PIPELINE);
+    let project = project();
     assert_eq!(kill_again_and_again(&project, &long, kills, &mut random), kills, "the run ended before it was killed");
     project.run(&["run", PIPELINE, long[0]]).ends_with(0).warns("resuming from step");
     assert!(results(&project, &long) == results(&whole, &long), "the interrupted run ended with other bytes");
@@ -199,9 +206,9 @@ fn a_run_killed_again_and_again_ends_with_the_bytes_of_an_uninterrupted_one() {
 #[test]
 fn a_kill_in_the_middle_of_writing_a_step_costs_that_step_alone() {
     let every_step = ["adapter.epochs=40", "adapter.save_every=1"];
-    let whole = Project::with_pipeline(PIPELINE);
+    let whole = project();
     whole.run(&["run", PIPELINE, every_step[0]]).ends_with(0);
-    let project = Project::with_pipeline(PIPELINE);
+    let project = project();
     let mut met = false;
     for _ in 0..20 {
         let after = saved_step(&project);
@@ -224,10 +231,10 @@ fn a_kill_in_the_middle_of_writing_a_step_costs_that_step_alone() {
 
 #[test]
 fn a_damaged_saved_step_or_best_step_is_passed_over_for_the_one_before() {
-    let whole = Project::with_pipeline(PIPELINE);
+    let whole = project();
     whole.run(&["run", PIPELINE]).ends_with(0);
     for file in ["exp_avg.safetensors", "state.json", "../best"] {
-        let project = Project::with_pipeline(PIPELINE);
+        let project = project();
         assert!(kill_after(&project, &[], Some(40), Victim::Engine, Moment::After(Duration::ZERO)));
         let step = saved_step(&project).unwrap();
         let folder = working(&project).into_iter().map(|path| path.join(format!("step-{step}")));

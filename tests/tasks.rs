@@ -1,9 +1,11 @@
-//! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its row,
-//! file and key, before a model is loaded.
+//! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its
+//! row, file and key, before a model is loaded.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
 
+use arrow::array::AsArray;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use support::Project;
 
@@ -98,8 +100,8 @@ fn figures_stand_beside_those_of_another_evaluation() {
     assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
 }
 
-#[test]
-fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
+/// A project with two more tasks and a pipeline that evaluates some of them with a model that is trained.
+fn several() -> Project {
     let project = project();
     project.write("tasks/more.yaml", &SUMS.replace("task: sums", "task: more").replace("sums.jsonl", "more.jsonl"));
     let choices: Vec<String> = (0..20).map(|number| format!("\"number {number}\"")).collect();
@@ -110,22 +112,81 @@ fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/evaltasks/model");
     let pipeline = r#"
 version: 1
-name: beside
+name: several
 stages:
   model: { uses: download, with: { path: MODEL } }
-  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/short.yaml], task_data: ./tasks, limit: 1 } }
-publish: { scores: ./beside }
+  scores: { uses: evaluate, with: { model: model, tasks: [./tasks/short.yaml], task_data: ./tasks, limit: 2 } }
+publish: { scores: ./scores }
 "#;
     // So few tokens that a batch of them alone is one of few rows in every layer.
-    let short = SUMS.replace("task: sums", "task: short").replace("{{a}} and {{b}} are", "{{a}}");
+    let short = SUMS.replace("task: sums", "task: short").replace("{{a}} and {{b}} are", "{{a}}.");
     project.write("tasks/short.yaml", &short.replace("{{choices}}", "{{['b', 'c']}}"));
-    project.write("beside.yaml", &pipeline.replace("MODEL", model));
+    project.write("several.yaml", &pipeline.replace("MODEL", model));
+    project
+}
+
+/// The published files of an evaluation, and how many of its rows an earlier one had.
+fn evaluated(project: &Project, changes: &[&str]) -> (Vec<(String, Vec<u8>)>, u64) {
+    let run = project.run(&[&["run", "several.yaml", "--overwrite"], changes].concat()).ends_with(0);
+    let mut files: Vec<(String, Vec<u8>)> = std::fs::read_dir(project.path("scores"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension != "json") || path.ends_with("metrics.json"))
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&path).unwrap()))
+        .collect();
+    files.sort();
+    let shown = project.run(&["runs", "show", "latest", "scores", "--format", "json"]).ends_with(0);
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+    let taken_over = shown["how"]["rows_taken_over"].as_u64().unwrap_or_else(|| panic!("{shown}"));
+    let noted = run.stderr.contains("taken over from an earlier evaluation");
+    assert_eq!(noted, taken_over > 0, "{}", run.stderr);
+    (files, taken_over)
+}
+
+#[test]
+fn what_a_row_scores_does_not_depend_on_what_is_asked_beside_it() {
     let samples = |tasks: &str| {
-        project.run(&["run", "beside.yaml", &format!("scores.tasks={tasks}"), "--overwrite"]).ends_with(0);
-        std::fs::read(project.path("beside/samples_short.parquet")).unwrap()
+        let (files, taken_over) = evaluated(&several(), &[&format!("scores.tasks={tasks}")]);
+        assert_eq!(taken_over, 0);
+        files.into_iter().find(|(name, _)| name == "samples_short.parquet").unwrap()
     };
     let (alone, beside) = (samples("[./tasks/short.yaml]"), samples("[./tasks/short.yaml, ./tasks/more.yaml]"));
     assert!(alone == beside, "the other task's rows change what these score");
+}
+
+#[test]
+fn a_task_that_is_added_is_the_only_one_that_is_asked() {
+    let project = several();
+    let all = "scores.tasks=[./tasks/words.yaml, ./tasks/short.yaml, ./tasks/more.yaml]";
+    let changed = |changes: &[&str]| evaluated(&project, changes).1;
+    assert_eq!(changed(&["scores.tasks=[./tasks/short.yaml]"]), 0);
+    assert_eq!(changed(&["scores.tasks=[./tasks/short.yaml, ./tasks/words.yaml]"]), 2);
+    let (files, taken_over) = evaluated(&project, &[all]);
+    assert_eq!(taken_over, 4);
+    // To the byte what another home makes of it at once.
+    let (anew, none) = evaluated(&several(), &[all]);
+    assert_eq!(none, 0);
+    assert!(files == anew, "answers that are taken over make another result");
+
+    // More rows of each, other metrics, and a row that another task has, too.
+    assert_eq!(changed(&[all, "scores.limit=3"]), 5);
+    project.write("tasks/words.yaml", &WORDS.replace("exact_match }", "exact_match, ignore_case: true }"));
+    assert_eq!(changed(&[all]), 5);
+    project.write("tasks/twin.yaml", &SUMS.replace("task: sums", "task: twin").replace("sums.jsonl", "more.jsonl"));
+    assert_eq!(changed(&["scores.tasks=./tasks/twin.yaml"]), 1);
+    // What decides an answer: its prompt, its end, the model and how it is computed.
+    project.write("tasks/words.yaml", &WORDS.replace("max_gen_toks: 3", "max_gen_toks: 2"));
+    assert_eq!(changed(&[all]), 3);
+    assert_eq!(changed(&[all, "scores.max_seq_len=100"]), 0);
+    assert_eq!(changed(&[all, "scores.dtype=bf16"]), 0);
+    assert_eq!(changed(&[all, "scores.stop_tokens=[5]"]), 0);
+
+    // A table of what there is may be lost or damaged, and so may the results.
+    for entry in std::fs::read_dir(project.path(".pipeline/store/reuse")).unwrap() {
+        std::fs::write(entry.unwrap().path(), "{}").unwrap();
+    }
+    assert_eq!(changed(&[all, "scores.system_instruction=Add."]), 0);
+    assert_eq!(changed(&["scores.system_instruction=Add."]), 2);
 }
 
 #[test]
@@ -226,4 +287,84 @@ publish: { scores: ./scores, after: ./after }
     };
     assert_eq!(found("scores"), serde_json::json!({ "rows": 2, "of": 3, "training_rows": 2 }));
     assert_eq!(found("after"), serde_json::json!({ "rows": 1, "of": 3, "training_rows": 1 }));
+}
+
+#[test]
+fn a_model_in_training_is_asked_by_one_worker_or_several() {
+    let project = project();
+    let pipeline = r#"
+version: 1
+name: trained
+stages:
+  text: { uses: dataset, with: { source: ./text.jsonl } }
+  fresh:
+    uses: new_model
+    with:
+      { text: text, vocab_size: 300, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, max_position_embeddings: 128 }
+  tokens: { uses: tokenize, with: { dataset: text, tokenizer: fresh, max_seq_len: 64 } }
+  adapter:
+    uses: train
+    resources: { count: 1 }
+    with:
+      { model: fresh, data: tokens, micro_batch_size: 2, epochs: 2, optimizer: { learning_rate: 1e-2 },
+        validation_tasks: { tasks: [./tasks/sums.yaml], task_data: ./tasks } }
+  again: { uses: evaluate, with: { model: fresh, adapter: adapter, tasks: [./tasks/sums.yaml], task_data: ./tasks } }
+gates: { "adapter.sums.acc,none": { above: -1 } }
+publish: { again: ./again }
+"#;
+    project.write("trained.yaml", pipeline);
+    for count in [1, 2] {
+        // Another seed, since the number of workers is in no key.
+        let changes = [format!("adapter.resources.count={count}"), format!("adapter.seed={count}")];
+        let run = project.run(&["run", "trained.yaml", "--overwrite", &changes[0], &changes[1]]).ends_with(0);
+        assert!(run.stderr.contains("before the first step: sums.acc,none"), "{}", run.stderr);
+        let facts = |stage: &str| -> Value {
+            let shown = project.run(&["runs", "show", "latest", stage, "--format", "json"]).ends_with(0);
+            serde_json::from_str::<Value>(&shown.stdout).unwrap()["outputs"]["metrics"]["facts"].clone()
+        };
+        let (trained, evaluated) = (facts("adapter"), facts("again"));
+        for name in ["sums.acc,none", "sums.acc_norm,none"] {
+            assert!(trained[name].is_number() && trained[name] == evaluated[name], "{trained} {evaluated}");
+        }
+    }
+}
+
+#[test]
+fn several_responses_to_a_row_are_drawn_by_its_place() {
+    let project = several();
+    let drawn =
+        WORDS.replace("task: words", "task: drawn").replace("max_gen_toks: 3", "max_gen_toks: 3, temperature: 1.5");
+    let vote = "filter_list: [{ name: vote, filter: [{ function: majority_vote }, { function: take_first }] }]\n";
+    project.write("tasks/drawn.yaml", &format!("{drawn}repeats: 3\n{vote}"));
+    let responses = |project: &Project, tasks: &str| {
+        let (files, taken_over) = evaluated(project, &[&format!("scores.tasks={tasks}")]);
+        let (_, samples) = files.into_iter().find(|(name, _)| name == "samples_drawn.parquet").unwrap();
+        (samples, taken_over)
+    };
+    let (samples, _) = responses(&project, "[./tasks/drawn.yaml]");
+    let found: Vec<Vec<String>> = texts(&project.path("scores/samples_drawn.parquet"), "resps")
+        .iter()
+        .map(|text| serde_json::from_str(text).unwrap())
+        .collect();
+    assert!(found.len() == 2 && found.iter().all(|of_row| of_row.len() == 3), "{found:?}");
+    assert!(found.iter().any(|of_row| of_row[0] != of_row[1] || of_row[0] != of_row[2]), "{found:?}");
+    // The same in another home, and with a task before it; taken over as others are.
+    let both = "[./tasks/short.yaml, ./tasks/drawn.yaml]";
+    assert!(responses(&project, both) == (samples.clone(), 2));
+    let other = several();
+    other.write("tasks/drawn.yaml", &std::fs::read_to_string(project.path("tasks/drawn.yaml")).unwrap());
+    assert!(responses(&other, both) == (samples, 0));
+}
+
+/// A column of text of a Parquet file.
+fn texts(path: &std::path::Path, column: &str) -> Vec<String> {
+    let file = std::fs::File::open(path).unwrap();
+    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+    let texts = batches.flat_map(|batch| {
+        let batch = batch.unwrap();
+        let values = batch.column_by_name(column).unwrap().as_string::<i32>().clone();
+        values.iter().map(|text| text.unwrap().to_owned()).collect::<Vec<_>>()
+    });
+    texts.collect()
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use engine::file::source::Span;
 use engine::stage::{PinRequest, Stage as _};
@@ -12,7 +12,7 @@ use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 use stages::data::artifact::{Row, RowsReader};
 use stages::kinds::dataset::Dataset;
-use support::{COMMIT, CONVERTED, Fault, FaultyHub};
+use support::{COMMIT, CONVERTED, Fault, FaultyHub, in_child, in_process_with_hub};
 use test_harness::{child, test};
 
 test_harness::main!();
@@ -45,28 +45,12 @@ fn parquet(folder: &Path, from: usize, to: usize) -> Vec<u8> {
 /// Pins and reads the dataset `owner/name` of a server, in a process whose environment names that server. The commit
 /// and the summaries of the rows, or the message and the help of the failure.
 fn read(server: &FaultyHub, with: Value) -> Result<(String, Vec<String>), String> {
-    let root = tempfile::tempdir().unwrap();
-    let result = root.path().join("result.json");
-    let output = child("reads_a_hub_dataset_in_a_process_of_its_own")
-        .env("HF_ENDPOINT", &server.endpoint)
-        .env("HF_HOME", root.path().join("home"))
-        .env_remove("HF_HUB_CACHE")
-        .env_remove("HF_TOKEN")
-        .env("TEST_FOLDER", root.path())
-        .env("TEST_WITH", with.to_string())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&std::fs::read(result).unwrap()).unwrap()
+    in_process_with_hub("reads_a_hub_dataset_in_a_process_of_its_own", &server.endpoint, &with)
 }
 
 #[child]
 fn reads_a_hub_dataset_in_a_process_of_its_own() {
-    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
-    let with: Value = serde_json::from_str(&std::env::var("TEST_WITH").unwrap()).unwrap();
-    let result =
-        pin_and_read(&root, with).map_err(|error| format!("{}\n{}", error.message, error.help.unwrap_or_default()));
-    std::fs::write(root.join("result.json"), serde_json::to_vec(&result).unwrap()).unwrap();
+    in_child(pin_and_read);
 }
 
 fn pin_and_read(root: &Path, mut with: Value) -> Result<(String, Vec<String>), engine::error::StageError> {

@@ -4,18 +4,23 @@
 
 mod support;
 mod tiny;
+mod training;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
+use engine::context::Artifact;
+use engine::error::StageError;
 use engine::file::tree::Node;
 use engine::parameter::Reader;
-use engine::stage::{Outside, Stage as _};
+use engine::stage::{Outside, Stage};
 use serde_json::{Value, json};
 use stages::kinds::evaluate::Evaluate;
-use support::FaultyHub;
+use stages::kinds::train::Train;
+use support::{FaultyHub, in_child, in_process_with_hub};
 use test_harness::{child, test};
 use tiny::Tiny;
+use training::write_tokens;
 
 test_harness::main!();
 
@@ -32,45 +37,47 @@ fn rows(from: usize, to: usize) -> String {
 
 /// The figures of `arc_easy` by a model, in a process whose environment names a server; or what went wrong.
 fn evaluated(endpoint: &str, with: &Value) -> Result<Value, String> {
-    let root = tempfile::tempdir().unwrap();
-    let output = child("evaluates_in_a_process_of_its_own")
-        .env("HF_ENDPOINT", endpoint)
-        .env("HF_HOME", root.path().join("home"))
-        .env_remove("HF_HUB_CACHE")
-        .env_remove("HF_TOKEN")
-        .env("TEST_FOLDER", root.path())
-        .env("TEST_WITH", with.to_string())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&fs::read(root.path().join("result.json")).unwrap()).unwrap()
+    in_process_with_hub("evaluates_in_a_process_of_its_own", endpoint, with)
 }
 
 #[child]
 fn evaluates_in_a_process_of_its_own() {
-    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
-    let with: Value = serde_json::from_str(&std::env::var("TEST_WITH").unwrap()).unwrap();
-    let found = evaluate(&root, with).map_err(|error| format!("{error}\n{}", error.help.clone().unwrap_or_default()));
-    fs::write(root.join("result.json"), serde_json::to_vec(&found).unwrap()).unwrap();
+    in_child(|root, with| {
+        let metrics = run::<Evaluate>(root, with, "metrics")?;
+        let text = fs::read_to_string(metrics.folder.join("metrics.json")).unwrap();
+        Ok(serde_json::from_str::<Value>(&text).unwrap()["results"].clone())
+    });
 }
 
-fn evaluate(root: &std::path::Path, with: Value) -> Result<Value, engine::error::StageError> {
-    let params = <Evaluate as engine::stage::Stage>::Params::read_of(&with);
+#[child]
+fn trains_in_a_process_of_its_own() {
+    in_child(|root, with| {
+        let metrics = run::<Train>(root, with, "metrics")?;
+        let lines = fs::read_to_string(metrics.folder.join("metrics.jsonl")).unwrap();
+        let records = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        Ok(records.filter(|record| record["kind"] == "tasks").collect::<Vec<_>>())
+    });
+}
+
+/// Runs a stage with all that it reads from outside pinned; an output of it.
+fn run<S: Stage>(root: &Path, with: Value, output: &str) -> Result<Artifact, StageError> {
+    let params = S::Params::read_of(&with);
     let tiny = Tiny::new();
-    let mut bench = tiny.bench_in(root);
-    for outside in Evaluate::outside(&params) {
+    let tokens = root.join("tokens");
+    let facts = write_tokens(&tokens, training::rows());
+    let mut bench = tiny.bench_in(root).input("tokens.tokens", "tokens", &tokens, facts).unwrap();
+    for outside in S::outside(&params) {
         match outside {
             Outside::Pin(request) => {
-                let pinned = Evaluate::pin(&request)?;
+                let pinned = S::pin(&request)?;
                 bench = bench.pinned(&format!("{}:{}@{}", request.kind, request.name, request.revision), pinned);
             }
             Outside::Files { pattern, .. } => panic!("`{pattern}` is not of the Hub"),
         }
     }
-    let metrics = bench.run::<Evaluate>(with)?.remove("metrics").unwrap();
-    assert!(!bench.working::<Evaluate>().join("finished").exists(), "fetched files stay behind");
-    let text = fs::read_to_string(metrics.folder.join("metrics.json")).unwrap();
-    Ok(serde_json::from_str::<Value>(&text).unwrap()["results"].clone())
+    let made = bench.run::<S>(with)?.remove(output).unwrap();
+    assert!(!bench.working::<S>().join("finished").exists(), "fetched files stay behind");
+    Ok(made)
 }
 
 #[test]
@@ -89,6 +96,11 @@ fn rows_come_from_the_hub_split_by_split() {
     let shots = json!({"model": "base", "tasks": ["arc_easy"], "num_fewshot": 1});
     assert_eq!(evaluated(&server.endpoint, &shots).unwrap()["arc_easy"]["sample_len"], 5);
     assert!(!server.requests_for("easy/train.jsonl").is_empty());
+
+    let tasks = json!({"tasks": ["arc_easy"], "limit": 3});
+    let train = json!({"model": "base", "data": "tokens", "max_steps": 1, "validation_tasks": tasks});
+    let trained: Vec<Value> = in_process_with_hub("trains_in_a_process_of_its_own", &server.endpoint, &train).unwrap();
+    assert!(trained.len() == 2 && trained.iter().all(|record| record["arc_easy.acc,none"].is_number()), "{trained:?}");
 
     let empty = FaultyHub::serve(&[("README.md", b"# Nothing")]);
     empty.be_every_repository();

@@ -8,7 +8,9 @@ mod training;
 
 use std::fs;
 
+use engine::test_bench::TestBench;
 use serde_json::{Value, json};
+use stages::kinds::evaluate::Evaluate;
 use stages::kinds::train::Train;
 use tiny::Tiny;
 use training::{adapter, bench, learned, records, rows, train, with};
@@ -183,4 +185,122 @@ fn what_goes_by_a_validation_needs_one() {
     let bench = bench(&tiny, folder.path(), rows(), Some(vec![masked]));
     let error = train(&bench, json!({"validation": "held_out"})).unwrap_err();
     assert!(error.message.contains("no validation row has a target token"), "{error:?}");
+}
+
+/// A bench with two tasks over the same rows, and the parameters that name them.
+fn with_tasks(tiny: &Tiny, folder: &std::path::Path) -> (TestBench, Value) {
+    let task = |name: &str, rest: &str| {
+        let path = folder.join(format!("{name}.yaml"));
+        let head = format!("task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\n");
+        fs::write(&path, format!("{head}test_split: test\ndoc_to_text: \"{{{{a}}}} and {{{{b}}}} are\"\n{rest}"))
+            .unwrap();
+        path
+    };
+    let choice = "output_type: multiple_choice\ndoc_to_choice: [two, three, four]\ndoc_to_target: right\n\
+                  metric_list: [{metric: acc}, {metric: brier_score}]\n";
+    let target = "output_type: loglikelihood\ndoc_to_target: three\nmetric_list: [{metric: perplexity}]\n";
+    let writes = "output_type: generate_until\ndoc_to_target: three\nmetric_list: [{metric: exact_match}]\n";
+    let rows = folder.join("rows.jsonl");
+    let row = |at: usize| json!({"a": at, "b": 1, "right": at % 3}).to_string() + "\n";
+    fs::write(&rows, (0..5).map(row).collect::<String>()).unwrap();
+    let mut bench = bench(tiny, folder, crate::rows(), Some(held_out())).file("task_data", &rows).unwrap();
+    for (name, rest) in [("sums", choice), ("threes", target), ("writes", writes)] {
+        bench = bench.file(&format!("tasks../{name}.yaml"), &task(name, rest)).unwrap();
+    }
+    (bench, json!({"tasks": ["./sums.yaml", "./threes.yaml"], "task_data": "./rows.jsonl"}))
+}
+
+#[test]
+fn tasks_are_asked_every_few_steps_and_train_nothing() {
+    let tiny = Tiny::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (asked, mut tasks) = with_tasks(&tiny, folder.path());
+    tasks["every_steps"] = 4.into();
+    let lora = json!({"rank": 4, "dropout": 0.3});
+    let outputs = train(&asked, json!({"epochs": 3, "lora": lora, "validation_tasks": tasks})).unwrap();
+    let found = records(&outputs, "tasks");
+    let steps: Vec<u64> = found.iter().map(|record| record["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [0, 4, 8, 9]);
+
+    // Once more without, and with each epoch's end.
+    let without_folder = tempfile::tempdir().unwrap();
+    let without = bench(&tiny, without_folder.path(), rows(), None);
+    assert_eq!(
+        adapter(&train(&without, json!({"epochs": 3, "lora": lora})).unwrap()),
+        adapter(&outputs),
+        "asking tasks changed what was trained"
+    );
+    tasks.as_object_mut().unwrap().remove("every_steps");
+    let other = tempfile::tempdir().unwrap();
+    let (by_epoch, _) = with_tasks(&tiny, other.path());
+    let by_epoch = train(&by_epoch, json!({"epochs": 3, "lora": lora, "validation_tasks": tasks})).unwrap();
+    let steps: Vec<u64> = records(&by_epoch, "tasks").iter().map(|record| record["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [0, 3, 6, 9]);
+
+    // The figures are those that `evaluate` finds of the result, to the bit, and they have moved.
+    let evaluated = |adapter: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut bench, with) = with_tasks(&tiny, folder.path());
+        let mut parameters = json!({"model": "base", "tasks": with["tasks"], "task_data": with["task_data"]});
+        if adapter {
+            bench = bench.input_of("trained.adapter", &outputs["adapter"].folder).unwrap();
+            parameters["adapter"] = "trained".into();
+        }
+        bench.run::<Evaluate>(parameters).unwrap()["metrics"].description.facts.clone()
+    };
+    for (record, facts) in [(&found[0], evaluated(false)), (found.last().unwrap(), evaluated(true))] {
+        for name in ["sums.acc,none", "sums.brier_score,none", "threes.perplexity,none"] {
+            assert_eq!(record[name], facts[name], "{name}: {record}");
+        }
+    }
+    assert_ne!(found[0]["threes.perplexity,none"], found.last().unwrap()["threes.perplexity,none"]);
+    assert_eq!(outputs["metrics"].description.facts["sums.acc,none"], found.last().unwrap()["sums.acc,none"]);
+}
+
+#[test]
+fn a_run_that_goes_on_asks_tasks_when_one_without_a_break_does() {
+    let tiny = Tiny::new();
+    let run = |steps: &[u64]| {
+        let folder = tempfile::tempdir().unwrap();
+        let (bench, mut tasks) = with_tasks(&tiny, folder.path());
+        tasks["every_steps"] = 2.into();
+        let run = |steps: &u64| {
+            let with =
+                json!({"epochs": 9, "max_steps": steps, "scheduler": {"name": "constant"}, "validation_tasks": tasks});
+            let outputs = train(&bench, with).unwrap();
+            fs::read(outputs["metrics"].folder.join("metrics.jsonl")).unwrap()
+        };
+        let made: Vec<Vec<u8>> = steps.iter().map(run).collect();
+        made[made.len() - 1].clone()
+    };
+    assert_eq!(run(&[3, 4, 9]), run(&[9]));
+}
+
+#[test]
+fn tasks_that_cannot_be_asked_are_told() {
+    let problems = |tasks: Value, more: Value| {
+        let mut with = with(more);
+        with["validation_tasks"] = tasks;
+        training::problems(with, &engine::stage::InputFacts::new())
+    };
+    for (tasks, more, message) in [
+        (json!({"limit": 3}), json!({}), "`validation_tasks` names no `tasks`"),
+        (json!({"tasks": []}), json!({}), "`tasks` is empty"),
+        (json!({"tasks": ["piqa", "piqa"]}), json!({}), "the task `piqa` is named twice"),
+        (json!({"tasks": ["gsm8k"]}), json!({}), "the task `gsm8k` generates text"),
+        (json!({"tasks": ["piqa"]}), json!({"backend": "torch"}), "`validation_tasks`"),
+        (json!({"tasks": ["hellaswaq"]}), json!({}), "there is no task `hellaswaq`"),
+    ] {
+        let found = problems(tasks, more);
+        assert!(found.len() == 1 && found[0].contains(message), "{message}: {found:?}");
+    }
+    let none: [&str; 0] = [];
+    assert_eq!(problems(json!({"tasks": ["piqa"], "every_steps": 5}), json!({})), none);
+    let tiny = Tiny::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (bench, mut tasks) = with_tasks(&tiny, folder.path());
+    tasks["tasks"] = json!(["./writes.yaml"]);
+    let error = train(&bench, json!({"validation_tasks": tasks})).unwrap_err();
+    assert!(error.message.contains("`writes` generates text"), "{error:?}");
+    assert!(error.help.as_ref().is_some_and(|help| help.contains("uses: evaluate")), "{error:?}");
 }

@@ -41,6 +41,24 @@ impl StageContext {
         if granted { Ok(document.result_key()) } else { Err(StageError::internal("an input is not granted")) }
     }
 
+    /// What pieces of results of this stage depend on where a part of its parameters decides them: that part, with the
+    /// inputs that it names. All else that a piece depends on has to be in what the stage calls it by.
+    ///
+    /// # Errors
+    /// As [`StageContext::family`].
+    pub fn family_of<S: Stage>(&self, part: &impl Parameter) -> Result<Digest, StageError> {
+        let identity = |reference: &Reference, kinds: &'static [&'static str]| {
+            Some(self.job.inputs.get(&self.resolve(reference, kinds)?)?.identity)
+        };
+        let mut document = KeyDocument::default();
+        document.push("@part_of", S::NAME, Class::Semantic);
+        document.push("@version", S::VERSION.to_string(), Class::Semantic);
+        let mut writer = KeyWriter::new(&mut document, &identity);
+        part.write_key(&mut writer);
+        let granted = writer.unresolved.is_empty();
+        if granted { Ok(document.result_key()) } else { Err(StageError::internal("an input is not granted")) }
+    }
+
     /// The newest results of a family that are whole in the store.
     pub fn reusable(&self, family: &Digest) -> Vec<Reusable> {
         // What cannot be looked up is made anew.

@@ -1,18 +1,18 @@
 //! Texts that stand in other texts: by words in a row, or nearly whole.
 //!
-//! A text stands in another if the two have [`WORDS`] words in a row in common (Brown et al., arXiv:2005.14165,
+//! A text stands in another if the two have 13 words in a row in common (Brown et al., arXiv:2005.14165,
 //! appendix C; a shorter text has to be there whole), or if four fifths of all their pairs of neighbouring words are in
 //! both: a copy of twenty words in which one is another (Lee et al., arXiv:2107.06499). Texts to compare are found by
 //! MinHash (Broder, 1997), and then compared exactly. Words are letters and digits, in lower case; in scripts without
 //! spaces each letter is one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Words in a row that two texts must have in common.
-pub const WORDS: usize = 13;
+const WORDS: usize = 13;
 
 /// A text of fewer words is not looked for: it would stand in too many by chance.
-pub const FEWEST_WORDS: usize = 5;
+const FEWEST_WORDS: usize = 5;
 
 /// Runs of so many words are compared of whole texts.
 const RUN: usize = 2;
@@ -24,15 +24,6 @@ const SIMILARITY: f64 = 0.8;
 /// 10⁸.
 const BANDS: usize = 32;
 const ROWS: usize = 4;
-
-/// How a text stands in another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// With so many words in a row.
-    WordsInARow,
-    /// The two are nearly the same.
-    NearlyWhole,
-}
 
 /// Texts that are looked for.
 #[derive(Debug, Default)]
@@ -70,14 +61,13 @@ impl Sought {
         }
     }
 
-    /// The texts that stand in another, each once, by their numbers.
-    pub fn found_in(&self, text: &str) -> Vec<(usize, How)> {
+    /// The texts that stand in another, by their numbers.
+    pub fn found_in(&self, text: &str) -> BTreeSet<usize> {
         let words = words(text);
-        let mut found: Vec<(usize, How)> = Vec::new();
+        let mut found = BTreeSet::new();
         for length in &self.lengths {
             for run in runs(&words, *length) {
-                let those = self.in_a_row.get(&run).into_iter().flatten();
-                found.extend(those.map(|number| (*number, How::WordsInARow)));
+                found.extend(self.in_a_row.get(&run).into_iter().flatten());
             }
         }
         let own: HashSet<u64> = runs(&words, RUN).collect();
@@ -86,13 +76,10 @@ impl Sought {
                 let common = self.runs[*number].intersection(&own).count();
                 let all = self.runs[*number].len() + own.len() - common;
                 if common as f64 >= SIMILARITY * all as f64 {
-                    found.push((*number, How::NearlyWhole));
+                    found.insert(*number);
                 }
             }
         }
-        // What has words in a row in common is named for that.
-        found.sort_by_key(|(number, how)| (*number, *how == How::NearlyWhole));
-        found.dedup_by_key(|(number, _)| *number);
         found
     }
 }
@@ -156,7 +143,7 @@ mod tests {
     const QUESTION: &str =
         "Which of these is the largest planet of the Solar System, and how many moons does it have? Jupiter.";
 
-    fn found(text: &str) -> Vec<(usize, How)> {
+    fn found(text: &str) -> BTreeSet<usize> {
         let mut sought = Sought::default();
         sought.add("An earlier question which nothing else has anything in common with at all.");
         sought.add(QUESTION);
@@ -167,9 +154,9 @@ mod tests {
     #[test]
     fn words_in_a_row_are_found_whatever_stands_around_them() {
         let within = format!("Here is a quiz.\n\n{}\n\nGood luck with the next one!", QUESTION.to_uppercase());
-        assert_eq!(found(&within), [(1, How::WordsInARow)]);
+        assert_eq!(found(&within), BTreeSet::from([1]));
         let thirteen = "largest planet of the solar system and how many moons does it have";
-        assert_eq!(found(thirteen), [(1, How::WordsInARow)]);
+        assert_eq!(found(thirteen), BTreeSet::from([1]));
         assert!(found("largest planet of the solar system and how many moons does it own").is_empty());
         assert!(found("Too short").is_empty());
     }
@@ -183,7 +170,7 @@ mod tests {
         let mut sought = Sought::default();
         sought.add(&copy(&[]));
         // No 13 in a row are left. Of 21 pairs 17 are in both, and of 23 then 15.
-        assert_eq!(sought.found_in(&copy(&[10])), [(0, How::NearlyWhole)]);
+        assert_eq!(sought.found_in(&copy(&[10])), BTreeSet::from([0]));
         assert!(sought.found_in(&copy(&[8, 11])).is_empty());
     }
 
@@ -192,8 +179,8 @@ mod tests {
         let mut sought = Sought::default();
         sought.add("下列哪一项是最大的行星");
         sought.add("the capital of France is Paris");
-        assert_eq!(sought.found_in("问题:下列哪一项是最大的行星?答案:木星"), [(0, How::WordsInARow)]);
-        assert_eq!(sought.found_in("He knows: the capital of France is Paris, of course."), [(1, How::WordsInARow)]);
+        assert_eq!(sought.found_in("问题:下列哪一项是最大的行星?答案:木星"), BTreeSet::from([0]));
+        assert_eq!(sought.found_in("He knows: the capital of France is Paris, of course."), BTreeSet::from([1]));
         assert!(sought.found_in("the capital of France was Paris").is_empty());
         assert!(sought.found_in("").is_empty());
     }

@@ -7,9 +7,11 @@ use engine::file::parse;
 use engine::file::source::{SourceId, Sources};
 use engine::file::tree::{Node, Value as Tree};
 use engine::suggest;
+use model::sampling::{Sampler as TokenSampler, Sampling};
 use serde_json::{Map, Value};
 
 use super::TaskError;
+use super::fewshot::SEED;
 use super::filter::Pipeline;
 use super::metric::Metric;
 use super::processor::RowProcessor;
@@ -89,6 +91,8 @@ pub struct Generation {
     pub until: Vec<String>,
     /// It has so many tokens at most.
     pub max_new_tokens: usize,
+    /// How its tokens are chosen.
+    pub sampling: Sampling,
 }
 
 /// A task.
@@ -117,6 +121,8 @@ pub struct Task {
     pub gen_prefix: Option<String>,
     pub num_fewshot: usize,
     pub generation: Generation,
+    /// Responses to each row. Where none is drawn they are all the same, and the model is asked once.
+    pub repeats: usize,
     pub filters: Vec<Pipeline>,
     pub metrics: Vec<Metric>,
     /// What is made of each row before anything else.
@@ -146,6 +152,20 @@ pub struct Group {
 pub enum TaskFile {
     Task(Box<Task>),
     Group(Group),
+}
+
+impl Generation {
+    /// Whether tokens are drawn, so that another response to the same prompt is another one.
+    pub fn draws(&self) -> bool {
+        self.sampling.temperature > 0.0
+    }
+}
+
+impl Task {
+    /// Responses that the model is asked for to each prompt.
+    pub fn responses(&self) -> usize {
+        if self.generation.draws() { self.repeats } else { 1 }
+    }
 }
 
 impl TaskFile {
@@ -312,7 +332,12 @@ impl Keys {
     fn task(&self) -> Result<Task, TaskError> {
         if let Some(value) = self.value("custom_dataset") {
             let function = function(value).unwrap_or("");
-            return Err(self.wrong("custom_dataset", format!("the function `{function}` is not known here")));
+            let message = format!(
+                "the rows are made by the function `{function}`, and Python is not run here: write what it returns for each \
+                 split as JSON lines, and name these in its place with `dataset_path: json` and `dataset_kwargs: {{ data_files: \
+                 {{ test: rows.jsonl }} }}`"
+            );
+            return Err(self.wrong("custom_dataset", message));
         }
         let dataset_path = self.text("dataset_path")?;
         let process_docs = match self.value("process_docs") {
@@ -325,8 +350,15 @@ impl Keys {
                 })?)
             }
         };
-        if self.value("repeats").is_some_and(|repeats| *repeats != 1) {
-            return Err(self.wrong("repeats", "a row is asked once here"));
+        let repeats = match self.value("repeats").map(|repeats| (repeats, repeats.as_u64())) {
+            None => 1,
+            Some((_, Some(repeats @ 1..))) => repeats as usize,
+            Some((other, _)) => return Err(self.wrong("repeats", format!("`{other}` is no number of responses"))),
+        };
+        let filters = self.filters()?;
+        if let Some(needed) = filters.iter().map(Pipeline::least_responses).max().filter(|needed| *needed > repeats) {
+            let message = format!("`take_first_k` takes {needed} responses, and `repeats` asks for {repeats}");
+            return Err(self.wrong("filter_list", message));
         }
         let output_type = match self.text("output_type")?.as_deref() {
             None | Some("generate_until") => OutputType::GenerateUntil,
@@ -372,7 +404,8 @@ impl Keys {
             fewshot_delimiter,
             gen_prefix: self.text("gen_prefix")?,
             num_fewshot: num_fewshot as usize,
-            filters: self.filters()?,
+            repeats,
+            filters,
             metrics: self.metrics(output_type)?,
             process_results: self.processor()?,
             version: self.value("metadata").and_then(|data| data.get("version")).cloned().unwrap_or(Value::Null),
@@ -424,7 +457,14 @@ impl Keys {
             None => &none,
             Some(value) => value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?,
         };
-        let mut generation = Generation { until: vec![fewshot_delimiter.to_owned()], max_new_tokens: 256 };
+        let sampling = Sampling { seed: SEED, ..Sampling::GREEDY };
+        let mut generation = Generation { until: vec![fewshot_delimiter.to_owned()], max_new_tokens: 256, sampling };
+        let samples = match arguments.get("do_sample") {
+            None => None,
+            Some(samples) => {
+                Some(samples.as_bool().ok_or_else(|| self.wrong(key, "`do_sample` is to be true or false"))?)
+            }
+        };
         for (name, value) in arguments {
             match (name.as_str(), value) {
                 ("until", Value::String(text)) => generation.until = vec![text.clone()],
@@ -437,15 +477,23 @@ impl Keys {
                     let tokens = tokens.as_u64().ok_or_else(|| self.wrong(key, format!("`{name}` counts tokens")))?;
                     generation.max_new_tokens = tokens as usize;
                 }
-                ("do_sample", Value::Bool(false)) => {}
-                ("temperature", Value::Number(number)) if number.as_f64() == Some(0.0) => {}
-                ("do_sample" | "temperature" | "top_p" | "top_k", _) => {
-                    return Err(
-                        self.wrong(key, format!("`{name}: {value}` samples, and tasks are answered greedily here"))
-                    );
+                ("do_sample", _) => {}
+                ("temperature", Value::Number(number)) => {
+                    generation.sampling.temperature = number.as_f64().unwrap_or(f64::NAN);
+                }
+                ("top_p", Value::Number(number)) => generation.sampling.top_p = number.as_f64(),
+                ("top_k", Value::Number(number)) if number.as_u64().is_some_and(|k| k > 0) => {
+                    generation.sampling.top_k = number.as_u64().map(|k| k as usize);
                 }
                 _ => return Err(self.wrong(key, format!("`{name}: {value}` is not supported"))),
             }
+        }
+        match (samples, generation.sampling.temperature) {
+            (Some(true), temperature) if temperature <= 0.0 => {
+                return Err(self.wrong(key, "`do_sample: true` needs a `temperature` above 0"));
+            }
+            (Some(false), _) | (None, 0.0) => generation.sampling = sampling,
+            _ => drop(TokenSampler::new(generation.sampling).map_err(|error| self.wrong(key, error.to_string()))?),
         }
         Ok(generation)
     }

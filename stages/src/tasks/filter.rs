@@ -12,11 +12,23 @@ const DEFAULT_PATTERN: &str = r"#### (\-?[0-9\.\,]+)";
 /// A step.
 #[derive(Debug, Clone)]
 enum Filter {
-    Regex { pattern: Regex, group_select: i64, fallback: String },
+    Regex {
+        pattern: Regex,
+        group_select: i64,
+        fallback: String,
+    },
     RemoveWhitespace,
     Lowercase,
     Uppercase,
+    /// What a text stands for; of others `default`.
+    Map {
+        values: Map<String, Value>,
+        default: Value,
+    },
     TakeFirst,
+    TakeFirstK(usize),
+    /// The most frequent of the responses; of equally frequent ones the first.
+    MajorityVote,
 }
 
 /// A named pipeline.
@@ -44,17 +56,35 @@ impl Pipeline {
         Ok(Self { name: name.to_owned(), filters })
     }
 
-    /// What it makes of a response.
-    pub fn apply(&self, response: &str) -> String {
-        self.filters.iter().fold(response.to_owned(), |text, filter| match filter {
-            Filter::Regex { pattern, group_select, fallback } => {
-                found(pattern, *group_select, &text).unwrap_or_else(|| fallback.clone())
-            }
-            Filter::RemoveWhitespace => text.trim().to_owned(),
-            Filter::Lowercase => text.to_lowercase(),
-            Filter::Uppercase => text.to_uppercase(),
-            Filter::TakeFirst => text,
-        })
+    /// Responses that it needs to a row: those that `take_first_k` names.
+    pub fn least_responses(&self) -> usize {
+        let needed = |filter: &Filter| if let Filter::TakeFirstK(k) = filter { *k } else { 1 };
+        self.filters.iter().map(needed).max().unwrap_or(1)
+    }
+
+    /// What it makes of the responses to a row: texts, or what they are mapped to.
+    pub fn apply(&self, responses: Vec<String>) -> Vec<Value> {
+        let mut values: Vec<Value> = responses.into_iter().map(Value::String).collect();
+        for filter in &self.filters {
+            let of_texts = |value: Value, make: &dyn Fn(&str) -> Value| value.as_str().map(make).unwrap_or(value);
+            let made: Option<&dyn Fn(&str) -> Value> = match filter {
+                Filter::Regex { pattern, group_select, fallback } => {
+                    Some(&|text: &str| found(pattern, *group_select, text).unwrap_or_else(|| fallback.clone()).into())
+                }
+                Filter::RemoveWhitespace => Some(&|text: &str| text.trim().into()),
+                Filter::Lowercase => Some(&|text: &str| text.to_lowercase().into()),
+                Filter::Uppercase => Some(&|text: &str| text.to_uppercase().into()),
+                Filter::Map { values, default } => Some(&|text: &str| values.get(text).unwrap_or(default).clone()),
+                Filter::TakeFirst | Filter::TakeFirstK(_) | Filter::MajorityVote => None,
+            };
+            values = match (filter, made) {
+                (_, Some(make)) => values.into_iter().map(|value| of_texts(value, make)).collect(),
+                (Filter::TakeFirstK(k), None) => values.into_iter().take(*k).collect(),
+                (Filter::MajorityVote, None) => majority(values).into_iter().collect(),
+                (_, None) => values.into_iter().take(1).collect(),
+            };
+        }
+        values
     }
 }
 
@@ -73,7 +103,17 @@ fn filter(entry: &Value) -> Result<Filter, String> {
         "remove_whitespace" => Ok(Filter::RemoveWhitespace),
         "lowercase" => Ok(Filter::Lowercase),
         "uppercase" => Ok(Filter::Uppercase),
+        "map" => {
+            let values = entry.get("mapping_dict").and_then(Value::as_object).cloned();
+            let values = values.ok_or("`map` lacks `mapping_dict`, what each text stands for")?;
+            Ok(Filter::Map { values, default: entry.get("default_value").cloned().unwrap_or_default() })
+        }
         "take_first" => Ok(Filter::TakeFirst),
+        "take_first_k" => {
+            let k = entry.get("k").and_then(Value::as_u64).filter(|k| *k > 0);
+            Ok(Filter::TakeFirstK(k.ok_or("`take_first_k` lacks `k`, a number of responses")? as usize))
+        }
+        "majority_vote" => Ok(Filter::MajorityVote),
         other => Err(format!("the filter `{other}` is not known here")),
     }
 }
@@ -81,6 +121,13 @@ fn filter(entry: &Value) -> Result<Filter, String> {
 /// Compiles an expression of Python's, of what both have.
 pub(super) fn expression(pattern: &str) -> Result<Regex, String> {
     Regex::new(pattern).map_err(|error| format!("the expression `{pattern}` cannot be used: {error}"))
+}
+
+/// The most frequent of some values; of equally frequent ones the first.
+fn majority(values: Vec<Value>) -> Option<Value> {
+    let votes = |value: &Value| values.iter().filter(|other| *other == value).count();
+    let most = values.iter().map(votes).max()?;
+    values.iter().find(|value| votes(value) == most).cloned()
 }
 
 /// The selected one of all matches, as `re.findall` gives them: of several groups the first that is not empty.

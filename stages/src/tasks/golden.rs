@@ -209,6 +209,38 @@ fn figures_are_those_of_the_harness() {
     println!("{compared} figures compared");
 }
 
+/// Filters over several responses, and metrics of classes: `tests/reference/make_golden_responses.py`.
+#[test]
+fn figures_of_given_responses_are_those_of_the_harness() {
+    let golden = json(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/evaltasks/responses.json")));
+    let draws = usize::try_from(golden["draws"].as_u64().unwrap()).unwrap();
+    let mut compared = 0;
+    for (name, case) in golden["cases"].as_object().unwrap() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("task.yaml"), case["task"].as_str().unwrap()).unwrap();
+        let Ok(TaskFile::Task(task)) = TaskFile::read(&folder.path().join("task.yaml")) else { panic!("{name}") };
+        let rows = case["rows"].as_array().unwrap().iter().map(|row| row.as_object().unwrap().clone());
+        let rows: Vec<Document> = rows.collect();
+        let asking = Asking { task: &task, options: PromptOptions::default(), chat_template: None, num_fewshot: None };
+        let samples = asking.samples(&rows, &[]).unwrap();
+        let answer = |given: &Value| match given.as_str() {
+            Some(text) => Answer::Text(text.to_owned()),
+            None => Answer::of_json(given).unwrap(),
+        };
+        let of_row = |row: &Document| -> Vec<Answer> {
+            let given = case["answers"][row["q"].as_str().unwrap()].as_array().unwrap();
+            // Greedy responses are all the same, and asked for once.
+            let asked = if task.output_type == OutputType::GenerateUntil { task.responses() } else { given.len() };
+            given.iter().take(asked).map(answer).collect()
+        };
+        let answers: Vec<Vec<Answer>> = rows.iter().map(of_row).collect();
+        let ours = task.results(&samples, &answers, draws).unwrap_or_else(|error| panic!("{name}: {error}"));
+        compared += same_figures(name, &ours, &case["figures"]);
+    }
+    assert!(compared > 0);
+    println!("{compared} figures compared");
+}
+
 #[test]
 fn loglikelihoods_are_those_of_the_harness() {
     let tokenizer = tokenizer();

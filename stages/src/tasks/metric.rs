@@ -1,5 +1,7 @@
 //! Metrics: what a row's answer is worth, and how rows become a figure with its standard error.
 
+use std::collections::BTreeMap;
+
 use rayon::prelude::*;
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -58,6 +60,8 @@ pub enum Worth {
     Probabilities(usize, Vec<f64>),
     /// The right choice, and the one made.
     Classes(usize, usize),
+    /// The right class of a text, and the one that it is given.
+    Labels(String, String),
 }
 
 impl Kind {
@@ -90,7 +94,7 @@ impl Kind {
             OutputType::LoglikelihoodRolling => {
                 matches!(self, Self::WordPerplexity | Self::BytePerplexity | Self::BitsPerByte)
             }
-            OutputType::GenerateUntil => self == Self::ExactMatch,
+            OutputType::GenerateUntil => matches!(self, Self::ExactMatch | Self::F1 | Self::Mcc),
         }
     }
 }
@@ -156,11 +160,15 @@ impl Metric {
             (figure(&all), bootstrapped(rows, figure, bootstrap_iterations))
         };
         match self.kind {
+            Kind::Mcc => {
+                let numbered = numbered(rows);
+                let all: Vec<&Worth> = numbered.iter().collect();
+                (mcc(&all), bootstrapped(&numbered, &mcc, bootstrap_iterations))
+            }
             Kind::Perplexity => {
                 over(&|rows: &[&Worth]| (-mean(&rows.iter().map(|row| row.number()).collect::<Vec<_>>())).exp())
             }
             Kind::F1 => over(&f1),
-            Kind::Mcc => over(&mcc),
             Kind::Brier => (brier(rows), None),
             Kind::WordPerplexity | Kind::BytePerplexity => ((-per_unit(rows)).exp(), None),
             Kind::BitsPerByte => (-per_unit(rows) / std::f64::consts::LN_2, None),
@@ -271,13 +279,35 @@ fn f1(rows: &[&Worth]) -> f64 {
     if all == 0.0 { 0.0 } else { 2.0 * true_positive / all }
 }
 
-/// Matthews' correlation of two classes; 0 where it is not defined.
+/// Labels as classes, numbered.
+fn numbered<'w>(rows: &'w [Worth]) -> Vec<Worth> {
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut number = |label: &'w str| {
+        let next = known.len();
+        *known.entry(label).or_insert(next)
+    };
+    let mut of_row = |row: &'w Worth| match row {
+        Worth::Labels(right, made) => Worth::Classes(number(right), number(made)),
+        other => other.clone(),
+    };
+    rows.iter().map(&mut of_row).collect()
+}
+
+/// Matthews' correlation of any number of classes; 0 where it is not defined. `sklearn.metrics.matthews_corrcoef`.
 fn mcc(rows: &[&Worth]) -> f64 {
-    let [true_positive, false_negative, false_positive, true_negative] = confusion(rows);
-    let product = (true_positive + false_positive)
-        * (true_positive + false_negative)
-        * (true_negative + false_positive)
-        * (true_negative + false_negative);
-    let above = true_positive * true_negative - false_positive * false_negative;
-    if product == 0.0 { 0.0 } else { above / product.sqrt() }
+    let (mut of_right, mut of_made): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
+    let (mut same, mut all) = (0.0, 0.0);
+    for row in rows {
+        let Worth::Classes(right, made) = row else { continue };
+        let classes = of_right.len().max(right + 1).max(made + 1);
+        of_right.resize(classes, 0.0);
+        of_made.resize(classes, 0.0);
+        of_right[*right] += 1.0;
+        of_made[*made] += 1.0;
+        same += f64::from(u8::from(right == made));
+        all += 1.0;
+    }
+    let dot = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(one, other)| one * other).sum::<f64>();
+    let variances = (all * all - dot(&of_made, &of_made)) * (all * all - dot(&of_right, &of_right));
+    if variances == 0.0 { 0.0 } else { (same * all - dot(&of_right, &of_made)) / variances.sqrt() }
 }

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use super::TaskError;
 use super::encode::is_python_space;
 use super::file::{Group, OutputType, Processor, Task};
+use super::filter::Pipeline;
 use super::metric::{Kind, Metric, Worth, mean};
 use super::request::{Gold, Request, Sample};
+use super::template::printed;
 
 /// What a model makes of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +22,27 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// As samples hold it: a log-likelihood as the pair that it is, a continuation as a text.
+    pub fn json(&self) -> Value {
+        match self {
+            Self::Loglikelihood { sum, is_greedy } => json!([sum, is_greedy]),
+            Self::Text(text) => json!(text),
+        }
+    }
+
+    /// What [`Answer::json`] makes of it, read again; `None` of a log-likelihood that is not finite, which JSON has
+    /// not.
+    pub fn of_json(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(text) => Some(Self::Text(text.clone())),
+            Value::Array(pair) => match &pair[..] {
+                [sum, is_greedy] => Some(Self::Loglikelihood { sum: sum.as_f64()?, is_greedy: is_greedy.as_bool()? }),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn sum(&self) -> f64 {
         if let Self::Loglikelihood { sum, .. } = self { *sum } else { f64::NAN }
     }
@@ -46,23 +71,29 @@ pub struct Results {
 }
 
 impl Task {
-    /// What the answers to a row are worth by a metric; of a generation, by the text that a filter makes of it.
+    /// What the answers to a row are worth by a metric; of a generation, by what a filter makes of the responses.
     ///
     /// # Errors
-    /// Fails where a processor's columns are missing.
+    /// Fails where a processor's columns are missing, or a metric of classes is given something else.
     pub fn worth(
         &self,
         metric: &Metric,
         sample: &Sample,
         answers: &[Answer],
-        filtered: Option<&str>,
+        filtered: &[Value],
     ) -> Result<Worth, TaskError> {
         if self.process_results == Some(Processor::TruthfulQaMc2) {
             return self.truthful(sample, answers).map(Worth::Number);
         }
         let number = |flag: bool| Worth::Number(f64::from(u8::from(flag)));
         Ok(match (self.output_type, metric.kind) {
-            (OutputType::MultipleChoice, kind) => self.choice(kind, sample, answers),
+            (OutputType::MultipleChoice, kind) => match self.choice(kind, sample, answers) {
+                Worth::Classes(right, made) if kind == Kind::F1 && right.max(made) > 1 => {
+                    let message = format!("`f1` is of two choices, and choice {} stands here", right.max(made) + 1);
+                    return Err(TaskError::key(&self.file, "metric_list", message));
+                }
+                worth => worth,
+            },
             (OutputType::Loglikelihood, Kind::Acc) => number(answers[0].is_greedy()),
             (OutputType::Loglikelihood, _) => Worth::Number(answers[0].sum()),
             (OutputType::LoglikelihoodRolling, kind) => {
@@ -75,15 +106,61 @@ impl Task {
                 let units = if kind == Kind::WordPerplexity { words(text) } else { text.len() };
                 Worth::Weighted(answers[0].sum(), units as f64)
             }
+            (OutputType::GenerateUntil, Kind::F1 | Kind::Mcc) => self.class(metric.kind, sample, filtered)?,
             (OutputType::GenerateUntil, _) => {
-                let said = filtered.unwrap_or("");
-                let is_right = match &sample.gold {
-                    Gold::Texts(texts) => texts.iter().any(|text| metric.alike.same(said, text)),
-                    Gold::Choices(_) => false,
-                };
-                number(is_right)
+                let Gold::Texts(right) = &sample.gold else { return Ok(Worth::Number(0.0)) };
+                let is_right = |said: &Value| right.iter().any(|text| metric.alike.same(&printed(said), text));
+                // Of several responses their share.
+                Worth::Number(
+                    filtered.iter().filter(|said| is_right(said)).count() as f64 / filtered.len().max(1) as f64,
+                )
             }
         })
+    }
+
+    /// What a filter makes of the responses to a row; where none was drawn they are all the same.
+    fn filtered(&self, pipeline: &Pipeline, answers: &[Answer]) -> Vec<Value> {
+        let texts = answers.iter().filter_map(|answer| match answer {
+            Answer::Text(text) => Some(text.clone()),
+            Answer::Loglikelihood { .. } => None,
+        });
+        let texts: Vec<String> = texts.collect();
+        if texts.is_empty() {
+            return Vec::new();
+        }
+        pipeline.apply(texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect())
+    }
+
+    /// The class that a row has, and the one that its answer is.
+    fn class(&self, kind: Kind, sample: &Sample, filtered: &[Value]) -> Result<Worth, TaskError> {
+        let name = kind.name();
+        let wrong = |key: &str, message: String| Err(TaskError::key(&self.file, key, message));
+        let [made] = filtered else {
+            let message = format!("`{name}` is of one answer to a row: end the filter with `take_first`");
+            return wrong("filter_list", message);
+        };
+        let right = match &sample.gold {
+            Gold::Texts(right) if right.len() == 1 => &right[0],
+            _ => return wrong("doc_to_target", format!("`{name}` is of one right class, and there are several")),
+        };
+        if made.is_null() {
+            let message = "`map` has neither a value for an answer nor a `default_value`";
+            return wrong("filter_list", message.to_owned());
+        }
+        if kind == Kind::Mcc {
+            return Ok(Worth::Labels(right.clone(), printed(made)));
+        }
+        let class = |text: &str| ["0", "1"].iter().position(|class| *class == text);
+        match (class(right), class(&printed(made)), made) {
+            (Some(right), Some(made), Value::Number(_)) => Ok(Worth::Classes(right, made)),
+            _ => {
+                let message = format!(
+                    "`f1` is of the classes 0 and 1, and there are `{right}` and `{}`: the filter `map` makes numbers of answers",
+                    printed(made)
+                );
+                wrong("metric_list", message)
+            }
+        }
     }
 
     fn choice(&self, kind: Kind, sample: &Sample, answers: &[Answer]) -> Worth {
@@ -119,7 +196,8 @@ impl Task {
         Ok(of_true / p.iter().sum::<f64>())
     }
 
-    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left out.
+    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left
+    /// out.
     ///
     /// # Errors
     /// As for [`Task::worth`], with the row.
@@ -128,14 +206,11 @@ impl Task {
         for pipeline in &self.filters {
             for metric in &self.metrics {
                 let row = |at: usize| {
-                    let filtered = match answers[at].first() {
-                        Some(Answer::Text(text)) => Some(pipeline.apply(text)),
-                        _ => None,
-                    };
-                    let worth = self.worth(metric, &samples[at], &answers[at], filtered.as_deref());
+                    let filtered = self.filtered(pipeline, &answers[at]);
+                    let worth = self.worth(metric, &samples[at], &answers[at], &filtered);
                     Ok(match worth.map_err(|error| error.in_row(at))? {
                         Worth::Number(number) | Worth::Weighted(number, _) => Some(number),
-                        Worth::Probabilities(..) | Worth::Classes(..) => None,
+                        Worth::Probabilities(..) | Worth::Classes(..) | Worth::Labels(..) => None,
                     })
                 };
                 let column = (0..samples.len()).map(row).collect::<Result<_, TaskError>>()?;
@@ -157,16 +232,10 @@ impl Task {
     ) -> Result<Results, TaskError> {
         let mut results = Results { sample_len: samples.len(), ..Results::default() };
         for pipeline in &self.filters {
-            let filtered: Vec<Option<String>> = answers
-                .iter()
-                .map(|answers| match answers.first() {
-                    Some(Answer::Text(text)) => Some(pipeline.apply(text)),
-                    _ => None,
-                })
-                .collect();
+            let filtered: Vec<Vec<Value>> = answers.iter().map(|of_row| self.filtered(pipeline, of_row)).collect();
             for metric in &self.metrics {
                 let row = |at: usize| {
-                    let worth = self.worth(metric, &samples[at], &answers[at], filtered[at].as_deref());
+                    let worth = self.worth(metric, &samples[at], &answers[at], &filtered[at]);
                     worth.map_err(|error| error.in_row(at))
                 };
                 let rows: Vec<Worth> = (0..samples.len()).map(row).collect::<Result<_, _>>()?;

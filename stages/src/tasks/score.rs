@@ -21,12 +21,12 @@ pub struct Loglikelihood {
 ///
 /// # Errors
 /// Fails where `score` does.
-pub fn loglikelihoods(
-    pairs: &[Pair],
+pub fn loglikelihoods<'p>(
+    pairs: impl IntoIterator<Item = &'p Pair>,
     max_length: usize,
-    score: impl FnOnce(&[Context<'_>]) -> Result<Vec<Vec<RowScore>>, StageError>,
+    score: impl FnOnce(&[Context<'p>]) -> Result<Vec<Vec<RowScore>>, StageError>,
 ) -> Result<Vec<Loglikelihood>, StageError> {
-    let mut contexts: Vec<Context<'_>> = Vec::new();
+    let mut contexts: Vec<Context<'p>> = Vec::new();
     for Pair { context_ids, continuation_ids } in pairs {
         let cut = (context_ids.len() + continuation_ids.len()).saturating_sub(max_length + 1);
         let ids = &context_ids[cut..];

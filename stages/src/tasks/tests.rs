@@ -9,6 +9,7 @@ use super::documents::{self, Document};
 use super::file::{Task, TaskFile};
 use super::prompt::PromptOptions;
 use super::request::{Asking, Request, Sample};
+use super::results::Answer;
 
 const TASK: &str = "task: letters
 output_type: multiple_choice
@@ -123,4 +124,71 @@ fn rows_that_cannot_be_read_are_named() {
     std::fs::write(folder.path().join("rows.jsonl"), "[{\"a\": 1}, {\"a\": null}]").unwrap();
     let rows = documents::read(&task, "test", folder.path()).unwrap();
     assert_eq!(rows.into_iter().map(Value::from).collect::<Vec<_>>(), [json!({ "a": 1 }), json!({ "a": null })]);
+}
+
+const GENERATES: &str = "task: words
+dataset_kwargs: { data_files: { test: rows.jsonl } }
+test_split: test
+doc_to_text: q
+doc_to_target: t
+generation_kwargs: { until: ['.'] }
+metric_list: [{ metric: exact_match }]
+";
+
+#[test]
+fn how_often_and_how_a_row_is_answered_is_checked() {
+    let with = |from: &str, to: &str| GENERATES.replace(from, to);
+    let filtered = |filters: &str| format!("{GENERATES}filter_list: [{{ name: x, filter: [{filters}] }}]\n");
+    for (text, said) in [
+        (format!("{GENERATES}repeats: 0\n"), "`repeats`: `0` is no number of responses"),
+        (format!("{GENERATES}repeats: many\n"), "`repeats`: `\"many\"` is no number of responses"),
+        (filtered("{ function: take_first_k, k: 2 }"), "`take_first_k` takes 2 responses, and `repeats` asks for 1"),
+        (filtered("{ function: take_first_k }"), "`take_first_k` lacks `k`"),
+        (filtered("{ function: map }"), "`map` lacks `mapping_dict`"),
+        (with("'.']", "'.'], do_sample: true"), "`do_sample: true` needs a `temperature` above 0"),
+        (with("'.']", "'.'], do_sample: 3"), "`do_sample` is to be true or false"),
+        (with("'.']", "'.'], temperature: -1"), "`temperature` is -1"),
+        (with("'.']", "'.'], temperature: 1, top_p: 2"), "`top_p` is 2"),
+        (with("'.']", "'.'], num_beams: 2"), "`num_beams: 2` is not supported"),
+    ] {
+        assert!(refusal(&text).contains(said), "{said}: {}", refusal(&text));
+    }
+    let task = read(&(with("'.']", "'.'], temperature: 0.5, top_k: 3") + "repeats: 4\n")).unwrap();
+    assert_eq!((task.responses(), task.generation.sampling.top_k), (4, Some(3)));
+    // As the harness has it: what is not drawn is asked for once, and a temperature without drawing changes nothing.
+    let task = read(&(with("'.']", "'.'], do_sample: false, temperature: 0.5") + "repeats: 4\n")).unwrap();
+    assert_eq!((task.responses(), task.repeats), (1, 4));
+    let said = refusal(&format!("{GENERATES}custom_dataset: !function utils.rows\n"));
+    assert!(said.contains("`utils.rows`") && said.contains("`dataset_path: json`"), "{said}");
+}
+
+#[test]
+fn metrics_of_classes_say_what_they_are_not_given() {
+    let said = |metric: &str, filters: &str, target: Value, answers: &[&str]| {
+        let metric = GENERATES.replace("exact_match", metric) + "repeats: 2\n";
+        let text = format!("{metric}filter_list: [{{ name: x, filter: [{filters}] }}]\n");
+        let row = json!({ "q": "Which?", "t": target });
+        let samples = samples(&text, &[row]).unwrap();
+        let answers = answers.iter().map(|text| Answer::Text((*text).to_owned())).collect();
+        let found = read(&text).unwrap().results(&samples, &[answers], 0);
+        found.map(|_| String::new()).unwrap_or_else(|error| error.to_string())
+    };
+    let map = "{ function: map, mapping_dict: { a: 1, b: 0 } }, { function: take_first }";
+    assert_eq!(said("f1", map, json!("1"), &["a"]), "");
+    assert_eq!(said("mcc", "{ function: take_first }", json!("red"), &["blue"]), "");
+    for (found, expected) in [
+        (said("f1", map, json!("1"), &["c"]), "row 1, `filter_list`: `map` has neither a value"),
+        (said("f1", "{ function: take_first }", json!("1"), &["1"]), "the filter `map` makes numbers of answers"),
+        (said("f1", map, json!("2"), &["a"]), "`f1` is of the classes 0 and 1, and there are `2` and `1`"),
+        (said("mcc", "{ function: lowercase }", json!("1"), &["a"]), "end the filter with `take_first`"),
+        (said("mcc", map, json!(["1", "0"]), &["a"]), "`doc_to_target`: `mcc` is of one right class"),
+    ] {
+        assert!(found.contains(expected), "{expected}: {found}");
+    }
+    let choices = TASK.replace("metric: acc", "metric: f1");
+    let row = json!({ "question": "Which?", "options": ["a", "b", "c"], "answer": 2 });
+    let samples = samples(&choices, &[row]).unwrap();
+    let answers = vec![vec![Answer::Loglikelihood { sum: -1.0, is_greedy: false }; 3]];
+    let said = read(&choices).unwrap().results(&samples, &answers, 0).unwrap_err().to_string();
+    assert!(said.contains("`f1` is of two choices"), "{said}");
 }

@@ -5,10 +5,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use engine::error::StageError;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sha2::Digest as _;
 
 /// The commit that `main` is at.
@@ -16,6 +21,31 @@ pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The commit that `refs/convert/parquet` is at, where there is one.
 pub(crate) const CONVERTED: &str = "fedcba9876543210fedcba9876543210fedcba98";
+
+/// What the test's child `name` makes of parameters ([`in_child`]), in a process for which `endpoint` is the Hub; or
+/// the message and the help of its failure.
+pub(crate) fn in_process_with_hub<T: DeserializeOwned>(name: &str, endpoint: &str, with: &Value) -> Result<T, String> {
+    let root = tempfile::tempdir().unwrap();
+    let output = test_harness::child(name)
+        .env("HF_ENDPOINT", endpoint)
+        .env("HF_HOME", root.path().join("home"))
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_TOKEN")
+        .env("TEST_FOLDER", root.path())
+        .env("TEST_WITH", with.to_string())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&std::fs::read(root.path().join("result.json")).unwrap()).unwrap()
+}
+
+/// The child's side of [`in_process_with_hub`].
+pub(crate) fn in_child<T: Serialize>(run: impl FnOnce(&Path, Value) -> Result<T, StageError>) {
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let with: Value = serde_json::from_str(&std::env::var("TEST_WITH").unwrap()).unwrap();
+    let result = run(&root, with).map_err(|error| format!("{}\n{}", error.message, error.help.unwrap_or_default()));
+    std::fs::write(root.join("result.json"), serde_json::to_vec(&result).unwrap()).unwrap();
+}
 
 /// What goes wrong with the answer to one request for a file.
 #[derive(Debug, Clone)]

@@ -19,6 +19,7 @@ mod text;
 
 mod worker;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use devices::DeviceKind;
@@ -43,8 +44,10 @@ pub use less_memory::with_less_memory;
 pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRequest, RequestId, Stop};
 pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
+pub use native::not_scored;
 use native::{Evaluator, NativeEngine};
 pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};
+pub use score::{ContinuationScores, continuations as score_continuations};
 use speed::speed;
 pub use stop::{StopStrings, StopToken, token_ids_of_model};
 pub use text::CompletionText;
@@ -231,6 +234,14 @@ impl InferenceParams {
     }
 }
 
+/// Positions that the model of a folder has, without its weights.
+///
+/// # Errors
+/// Fails where its configuration cannot be read.
+pub fn positions(model: &Path) -> Result<usize, StageError> {
+    Ok(checkpoint::architecture(model)?.max_position_embeddings().unwrap_or(usize::MAX))
+}
+
 /// Where a model is asked.
 enum Asked {
     /// In this process.
@@ -294,9 +305,11 @@ impl Respondent {
         Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
     }
 
-    /// When its next answers end, beside the model's own ends: after so many tokens, or before one of these texts.
-    pub fn end_at(&mut self, max_new_tokens: usize, stop_strings: &[String]) {
+    /// How its next answers come about: when they end, beside the model's own ends (after so many tokens, or before one
+    /// of these texts), and how their tokens are chosen.
+    pub fn answer_as(&mut self, max_new_tokens: usize, stop_strings: &[String], sampling: Sampling) {
         self.options.max_new_tokens = max_new_tokens;
+        self.options.sampling = sampling;
         self.stop_strings = StopStrings::new(stop_strings);
     }
 
@@ -340,7 +353,9 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<Vec<RowScore>>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => score::continuations(&mut **model, contexts, told, context),
+            Asked::Here(model) => {
+                score::continuations(&mut |some| model.score_continuations(some), contexts, told, context)
+            }
             Asked::Worker(worker) => {
                 let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
                 let rows: Vec<Encoded> = all.collect();

@@ -12,13 +12,13 @@ use model::generation::{
     Queue, QueuedRequest, Request, RequestId,
 };
 use model::memory::cache_bytes;
-use model::ops::TokenScore;
 use model::peft::Adapter as AdapterWeights;
 use model::sampling::SamplingError;
 use model::scoring::{Context, Scorer};
 use model::session::SessionError;
 
 use super::requests::{Batching, EngineSettings, InferenceEngine};
+use super::score::ContinuationScores;
 use crate::compute::kernels;
 use crate::compute::quantize::WeightFormat;
 
@@ -41,7 +41,7 @@ pub(super) trait Evaluator: InferenceEngine {
     ///
     /// # Errors
     /// Fails if a context does not fit the model or the device fails.
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError>;
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError>;
 
     /// Completes prompts that are all known, several at a time, by adapter 0. Each must have a token at least, and
     /// fewer than the model has positions.
@@ -224,7 +224,7 @@ where
         self.decoder.score(batch).map_err(not_scored)
     }
 
-    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<Vec<Vec<Vec<TokenScore>>>, StageError> {
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
         self.select(Carried::Nothing);
         self.scorer.score(&self.decoder, contexts).map_err(not_scored)
     }
@@ -242,7 +242,8 @@ where
     }
 }
 
-fn not_scored(error: RunError) -> StageError {
+/// A batch that could not be scored.
+pub fn not_scored(error: RunError) -> StageError {
     let cause = match &error {
         RunError::Batch(_) => Cause::BadData,
         RunError::Kernel(_) => Cause::Machine,

@@ -55,9 +55,16 @@ fn of_rows(model: &mut dyn Evaluator, batch: &Batch, rows: &[Encoded]) -> Result
     Ok(rows.iter().map(of_row).collect())
 }
 
-/// Scores the continuations of each context; `told` hears how many are done.
-pub(super) fn continuations(
-    model: &mut dyn Evaluator,
+/// The scores of the tokens of continuations of contexts: `[context][continuation][token]`.
+pub type ContinuationScores = Vec<Vec<Vec<TokenScore>>>;
+
+/// Scores the continuations of each context by `score`, which is handed some contexts at a time, those that begin alike
+/// together; `told` hears how many are done.
+///
+/// # Errors
+/// Fails where `score` does, or the user ends it.
+pub fn continuations(
+    score: &mut dyn FnMut(&[Context<'_>]) -> Result<ContinuationScores, StageError>,
     contexts: &[Context<'_>],
     told: &mut dyn FnMut(usize, &mut StageContext),
     context: &mut StageContext,
@@ -71,7 +78,7 @@ pub(super) fn continuations(
         context.stop_if_cancelled()?;
         let (now, later) = rest.split_at(fitting(contexts, rest));
         let together: Vec<Context<'_>> = now.iter().map(|at| contexts[*at].clone()).collect();
-        for (at, found) in now.iter().zip(model.score_continuations(&together)?) {
+        for (at, found) in now.iter().zip(score(&together)?) {
             done += found.len();
             scores[*at] = found.iter().map(|tokens| of_tokens(tokens)).collect();
         }

@@ -5,16 +5,13 @@
 //! different conventions cannot be compared.
 
 mod answers;
-mod beside;
-mod contamination;
 mod exact_match;
 mod examples;
 mod figures;
 mod likelihood;
 mod preference;
 mod report;
-mod task_rows;
-mod tasks;
+pub(in crate::kinds) mod tasks;
 
 use devices::DeviceKind;
 use engine::artifact::Output;
@@ -182,11 +179,11 @@ impl Stage for Evaluate {
     }
 
     fn outside(params: &EvaluateParams) -> Vec<Outside> {
-        params.task.0.outside()
+        params.task.0.choice.outside()
     }
 
     fn secrets(params: &EvaluateParams) -> Vec<Secret> {
-        params.task.0.secrets()
+        params.task.0.choice.secrets()
     }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {

@@ -3,6 +3,7 @@
 //! What depends on nothing but the run's inputs is in [`Record`], which becomes part of a result. Speed and memory are
 //! told and not kept there.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use engine::context::StageContext;
@@ -60,6 +61,16 @@ pub(super) enum Record {
         #[serde(flatten)]
         preference: Option<preference::Figures>,
     },
+    /// The answers to evaluation tasks.
+    Tasks {
+        /// Steps done before it; 0 for the model as it was.
+        step: u64,
+        /// The epoch of the last of them, from 1; 0 before the first.
+        epoch: u64,
+        /// By task or group, metric and filter: `arc_easy.acc,none`.
+        #[serde(flatten)]
+        figures: BTreeMap<String, f64>,
+    },
 }
 
 impl Record {
@@ -94,6 +105,15 @@ impl History {
     /// The `loss` of the last record of a kind.
     pub(super) fn last_loss(&self, kind: &str) -> Option<f64> {
         self.0.lines().rev().find_map(|line| loss(line, kind))
+    }
+
+    /// The last figures of tasks.
+    pub(super) fn last_of_tasks(&self) -> Map<String, Value> {
+        let of_tasks = |line: &str| serde_json::from_str::<Map<String, Value>>(line).ok();
+        let mut records = self.0.lines().rev().filter_map(of_tasks);
+        let mut last = records.find(|record| record["kind"] == "tasks").unwrap_or_default();
+        last.retain(|name, value| name.contains('.') && !value.is_null());
+        last
     }
 
     fn add(&mut self, record: &Record) {
@@ -209,7 +229,7 @@ impl MetricsLogger {
         )
     }
 
-    /// Tells of a validation that took so long, which is no part of the speed of training.
+    /// Tells of a validation, or of tasks, that took so long, which is no part of the speed of training.
     pub(super) fn validation(&mut self, record: &Record, took: Duration, context: &mut StageContext) {
         self.log(record, &[], context);
         self.clock.leave_out(took);
@@ -315,7 +335,9 @@ mod tests {
         let both = |preference: Option<preference::Figures>| {
             [of_step(preference.clone(), 0.5), of_validation(preference, f64::NAN)]
         };
-        figures.into_iter().flat_map(both).collect()
+        let of_tasks = BTreeMap::from([("sums.acc,none".to_owned(), 0.5), ("a b.f1,x".to_owned(), f64::NAN)]);
+        let of_tasks = Record::Tasks { step: 0, epoch: 0, figures: of_tasks };
+        figures.into_iter().flat_map(both).chain([of_tasks]).collect()
     }
 
     #[test]
@@ -335,7 +357,7 @@ mod tests {
             let kind = values["kind"].as_str().unwrap().to_owned();
             seen.extend(record.values().keys().map(|name| (kind.clone(), name.clone())));
         }
-        for kind in ["train", "validation"] {
+        for kind in ["train", "validation", "tasks"] {
             for name in schema["$defs"][kind]["properties"].as_object().unwrap().keys() {
                 assert!(seen.contains(&(kind.to_owned(), name.clone())), "no {kind} record has `{name}`");
             }

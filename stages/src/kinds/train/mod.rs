@@ -22,6 +22,7 @@ mod rows;
 mod session;
 mod state;
 mod summary;
+mod tasks;
 mod tensorboard;
 mod validation;
 mod workers;
@@ -36,14 +37,17 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
+use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, WorkingState};
+use engine::stage::{
+    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState,
+};
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
     BaseFormat, BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss,
     LossScale, Method, MinLr, OptimizerParams, QuantizeParams, Reference, SchedulerParams, Targets, TrainParams,
-    UpdateRule, Warmup,
+    UpdateRule, ValidationTasks, Warmup,
 };
 
 use inputs::Inputs;
@@ -55,6 +59,7 @@ use crate::compute::kernels::{self, Kernels};
 use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, Metrics, Model, OutputKind};
 use crate::data::prompt::PROMPT;
+use crate::kinds::dataset::pin_on_hub;
 use crate::smoke::{self, Lowered};
 
 /// The stage kind.
@@ -99,15 +104,29 @@ impl Stage for Train {
         problems
     }
 
+    fn outside(params: &TrainParams) -> Vec<Outside> {
+        params.validation_tasks.iter().flat_map(|tasks| tasks.choice.outside()).collect()
+    }
+
+    fn secrets(params: &TrainParams) -> Vec<Secret> {
+        params.validation_tasks.iter().flat_map(|tasks| tasks.choice.secrets()).collect()
+    }
+
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+        pin_on_hub(request)
+    }
+
     fn smoke(parameters: &serde_json::Value) -> Smoke {
-        Lowered::from(parameters)
+        let lowered = Lowered::from(parameters)
             .at_most("max_steps", smoke::STEPS)
             .set("epochs", smoke::STEPS)
             .replace("gradient_accumulation_steps", 1)
             .replace("leftover", "step")
             .cut("scheduler.warmup_steps", 1)
             .cut("eval_steps", 1)
-            .done()
+            .cut("validation_tasks.every_steps", 1);
+        let has_tasks = lowered.file_says("validation_tasks").is_some();
+        if has_tasks { lowered.at_most("validation_tasks.limit", smoke::ROWS).done() } else { lowered.done() }
     }
 
     fn survey(params: &TrainParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {

@@ -22,10 +22,12 @@ use super::parameters::TrainParams;
 use super::preference::{self, Figures, LogProbs};
 use super::state::Progress;
 use super::summary;
+use super::tasks::TaskValidator;
 use super::validation::Validator;
 use super::workers::shares;
 use super::{checkpoints, output};
 use crate::data::artifact::{LogProbs as LogProbsKind, TokenRow, TokensOrPacks, TokensReader};
+use crate::hub::forget_working_files;
 use crate::kinds::log_probs;
 
 /// Runs the stage by a learner that `open` gives; `remark` ends the report.
@@ -42,6 +44,8 @@ pub(super) fn run(
     let rows_at_once = ranks.rows_at_once(params.micro_batch_size);
     let validator = validation.map(|rows| Validator::new(rows, rows_at_once, ranks.clone(), params.eval_steps));
     let mut validator = validator.transpose()?;
+    let tasks = params.validation_tasks.as_ref().filter(|_| ranks.is_rank_zero());
+    let tasks = tasks.map(|tasks| TaskValidator::open(tasks, &model.folder, context)).transpose()?;
     // Before a saved state is taken up: the learner still has the values that the run starts from.
     let objective = params.loss.objective();
     let reference = match objective.clone() {
@@ -81,6 +85,7 @@ pub(super) fn run(
         division,
         rows,
         validator,
+        tasks,
         metrics_logger,
         rows_at_once,
         objective,
@@ -102,7 +107,9 @@ pub(super) fn run(
         Some(config) => output::adapter(config, &values, &facts, &model, &rows, params.quantize.as_ref(), context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
     }
-    output::metrics(metrics_logger.history().lines(), facts, context)
+    output::metrics(metrics_logger.history().lines(), facts, context)?;
+    // Rows of tasks that were fetched.
+    forget_working_files(context.working())
 }
 
 /// Fails where nothing was learned.
@@ -209,6 +216,8 @@ struct Session<'a> {
     order: RowOrder,
     rows: TokensReader,
     validator: Option<Validator>,
+    /// Of rank 0 alone.
+    tasks: Option<TaskValidator>,
     metrics_logger: MetricsLogger,
     /// Rows that a rank computes at once.
     rows_at_once: usize,
@@ -234,6 +243,12 @@ impl Session<'_> {
                 if best && self.params.keep_best && self.is_rank_zero() {
                     checkpoints::save_best(&mut self.progress, &mut *self.learner, context)?;
                 }
+            }
+            if self.tasks_are_due() {
+                if self.ask_tasks(context)?.is_break() {
+                    return self.stop(context);
+                }
+                self.unsaved = true;
             }
             let over = self.is_over();
             if self.unsaved && (over || self.saving_is_due()) {
@@ -314,7 +329,10 @@ impl Session<'_> {
     /// The next step, for a learner that works ahead, unless something else comes between.
     fn work_ahead(&mut self, context: &StageContext) -> Result<Option<StepWork>, StageError> {
         let step = self.progress.step;
-        let is_next = step < self.progress.total_steps && !self.validation_is_due() && !self.saving_is_due();
+        let is_next = step < self.progress.total_steps
+            && !self.validation_is_due()
+            && !self.tasks_are_due()
+            && !self.saving_is_due();
         if !self.learner.works_ahead() || self.objective.is_some() || !is_next || context.cancelled() {
             return Ok(None);
         }
@@ -406,7 +424,7 @@ impl Session<'_> {
             validated.measure(self.params.best_by),
             self.params.early_stopping.as_ref(),
         );
-        let epoch = step.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1);
+        let epoch = self.epoch_of(step);
         let record = Record::Validation {
             step,
             epoch,
@@ -421,6 +439,36 @@ impl Session<'_> {
         let line = format!("{epoch}|{step}|Validation loss: {:.4}{compared}", validated.loss);
         context.progress("steps", step, Some(self.progress.total_steps), Some(line));
         Ok(ControlFlow::Continue(best))
+    }
+
+    fn tasks_are_due(&self) -> bool {
+        let step = self.progress.step;
+        self.progress.tasks != Some(step) && self.tasks.as_ref().is_some_and(|tasks| tasks.is_due(step, &self.division))
+    }
+
+    /// Asks the tasks after the last whole step; broken off where the user wants to stop.
+    fn ask_tasks(&mut self, context: &mut StageContext) -> Result<ControlFlow<()>, StageError> {
+        let Some(tasks) = &self.tasks else { return Ok(ControlFlow::Continue(())) };
+        let profile = context.profile().clone();
+        let _phase = profile.phase("tasks");
+        let began = Instant::now();
+        let figures = match tasks.measure(&mut *self.learner, context) {
+            Err(error) if error.cause == Cause::Cancelled => return Ok(ControlFlow::Break(())),
+            measured => measured?,
+        };
+        let step = self.progress.step;
+        self.progress.tasks = Some(step);
+        let epoch = self.epoch_of(step);
+        let words: Vec<String> = figures.iter().map(|(name, figure)| format!("{name} {figure:.4}")).collect();
+        let line = format!("{epoch}|{step}|{}", words.join(", "));
+        self.metrics_logger.validation(&Record::Tasks { step, epoch, figures }, began.elapsed(), context);
+        context.progress("steps", step, Some(self.progress.total_steps), Some(line));
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The epoch of the last of so many steps, from 1; 0 before the first.
+    fn epoch_of(&self, steps: u64) -> u64 {
+        steps.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1)
     }
 
     fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
@@ -462,6 +510,12 @@ impl Session<'_> {
         if self.validator.is_some()
             && self.progress.validation.last != Some(self.progress.step)
             && self.validate(context)?.is_break()
+        {
+            self.stop(context)?;
+        }
+        if self.tasks.is_some()
+            && self.progress.tasks != Some(self.progress.step)
+            && self.ask_tasks(context)?.is_break()
         {
             self.stop(context)?;
         }

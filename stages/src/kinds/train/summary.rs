@@ -49,6 +49,7 @@ pub(super) fn facts(
     if let Some(loss) = history.last_loss("validation") {
         add("last_validation_loss", loss.into());
     }
+    history.last_of_tasks().into_iter().for_each(|(name, value)| add(&name, value));
     if let Some(best) = progress.validation.best {
         let name = match params.best_by {
             BestBy::Loss => "best_validation_loss".to_owned(),

@@ -104,10 +104,7 @@ impl Validator {
     /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training
     /// changed.
     pub(super) fn is_due(&self, steps: u64, division: &Division) -> bool {
-        match self.every {
-            Some(every) => steps.is_multiple_of(every),
-            None => steps == 0 || division.ends_epoch(steps),
-        }
+        is_due(self.every, steps, division)
     }
 
     /// Scores every row, a micro-batch at a time, which go around among the ranks.
@@ -139,6 +136,14 @@ impl Validator {
             }
             Scored::NotFinite { loss, rows } => Err(not_finite(loss, &rows, step)),
         }
+    }
+}
+
+/// Whether something that is done every so many steps, else at the end of each epoch, is due once so many are done.
+pub(super) fn is_due(every: Option<u64>, steps: u64, division: &Division) -> bool {
+    match every {
+        Some(every) => steps.is_multiple_of(every),
+        None => steps == 0 || division.ends_epoch(steps),
     }
 }
 

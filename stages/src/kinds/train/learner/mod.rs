@@ -20,10 +20,12 @@ use engine::error::{Cause, StageError};
 use model::batch::{Batch, TargetScope};
 use model::loss::{DocumentObjective, DocumentScore};
 use model::peft::AdapterConfig;
+use model::scoring::Context;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, StepReport};
 use serde::Serialize;
 
 use super::rows::listed;
+use crate::compute::inference::ContinuationScores;
 pub(super) use native::open as open_native;
 pub(super) use torch::open as open_torch;
 
@@ -201,6 +203,13 @@ pub(super) trait Learner {
         scope: TargetScope,
         context: &mut StageContext,
     ) -> Result<Vec<ScoredDocuments>, StageError>;
+
+    /// The scores of the tokens of continuations by the model as it is, without any dropout: `[context][continuation]
+    /// [token]`. One process may do so alone.
+    ///
+    /// # Errors
+    /// Fails where a context does not fit the model, or the device fails.
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError>;
 
     /// Gives every process values of which one process each has, the others 0.
     ///

@@ -8,12 +8,14 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use model::loss::DocumentObjective;
+use model::scoring::{Context, Scorer as Continuations};
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, Phase, StepReport, Trainer};
 
 use super::{
     DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
     StepWork, Written, rows_of, score_not_finite,
 };
+use crate::compute::inference::{ContinuationScores, not_scored};
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
@@ -34,7 +36,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
     let computed_by = computed_by(params, &*ops, process_group.ranks());
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
-    let learner = Native { trainer, process_group, rows: Vec::new() };
+    let learner = Native { trainer, process_group, rows: Vec::new(), continuations: Continuations::default() };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
 
@@ -49,6 +51,8 @@ struct Native<B: Blocks> {
     process_group: ProcessGroup,
     /// The rows of the step, for messages.
     rows: Vec<u64>,
+    /// What scoring keeps from call to call, of the weights as they are.
+    continuations: Continuations<B>,
 }
 
 impl<B: Blocks> Learner for Native<B> {
@@ -90,6 +94,7 @@ impl<B: Blocks> Learner for Native<B> {
         _: Option<StepWork>,
         _: &mut StageContext,
     ) -> Result<StepReport, StageError> {
+        self.continuations = Continuations::default();
         self.trainer.step(learning_rate).map_err(|error| failure::of_rows(error, &self.rows))
     }
 
@@ -141,6 +146,10 @@ impl<B: Blocks> Learner for Native<B> {
         round.iter().map(of_batch).collect()
     }
 
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
+        self.continuations.score(self.trainer.decoder(), contexts).map_err(not_scored)
+    }
+
     fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {
         self.trainer.share(values).map_err(|error| failure::of_rows(error, &[]))
     }
@@ -161,6 +170,7 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn restore(&mut self, saved: Restored, _: &mut StageContext) -> Result<(), StageError> {
         let Restored { files, optimizer_steps, loss_scaler } = saved;
+        self.continuations = Continuations::default();
         let tensors = state::read_tensors(&files).map_err(state::failure)?;
         let restored = self.trainer.restore(optimizer_steps, tensors);
         restored.or_fail(Cause::Internal, || "cannot take up the saved state".to_owned())?;

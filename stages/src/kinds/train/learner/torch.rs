@@ -13,6 +13,7 @@ use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
 use model::peft::AdapterConfig;
+use model::scoring::Context;
 use model::trainer::{DocumentReport, LossScalerState, StepReport, TrainError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +24,7 @@ use super::{
     DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
     StepWork, Written, documents, rows_of, score_not_finite,
 };
+use crate::compute::inference::ContinuationScores;
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
@@ -328,6 +330,11 @@ impl Learner for Torch {
             documents::scores(batch, scope, &scored).map_err(|_| score_not_finite(batch))
         };
         round.iter().zip(found).map(of_batch).collect()
+    }
+
+    fn score_continuations(&mut self, _: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
+        // What asks for it (`validation_tasks`) is for the native backend.
+        Err(StageError::internal("the torch worker scores no continuations while it trains"))
     }
 
     fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {

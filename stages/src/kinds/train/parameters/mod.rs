@@ -22,6 +22,7 @@ pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
+pub use super::tasks::ValidationTasks;
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
 pub use crate::compute::quantize::{BaseFormat, QuantizeParams};
@@ -149,6 +150,10 @@ pub struct TrainParams {
     /// Ends training once validation no longer improves.
     #[semantic]
     pub early_stopping: Option<EarlyStopping>,
+    /// Evaluation tasks that the model is asked every few steps, for the native backend: their figures are curves, and
+    /// nothing follows from them.
+    #[semantic(omit_default)]
+    pub validation_tasks: Option<ValidationTasks>,
     /// Optimizer steps between two saved states; an interrupted run goes on from the last one.
     #[cosmetic(default = 20, range = 1..)]
     pub save_every: u64,
@@ -233,6 +238,7 @@ impl TrainParams {
         }
         problems.extend(self.quantize.iter().filter_map(|quantize| quantize.problem(span)));
         problems.extend(self.problems_of_the_backend(span));
+        problems.extend(self.validation_tasks.iter().flat_map(|tasks| tasks.problems(span)));
         if self.loss_scale.is_some() && self.dtype != Dtype::F16 {
             let message = "`loss_scale` is for computation in f16, and there is none here";
             problems.push(
@@ -277,6 +283,7 @@ impl TrainParams {
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
             None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
             None if self.quantize.is_some() => Some("`quantize`"),
+            None if self.validation_tasks.is_some() => Some("`validation_tasks`"),
             None => None,
         }
     }

@@ -58,6 +58,9 @@ pub(super) struct Progress {
     pub target_tokens: u64,
     /// How validation has gone.
     pub validation: Course,
+    /// Steps done when it was last asked the tasks of `validation_tasks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<u64>,
     /// The weights of the best step, where they are kept.
     pub best_weights: Option<BestWeights>,
     /// The factor on the loss, with loss scaling.
@@ -77,6 +80,7 @@ impl Progress {
             optimizer_steps: 0,
             target_tokens: 0,
             validation: Course::default(),
+            tasks: None,
             best_weights: None,
             loss_scaler: None,
             computed_by,

@@ -58,6 +58,7 @@ fn state(step: u64) -> State {
             step,
             optimizer_steps: step,
             target_tokens: 10 * step,
+            tasks: Some(step),
             ..Progress::fresh(9, "cpu".to_owned())
         },
         tensors: vec![tensor("layers.0.lora_A.weight"), tensor("layers.0.lora_B.weight")],

@@ -530,6 +530,10 @@ impl Learner for Mortal {
         self.call()?.score_documents(round, scorer, scope, context)
     }
 
+    fn score_continuations(&mut self, contexts: &[Context<'_>]) -> Result<ContinuationScores, StageError> {
+        self.call()?.score_continuations(contexts)
+    }
+
     fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {
         self.call()?.share(values)
     }

@@ -6,7 +6,7 @@ use arrow::array::{Array, Float64Array, StringArray};
 use engine::error::{Cause, OrFail, StageError};
 use serde_json::{Map, Value, json};
 
-use super::tasks::{samples_file, stderr_key};
+use super::outcome::{samples_file, stderr_key};
 use crate::data::results::TableReader;
 
 /// Another evaluation of tasks.

@@ -4,7 +4,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use serde_json::{Value, json};
 
-use super::tasks::Prepared;
+use super::prepared::Prepared;
 use crate::data::artifact::RowsReader;
 use crate::data::overlap::Sought;
 use crate::tasks::TaskError;
@@ -66,7 +66,7 @@ pub(super) fn look(
             context.progress("training rows", done as u64, None, None);
         }
         let mut held: Vec<usize> = Vec::new();
-        for (number, _) in sought.found_in(&row?.text()) {
+        for number in sought.found_in(&row?.text()) {
             let (task, row) = places[number];
             found[task].rows[row] = true;
             held.push(task);

@@ -7,7 +7,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use engine::protocol::FileGrant;
 
-use super::tasks::{DATA, TaskName, TaskParams};
+use super::parameters::{DATA, TaskChoice, TaskName};
 use crate::kinds::dataset::fetch_from_hub;
 use crate::tasks::documents::{self, Document};
 use crate::tasks::file::Task;
@@ -17,7 +17,7 @@ type HubSplit = (String, Option<String>, String);
 
 /// Fetches the rows of the tasks that are on the Hub.
 pub(super) fn fetched(
-    params: &TaskParams,
+    params: &TaskChoice,
     context: &mut StageContext,
 ) -> Result<BTreeMap<HubSplit, Vec<PathBuf>>, StageError> {
     let mut wanted: BTreeMap<(String, Option<String>), BTreeSet<String>> = BTreeMap::new();
@@ -52,7 +52,7 @@ pub(super) struct Granted<'c> {
 
 impl<'c> Granted<'c> {
     pub(super) fn of(
-        params: &TaskParams,
+        params: &TaskChoice,
         on_hub: &'c BTreeMap<HubSplit, Vec<PathBuf>>,
         context: &'c StageContext,
     ) -> Self {

@@ -1,0 +1,75 @@
+//! Evaluation tasks: which ones ([`parameters`]), their rows as requests ([`prepared`], [`rows`], [`asked`]), the
+//! answers ([`answers`], [`earlier`]), and what they come to ([`outcome`], [`beside`], [`contamination`]).
+//!
+//! All that can be wrong with a task, its rows and its prompts is found before the model is loaded.
+
+mod answers;
+mod asked;
+mod beside;
+mod contamination;
+mod earlier;
+mod outcome;
+mod parameters;
+mod prepared;
+mod rows;
+
+use engine::context::StageContext;
+use engine::error::StageError;
+use model::sampling::Sampling;
+
+use super::{Evaluate, EvaluateParams};
+use crate::compute::inference::{self, Respondent};
+use crate::data::artifact::RowsReader;
+use crate::data::tokenizer::Tokenizer;
+use crate::hub::forget_working_files;
+use crate::tasks::results::Answer;
+pub(in crate::kinds) use answers::loglikelihoods;
+pub(in crate::kinds) use asked::{Asked, rows as asked_rows};
+use beside::Other;
+use earlier::Earlier;
+pub(in crate::kinds) use outcome::of_groups;
+pub(in crate::kinds) use parameters::{TaskChoice, TaskParams};
+pub(in crate::kinds) use prepared::{Prepared, prepare};
+
+/// Evaluates the tasks.
+pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
+    let mut others = Vec::new();
+    for input in params.compare_with.iter().flat_map(|others| &others.0) {
+        others.push(Other::read(&input.reference.stage, &context.open(input)?.folder)?);
+    }
+    let model = context.open(&params.inference.model)?.folder;
+    let folder = match &params.inference.tokenizer {
+        Some(tokenizer) => context.open(tokenizer)?.folder,
+        None => model.clone(),
+    };
+    let tokenizer = Tokenizer::from_folder(&folder)?;
+    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, &tokenizer, context)?;
+    let contamination = match &params.task.0.train_data {
+        None => Vec::new(),
+        Some(input) => contamination::look(&prepared, &mut RowsReader::open(&context.open(input)?)?, context)?,
+    };
+    let positions = inference::positions(&model)?;
+    let max_length = params.max_seq_len.unwrap_or(positions).min(positions);
+    let rows = asked_rows(&prepared, &tokenizer, max_length)?;
+    let family = context.family_of::<Evaluate>(&params.inference)?;
+    let earlier = Earlier::new(context, &family);
+    let mut answers: Vec<Option<Vec<Answer>>> = rows.iter().map(|row| earlier.take(context, row)).collect();
+    let unanswered: Vec<usize> = (0..rows.len()).filter(|at| answers[*at].is_none()).collect();
+    let taken_over = rows.len() - unanswered.len();
+    context.record("rows_taken_over", taken_over);
+    if taken_over > 0 {
+        let all = rows.len();
+        context.note(format!("the answers to {taken_over} of {all} rows are taken over from an earlier evaluation"));
+    }
+    if !unanswered.is_empty() {
+        let mut respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
+        let asked: Vec<&Asked> = unanswered.iter().map(|at| &rows[*at]).collect();
+        let found = answers::ask(&asked, max_length, &mut respondent, context)?;
+        unanswered.iter().zip(found).for_each(|(at, of_row)| answers[*at] = Some(of_row));
+    }
+    let mut answers = answers.into_iter().flatten();
+    let of_tasks = prepared.iter().map(|of| answers.by_ref().take(of.samples.len()).collect()).collect();
+    outcome::finish(&prepared, &groups, of_tasks, &others, &contamination, context)?;
+    context.offer(&family, "metrics", earlier::pieces(&rows))?;
+    forget_working_files(context.working())
+}
