@@ -16,7 +16,6 @@ mod speed;
 mod static_batches;
 mod stop;
 mod text;
-
 mod worker;
 
 use std::path::Path;
