@@ -5,6 +5,7 @@
 
 mod format;
 mod ggml;
+mod grid;
 pub(crate) mod int4;
 pub(crate) mod int8;
 mod nf4;
@@ -18,6 +19,7 @@ use half::bf16;
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
 pub use ggml::TensorType;
 pub(crate) use ggml::{Q4K, Q5_0, Q5_1, Q5K, Q6K};
+pub use grid::{FakeQuantization, Grid};
 pub use nf4::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
 pub(crate) use nf4::{LookUp, Pairs};
 pub(crate) use q4_0::Q4_0;
