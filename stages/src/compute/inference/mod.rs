@@ -6,7 +6,6 @@ mod answer;
 #[cfg(test)]
 mod conformance;
 mod detokenizer;
-
 mod grammar;
 mod less_memory;
 mod native;
