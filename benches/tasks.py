@@ -3,9 +3,9 @@
 
     python3 -m venv rivals && rivals/bin/pip install torch transformers lm_eval pyarrow
     cargo build --release
-    RIVAL_PYTHON=rivals/bin/python python3 benches/tasks.py [--dtype f32] [--questions 1000] [--num-fewshot 0] [--rounds 1]
+    RIVAL_PYTHON=rivals/bin/python python3 benches/tasks.py [--dtype f32] [--stored bf16] [--questions 1000] [--num-fewshot 0] [--rounds 1]
 
-The checkpoint is made up: SmolLM-135M's shape with its vocabulary of 49,152, the tokenizer that of `tests/golden/data/tokenizers/bytelevel`. The
+The checkpoint is made up: SmolLM-135M's shape with its vocabulary of 49,152, its weights stored as f32 or bf16, the tokenizer that of `tests/golden/data/tokenizers/bytelevel`. The
 questions are sentences of this project's own docs, and the four choices what follows one of them and three others, as in HellaSwag. lm-eval gets
 the batch size that scores the first 32 questions fastest. The log-likelihoods of both are compared. In each round every program runs once.
 Prints a Markdown table: seconds and processor seconds of the whole program and of the questions alone (those of a program that scores one question
@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -37,11 +38,13 @@ doc_to_target: label
 metric_list: [{ metric: acc }, { metric: acc_norm }]
 """
 BATCH_SIZES = [1, 4, 16, 64]
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--stored", choices=["f32", "bf16"], default="f32", help="what the checkpoint holds")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--num-fewshot", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
@@ -54,7 +57,7 @@ def main():
         sys.exit("no torch, transformers, lm_eval and pyarrow: RIVAL_PYTHON names a Python that has them")
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        make_checkpoint(python, folder / "model", tied=True)
+        make_checkpoint(python, folder / "model", tied=True, dtype=DTYPES[arguments.stored])
         (folder / "task.yaml").write_text(TASK)
         write_rows(folder / "shown.jsonl", 40, seed=1)
         best = arguments.batch_size
@@ -90,7 +93,7 @@ def write_rows(path, count, seed=0):
 
 
 def ours(folder, questions, arguments):
-    """A run of a pipeline whose model is in the store already."""
+    """A run of a pipeline whose model is in the store already, and that has no answers to take over."""
     write_rows(folder / "rows.jsonl", questions)
     scores = {"model": "base", "tasks": ["./task.yaml"], "task_data": ".", "num_fewshot": arguments.num_fewshot, "dtype": arguments.dtype}
     stages = {
@@ -103,16 +106,17 @@ def ours(folder, questions, arguments):
     stages["base"]["with"]["path"] = "../model"
     file = folder / "job/job.yaml"
     file.write_text(json.dumps({"version": 1, "name": "beside", "stages": stages, "publish": {"scores": f"../ours-{questions}"}}))
+    shutil.rmtree(folder / "home", ignore_errors=True)
     environment = {"PIPELINE_HOME": str(folder / "home")}
     measure.run([measure.pipeline(), "run", file, "--until", "base"], environment)
-    return measure.run([measure.pipeline(), "run", file, "--force", "scores", "--overwrite"], environment)
+    return measure.run([measure.pipeline(), "run", file, "--overwrite"], environment)
 
 
 def theirs(python, folder, questions, batch_size, arguments):
     """A run of lm-eval."""
     write_rows(folder / "rows.jsonl", questions)
     job = {
-        "folder": str(folder), "dtype": {"f32": "float32", "bf16": "bfloat16"}[arguments.dtype], "batch_size": batch_size,
+        "folder": str(folder), "dtype": DTYPES[arguments.dtype], "batch_size": batch_size,
         "threads": arguments.threads, "num_fewshot": arguments.num_fewshot,
     }  # fmt: skip
     # Threads that wait by spinning would count as work.

@@ -50,15 +50,15 @@ def main():
     report(results)
 
 
-def make_checkpoint(python, folder, tied=False):
-    """A checkpoint with random weights, written by transformers; `tied`: with one matrix for embedding and head."""
+def make_checkpoint(python, folder, tied=False, dtype="float32"):
+    """A checkpoint with random weights of a `dtype`, written by transformers; `tied`: with one matrix for embedding and head."""
     program = f"""
 import json, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 config = LlamaConfig(**{SHAPE!r}, rms_norm_eps=1e-5, tie_word_embeddings={tied}, bos_token_id=0, eos_token_id=1,
                      rope_parameters={{"rope_type": "default", "rope_theta": 500000.0}})
-LlamaForCausalLM(config).save_pretrained({str(folder)!r})
+LlamaForCausalLM(config).to(torch.{dtype}).save_pretrained({str(folder)!r})
 path = {str(folder / "config.json")!r}
 config = json.load(open(path))
 config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]

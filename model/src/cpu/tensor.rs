@@ -3,7 +3,7 @@
 //! A decoder's activations come and go at the same sizes in every step. Fresh memory for each would cost a page fault
 //! per 4 KiB, which can be half of a step; a pool costs a lock per tensor.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::Memory;
@@ -13,8 +13,10 @@ use super::memory::Memory;
 pub struct Tensor {
     rows: usize,
     columns: usize,
-    /// As long as its size class; the values are its first `rows · columns`.
+    /// As long as its size class, or up to half as long again; the values are its first `rows · columns`.
     buffer: Memory<f32>,
+    /// Of so many values.
+    class: usize,
     pool: Option<Arc<BufferPool>>,
 }
 
@@ -47,9 +49,10 @@ impl Tensor {
     /// Gives the tensor a shape. The values are whatever they are: the caller overwrites all of them.
     pub(super) fn reshape(&mut self, pool: &Arc<BufferPool>, rows: usize, columns: usize) {
         let class = size_class(rows * columns);
-        if class != self.buffer.len() {
+        if class != self.class {
             self.release();
             self.buffer = pool.take(class);
+            self.class = class;
             self.pool = Some(Arc::clone(pool));
         }
         (self.rows, self.columns) = (rows, columns);
@@ -57,7 +60,7 @@ impl Tensor {
 
     fn release(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.give(std::mem::take(&mut self.buffer));
+            pool.give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.class));
         }
     }
 }
@@ -74,18 +77,20 @@ pub(super) struct BufferPool {
     shelves: Mutex<Shelves>,
 }
 
-/// Free buffers by size class, and how many values are in them and in use.
+/// Free buffers by their length, and how many values all have and how many are needed.
 ///
-/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up. Together with
-/// those in use they hold at most a quarter more than was once in use at a time: before a new one goes beyond that,
-/// those go that were free for longest. (None more would not do: temporary buffers of one step are not all in use
-/// together, and would be made anew in each.)
+/// Rows of changing length need buffers of other classes in each step: a free one that is at most half as long again
+/// serves. The rest would pile up. Together with those in use they hold at most a quarter more than was once needed at a
+/// time: before a new one goes beyond that, those go that were free for longest. (None more would not do: temporary
+/// buffers of one step are not all in use together, and would be made anew in each.)
 #[derive(Default)]
 struct Shelves {
-    free: HashMap<usize, VecDeque<FreeBuffer>>,
-    free_values: usize,
-    used_values: usize,
-    most_used_values: usize,
+    free: BTreeMap<usize, VecDeque<FreeBuffer>>,
+    /// Of all buffers, free or in use.
+    held_values: usize,
+    /// By the classes of what is in use.
+    needed_values: usize,
+    most_needed_values: usize,
     /// Buffers given back so far: tells which has been free for longest.
     given: u64,
 }
@@ -97,21 +102,20 @@ struct FreeBuffer {
 }
 
 impl Shelves {
-    /// The free buffer of a class that was in use last.
+    /// The shortest free buffer for a class; of several the one that was in use last.
     fn take(&mut self, class: usize) -> Option<Memory<f32>> {
-        let buffer = self.free.get_mut(&class)?.pop_back()?;
-        self.free_values -= class;
-        Some(buffer.values)
+        let (_, shelf) = self.free.range_mut(class..=class + class / 2).find(|(_, shelf)| !shelf.is_empty())?;
+        shelf.pop_back().map(|buffer| buffer.values)
     }
 
     /// Takes out the free buffers that keep what is held above its bound.
     fn surplus(&mut self) -> Vec<Memory<f32>> {
-        let most = self.most_used_values + self.most_used_values / 4;
+        let most = self.most_needed_values + self.most_needed_values / 4;
         let mut surplus = Vec::new();
-        while self.used_values + self.free_values > most {
+        while self.held_values > most {
             let oldest = self.free.values_mut().filter(|shelf| !shelf.is_empty()).min_by_key(|shelf| shelf[0].since);
             let Some(buffer) = oldest.and_then(VecDeque::pop_front) else { break };
-            self.free_values -= buffer.values.len();
+            self.held_values -= buffer.values.len();
             surplus.push(buffer.values);
         }
         surplus
@@ -121,11 +125,12 @@ impl Shelves {
 impl BufferPool {
     fn take(&self, class: usize) -> Memory<f32> {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        shelves.used_values += class;
-        shelves.most_used_values = shelves.most_used_values.max(shelves.used_values);
+        shelves.needed_values += class;
+        shelves.most_needed_values = shelves.most_needed_values.max(shelves.needed_values);
         if let Some(found) = shelves.take(class) {
             return found;
         }
+        shelves.held_values += class;
         let surplus = shelves.surplus();
         drop(shelves);
         // Before the new one is made, which may then lie in their place.
@@ -133,18 +138,20 @@ impl BufferPool {
         Memory::zeros(class)
     }
 
-    fn give(&self, buffer: Memory<f32>) {
-        let class = buffer.len();
-        if class == 0 {
+    fn give(&self, buffer: Memory<f32>, class: usize) {
+        let length = buffer.len();
+        if length == 0 {
             return;
         }
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        shelves.used_values -= class;
-        let Some(values) = buffer.alone() else { return };
-        shelves.free_values += class;
+        shelves.needed_values -= class;
+        let Some(values) = buffer.alone() else {
+            shelves.held_values -= length;
+            return;
+        };
         shelves.given += 1;
         let since = shelves.given;
-        shelves.free.entry(class).or_default().push_back(FreeBuffer { values, since });
+        shelves.free.entry(length).or_default().push_back(FreeBuffer { values, since });
     }
 }
 
@@ -216,8 +223,24 @@ mod tests {
         }
         let shelves = pool.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         let held: usize = shelves.free.values().flatten().map(|buffer| buffer.values.len()).sum();
-        assert_eq!((held, shelves.used_values), (shelves.free_values, 0));
+        assert_eq!((held, shelves.needed_values), (shelves.held_values, 0));
         assert!(held <= 4 * size_class(199 * 64) * 5 / 4, "{held}");
+    }
+
+    #[test]
+    fn a_buffer_that_is_somewhat_longer_serves() {
+        let pool = Arc::new(BufferPool::default());
+        let address = |rows| {
+            let mut tensor = Tensor::default();
+            tensor.reshape(&pool, rows, 64);
+            assert_eq!(tensor.values().len(), rows * 64);
+            tensor.values().as_ptr()
+        };
+        let first = address(96);
+        assert_eq!(address(64), first);
+        assert_ne!(address(48), first);
+        let shelves = pool.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!((shelves.needed_values, shelves.most_needed_values), (0, 96 * 64));
     }
 
     #[test]
