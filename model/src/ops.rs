@@ -21,6 +21,7 @@ use crate::checkpoint::{CheckpointError, Rows};
 use crate::loss::{CrossEntropy, TokenLoss};
 use crate::optimizer::{Elementwise, Updated, update_in_main_memory};
 use crate::random::DropoutMask;
+use crate::weights::FakeQuantization;
 
 /// A failure of the device or of the library behind a kernel set, not of its caller.
 #[derive(Debug, thiserror::Error)]
@@ -366,6 +367,21 @@ pub trait Ops: Sized + Send + Sync + 'static {
     fn join_columns(&self, parts: &[&Self::Tensor], y: &mut Self::Tensor) -> Result;
     /// `y += x`.
     fn add(&self, x: &Self::Tensor, y: &mut Self::Tensor) -> Result;
+    /// `y` becomes `x` with each row moved to its grid of 8-bit numbers ([`FakeQuantization::Int8Activations`]).
+    fn fake_quantize_rows(&self, x: &Self::Tensor, y: &mut Self::Tensor) -> Result {
+        let (rows, features) = self.shape(x);
+        let mut values = self.read(x)?;
+        FakeQuantization::Int8Activations { features }.forward(&mut values);
+        *y = self.tensor(rows, features, &values)?;
+        Ok(())
+    }
+    /// Makes the gradient of what [`Ops::fake_quantize_rows`] gave for `x` that of `x`.
+    fn fake_quantize_rows_backward(&self, x: &Self::Tensor, gradient: &mut Self::Tensor) -> Result {
+        let (_, features) = self.shape(x);
+        let mut values = self.read(gradient)?;
+        FakeQuantization::Int8Activations { features }.backward(&self.read(x)?, &mut values);
+        self.write(gradient, &values)
+    }
     /// `sums += Σ rows of x`, `[1, columns]`: the gradient of a bias.
     fn add_column_sums(&self, x: &Self::Tensor, sums: &mut Self::Tensor) -> Result;
     /// `sums += Σ rows of x ∘ y`, `[1, columns]`: the gradient of factors on columns.

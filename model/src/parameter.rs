@@ -3,6 +3,7 @@
 use crate::checkpoint::Rows;
 use crate::ops::{Ops, PrepareError, Result, WeightRole, WeightSource};
 use crate::optimizer::{StateSpec, StateTensor};
+use crate::weights::FakeQuantization;
 
 /// A tensor that a checkpoint or an adapter names: a norm weight, a bias, an adapter matrix, or a trained weight.
 pub struct Parameter<B: Ops> {
@@ -183,15 +184,31 @@ impl<B: Ops> Matrix<B> {
         Self { name, out_features, in_features, weight, trained, replaced: None }
     }
 
-    /// Prepares the weight again from its trained values; nothing to do for a frozen one.
+    /// Prepares the weight again from its trained values, moved to their grids where it is fake-quantised; nothing to do
+    /// for a frozen one.
     ///
     /// # Errors
     /// Fails if the device does.
-    pub fn refresh(&mut self, ops: &B) -> Result {
-        match &mut self.trained {
-            Some(parameter) => ops.refresh(&mut self.weight, &mut parameter.value),
-            None => Ok(()),
-        }
+    pub fn refresh(&mut self, ops: &B, fake_quantization: Option<FakeQuantization>) -> Result {
+        let Some(parameter) = &mut self.trained else { return Ok(()) };
+        let Some(fake_quantization) = fake_quantization else {
+            return ops.refresh(&mut self.weight, &mut parameter.value);
+        };
+        let mut values = ops.read(&parameter.value)?;
+        fake_quantization.forward(&mut values);
+        let mut moved = ops.tensor(self.out_features, self.in_features, &values)?;
+        ops.refresh(&mut self.weight, &mut moved)
+    }
+
+    /// Makes the gradient zero where the end of a grid's range holds the value back.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub(crate) fn hold_back(&mut self, ops: &B, fake_quantization: FakeQuantization) -> Result {
+        let Some(Parameter { value, training: Some(training), .. }) = &mut self.trained else { return Ok(()) };
+        let mut gradient = ops.read(&training.gradient)?;
+        fake_quantization.backward(&ops.read(value)?, &mut gradient);
+        ops.write(&mut training.gradient, &gradient)
     }
 
     /// Announces that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next

@@ -7,6 +7,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use model::adapter::{Projection, ProjectionSaved};
+use model::blocks::OfRows;
+use model::candle::Candle;
+use model::cpu::Cpu;
+use model::ops::{Compute, Ops, WeightRole, Write};
+use model::parameter::Matrix;
 use model::weights::FakeQuantization;
 use safetensors::SafeTensors;
 
@@ -125,6 +131,44 @@ fn a_layer_is_torchaos_forward_and_backward() {
         let stopped = |gradient: &[f32]| gradient.iter().filter(|value| **value == 0.0).count();
         assert_eq!(stopped(&gradient), stopped(golden.of(case, "dweight")), "{case}");
         assert_ne!(stopped(&gradient), 0, "{case} has a largest weight that is positive");
+    }
+}
+
+#[test]
+fn a_projection_is_torchaos_on_every_kernel_set() {
+    projections_are_torchaos(&Cpu::new(1, Compute::F32).unwrap());
+    projections_are_torchaos(&Cpu::new(3, Compute::F32).unwrap());
+    projections_are_torchaos(&Candle::on_processor());
+}
+
+fn projections_are_torchaos<B: Ops>(ops: &B) {
+    let golden = golden();
+    for (case, weights, _) in golden.cases() {
+        let (shape, weight) = (golden.shape(case, "weight"), golden.of(case, "weight"));
+        let [rows, features] = golden.shape(case, "x") else { panic!("no matrix") };
+        let mut matrix =
+            Matrix::trainable(ops, "layer.weight", [shape[0], shape[1]], WeightRole::Matrix, weight).unwrap();
+        matrix.trained.as_mut().unwrap().train(ops, &[]).unwrap();
+        let mut projection = Projection::new(matrix, None);
+        projection.fake_quantization = Some(weights);
+        projection.refresh(ops).unwrap();
+        let x = ops.tensor(*rows, *features, golden.of(case, "x")).unwrap();
+        let dy = ops.tensor(*rows, shape[0], golden.of(case, "dy")).unwrap();
+        let (mut y, mut saved) = (B::Tensor::default(), ProjectionSaved::default());
+        let alone = OfRows { draws: None, adapters: &[] };
+        projection.forward(ops, &x, alone, Write::Replace, &mut y, &mut saved).unwrap();
+        assert_near(case, &ops.read(&y).unwrap(), golden.of(case, "y"));
+        // Added to what is there, as in a block.
+        let mut dx = ops.tensor(*rows, *features, &vec![1.0; rows * features]).unwrap();
+        projection.backward(ops, &saved, &x, None, &dy, Some((Write::Add, &mut dx))).unwrap();
+        let dx: Vec<f32> = ops.read(&dx).unwrap().iter().map(|value| value - 1.0).collect();
+        let expected = golden.of(case, "dx");
+        let apart = dx.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-5 * expected.iter().fold(1.0f32, |most, value| most.max(value.abs())), "{case}: {apart}");
+        let training = projection.matrix.trained.as_ref().unwrap().training.as_ref().unwrap();
+        let mut gradient = ops.read(&training.gradient).unwrap();
+        weights.backward(weight, &mut gradient);
+        assert_near(case, &gradient, golden.of(case, "dweight"));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::blocks::{AdapterRows, OfRows};
 use crate::ops::{Ops, Result, Write};
 use crate::parameter::{Matrix, Parameter};
 use crate::random::Draws;
+use crate::weights::FakeQuantization;
 
 /// `y = Wx + bias (+ adapter)`.
 pub struct Projection<B: Ops> {
@@ -28,6 +29,11 @@ pub struct Projection<B: Ops> {
     pub lora: Option<Lora<B>>,
     /// Adapters by number, each of which some rows of a pass may have.
     pub residents: BTreeMap<usize, Lora<B>>,
+    /// That of the weight, where the layer stands in for one of few bits: the weight that products read is on its grids
+    /// then, and they read the input moved to the 8-bit grids of its tokens. An adapter reads the input as it is.
+    ///
+    /// Source: torchao's `FakeQuantizedLinear`, torchtune's `QATLoRALinear`.
+    pub fake_quantization: Option<FakeQuantization>,
 }
 
 /// What a projection's backward needs besides its input.
@@ -47,7 +53,7 @@ impl<T: Default> Default for ProjectionSaved<T> {
 impl<B: Ops> Projection<B> {
     /// One without adapters.
     pub fn new(matrix: Matrix<B>, bias: Option<Parameter<B>>) -> Self {
-        Self { matrix, bias, lora: None, residents: BTreeMap::new() }
+        Self { matrix, bias, lora: None, residents: BTreeMap::new(), fake_quantization: None }
     }
 
     /// The module's own name: `q_proj` of `model.layers.0.self_attn.q_proj.weight`.
@@ -72,7 +78,7 @@ impl<B: Ops> Projection<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn refresh(&mut self, ops: &B) -> Result {
-        self.matrix.refresh(ops)?;
+        self.matrix.refresh(ops, self.fake_quantization)?;
         match &mut self.lora {
             Some(lora) => lora.refresh(ops, &self.matrix),
             None => Ok(()),
@@ -112,11 +118,19 @@ impl<B: Ops> Projection<B> {
         saved: &mut ProjectionSaved<B::Tensor>,
     ) -> Result {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
-        let Some(lora) = &self.lora else { return ops.linear(x, &self.matrix.weight, bias, write, y) };
+        let mut moved = B::Tensor::default();
+        let input = match self.fake_quantization {
+            None => x,
+            Some(_) => {
+                ops.fake_quantize_rows(x, &mut moved)?;
+                &moved
+            }
+        };
+        let Some(lora) = &self.lora else { return ops.linear(input, &self.matrix.weight, bias, write, y) };
         if let Some(dora) = &lora.dora {
             return dora.forward(ops, (&self.matrix, bias, lora), x, draws, write, (y, saved));
         }
-        ops.linear(x, &self.matrix.weight, bias, write, y)?;
+        ops.linear(input, &self.matrix.weight, bias, write, y)?;
         match lora.mask(draws) {
             None => lora.forward(ops, x, y, saved),
             Some(mask) => {
@@ -144,12 +158,16 @@ impl<B: Ops> Projection<B> {
         if let Some((_, Some(gradient))) = self.bias.as_mut().map(Parameter::split) {
             ops.add_column_sums(dy, gradient)?;
         }
-        let Self { matrix, lora, .. } = self;
-        let Some(lora) = lora else { return matrix.backward(ops, x, dy, dx) };
+        let Self { matrix, lora, fake_quantization, .. } = self;
+        let of_product = match fake_quantization {
+            None => Matrix::backward,
+            Some(_) => Matrix::backward_on_grids,
+        };
+        let Some(lora) = lora else { return of_product(matrix, ops, x, dy, dx) };
         if lora.dora.is_some() {
             return dora::backward(ops, matrix, lora, saved, (x, draws), dy, dx);
         }
-        matrix.backward(ops, x, dy, dx.as_mut().map(|(write, dx)| (*write, &mut **dx)))?;
+        of_product(matrix, ops, x, dy, dx.as_mut().map(|(write, dx)| (*write, &mut **dx)))?;
         let into = dx.map(|(_, dx)| dx);
         let Some(mask) = lora.mask(draws) else {
             return lora.backward(ops, saved, x, dy, into.map(|dx| (Write::Add, dx)));
@@ -176,6 +194,32 @@ impl<B: Ops> Matrix<B> {
         match dx {
             Some((write, dx)) => ops.linear_backward(dy, weight, write, dx),
             None => Ok(()),
+        }
+    }
+
+    /// The same where the product read its input moved to the grids of tokens: the gradient passes as if it had not been,
+    /// but where the end of a range held a value back. That of W still has the elements which its own grids hold back;
+    /// see [`crate::parameter::Matrix::hold_back`].
+    fn backward_on_grids(
+        &mut self,
+        ops: &B,
+        x: &B::Tensor,
+        dy: &B::Tensor,
+        dx: Option<(Write, &mut B::Tensor)>,
+    ) -> Result {
+        let [mut moved, mut of_moved] = <[B::Tensor; 2]>::default();
+        if self.is_trained() {
+            ops.fake_quantize_rows(x, &mut moved)?;
+        }
+        let Some((write, dx)) = dx else { return self.backward(ops, &moved, dy, None) };
+        self.backward(ops, &moved, dy, Some((Write::Replace, &mut of_moved)))?;
+        ops.fake_quantize_rows_backward(x, &mut of_moved)?;
+        match write {
+            Write::Add => ops.add(&of_moved, dx),
+            Write::Replace => {
+                *dx = of_moved;
+                Ok(())
+            }
         }
     }
 }

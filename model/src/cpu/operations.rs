@@ -19,6 +19,7 @@ use crate::ops::{
 };
 use crate::optimizer::{Elementwise, Updated};
 use crate::random::DropoutMask;
+use crate::weights::FakeQuantization;
 
 /// Elements per piece of work that is done element by element.
 const PIECE: usize = 4096;
@@ -254,6 +255,27 @@ impl Ops for Cpu {
             let target = &mut gradients[id as usize * width..][..width];
             target.iter_mut().zip(row).for_each(|(element, value)| *element += scale * value);
         }
+        Ok(())
+    }
+
+    fn fake_quantize_rows(&self, x: &Tensor, y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("fake quantize", || Work::values(2 * x.rows() * x.columns()));
+        let features = x.columns();
+        y.reshape(&self.buffers, x.rows(), features);
+        self.each_rows(y.values_mut(), features, |first, rows| {
+            rows.copy_from_slice(&x.values()[first * features..][..rows.len()]);
+            FakeQuantization::Int8Activations { features }.forward(rows);
+        });
+        Ok(())
+    }
+
+    fn fake_quantize_rows_backward(&self, x: &Tensor, gradient: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("fake quantize", || Work::values(2 * x.rows() * x.columns()));
+        let features = x.columns();
+        self.each_rows(gradient.values_mut(), features, |first, rows| {
+            let x = &x.values()[first * features..][..rows.len()];
+            FakeQuantization::Int8Activations { features }.backward(x, rows);
+        });
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
 use crate::ops::{AttentionShape, KernelError, PrepareError, RmsNorm, WeightRole};
 use crate::parameter::{Keep, Matrix, Parameter};
-use crate::weights::QuantizedBase;
+use crate::weights::{FakeQuantization, FakeQuantizedLayers, FrozenGrids, QuantizedBase};
 
 /// Positions for which tables are made at first.
 const FIRST_POSITIONS: usize = 512;
@@ -41,12 +41,34 @@ impl From<PrepareError> for LoadError {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Loads the checkpoint in a folder: `config.json` and its safetensors.
+    /// Loads the checkpoint in a folder: `config.json` and its safetensors. A frozen model that was trained for 4-bit
+    /// weights (it has the file [`crate::weights::SCALES_FILE`]) computes as it did in training; one to be trained starts
+    /// from its weights as they are.
     ///
     /// # Errors
     /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.
     pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
-        Self::read(ops, folder, keep, None)
+        let grids = match keep {
+            Keep::Frozen => FrozenGrids::beside(folder)?,
+            Keep::Trainable => None,
+        };
+        Self::read(ops, folder, keep, None, grids)
+    }
+
+    /// As [`Decoder::load`], frozen, for kernels that store the weights in a format of their own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_values(ops: Arc<B>, folder: &Path) -> Result<Self, LoadError> {
+        Self::read(ops, folder, Keep::Frozen, None, None)
+    }
+
+    /// As [`Decoder::load`], frozen, with the weights of these layers moved to the grids that follow from them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_fake_quantized(ops: Arc<B>, folder: &Path, layers: &FakeQuantizedLayers) -> Result<Self, LoadError> {
+        Self::read(ops, folder, Keep::Frozen, None, Some(FrozenGrids::Computed(layers.clone())))
     }
 
     /// As [`Decoder::load`], frozen, with its linear layers quantised while they are read.
@@ -54,10 +76,16 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// As there.
     pub fn load_quantized(ops: Arc<B>, folder: &Path, quantize: &QuantizedBase) -> Result<Self, LoadError> {
-        Self::read(ops, folder, Keep::Frozen, Some(quantize))
+        Self::read(ops, folder, Keep::Frozen, Some(quantize), None)
     }
 
-    fn read(ops: Arc<B>, folder: &Path, keep: Keep, quantize: Option<&QuantizedBase>) -> Result<Self, LoadError> {
+    fn read(
+        ops: Arc<B>,
+        folder: &Path,
+        keep: Keep,
+        quantize: Option<&QuantizedBase>,
+        grids: Option<FrozenGrids>,
+    ) -> Result<Self, LoadError> {
         let profile = ops.profile().clone();
         let _phase = profile.phase("load the model");
         let config = Config::read(folder)?;
@@ -67,9 +95,24 @@ impl<B: Blocks> Decoder<B> {
             Some(quantize) => checkpoint.quantizing(quantize.clone()),
             None => checkpoint,
         };
-        let rows: RowsOf<'_> = Box::new(|name, shape| Ok(Some(Box::new(checkpoint.stored_rows(name, &shape, 0)?))));
+        let rows: RowsOf<'_> = Box::new(|name, shape| {
+            let rows: Box<dyn Rows + '_> = Box::new(checkpoint.stored_rows(name, &shape, 0)?);
+            Ok(Some(match &grids {
+                Some(grids) => grids.rows(rows, name, shape)?,
+                None => rows,
+            }))
+        });
         let values = |name: &str, shape: &[usize]| checkpoint.tensor_f32_of_shape(name, shape);
-        Self::assemble(ops, config, keep, values, rows)
+        let mut decoder = Self::assemble(ops, config, keep, values, rows)?;
+        if let Some(grids) = &grids {
+            for projection in decoder.projections_mut() {
+                let matrix = &projection.matrix;
+                let group_size = grids.group_size(&matrix.name, [matrix.out_features, matrix.in_features])?;
+                projection.fake_quantization =
+                    group_size.map(|group_size| FakeQuantization::Int4Weights { group_size });
+            }
+        }
+        Ok(decoder)
     }
 
     /// Builds a decoder of the values that `values` gives for a tensor's name and shape.

@@ -28,6 +28,7 @@ use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlo
 use crate::config::Config;
 use crate::ops::{Ops, Result, RopeTables};
 use crate::parameter::{Matrix, Parameter};
+use crate::weights::FakeQuantizedLayers;
 use embeddings::Embeddings;
 
 /// A decoder on a kernel set.
@@ -146,11 +147,39 @@ impl<B: Blocks> Decoder<B> {
         self.projections_mut().into_iter().for_each(|projection| projection.matrix.release(&ops));
     }
 
+    /// Has the linear layers that these cover compute on grids from now on, and no others; what is trained is prepared
+    /// so. Frozen weights are on their grids from loading on: see [`Decoder::load_fake_quantized`].
+    pub(crate) fn fake_quantize(&mut self, layers: Option<&FakeQuantizedLayers>) -> Result {
+        let mut is_other = false;
+        for projection in self.projections_mut() {
+            let covering = layers.filter(|layers| layers.covers(&projection.matrix.name));
+            let wanted = covering.map(FakeQuantizedLayers::of_weights);
+            is_other |= projection.fake_quantization != wanted;
+            projection.fake_quantization = wanted;
+        }
+        if is_other {
+            self.release();
+            self.refresh()?;
+        }
+        Ok(())
+    }
+
+    /// Makes those elements of the gradients of weights zero that are held back by the ends of grids.
+    pub(crate) fn hold_back_gradients(&mut self) -> Result {
+        let ops = Arc::clone(&self.ops);
+        for projection in self.projections_mut() {
+            if let Some(fake_quantization) = projection.fake_quantization {
+                projection.matrix.hold_back(&ops, fake_quantization)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Prepares everything that follows from trained values again.
     pub(crate) fn refresh(&mut self) -> Result {
         let ops = Arc::clone(&self.ops);
         if !self.embeddings.is_shared() {
-            self.embeddings.embed_tokens_mut().refresh(&ops)?;
+            self.embeddings.embed_tokens_mut().refresh(&ops, None)?;
         }
         self.embeddings.refresh_rows(&ops)?;
         self.projections_mut().into_iter().try_for_each(|projection| projection.refresh(&ops))

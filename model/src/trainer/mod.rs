@@ -23,9 +23,11 @@ use crate::batch::Batch;
 use crate::blocks::Blocks;
 use crate::decoder::{Activations, Decoder, GradientOptions, Scored, TrainingLoss};
 use crate::loss::{CrossEntropy, TokenLoss};
+use crate::ops::KernelError;
 use crate::optimizer::{Step, TensorInfo, Updated};
 use crate::parameter::{Parameter, Training};
 use crate::random::StepSeed;
+use crate::weights::FakeQuantizedLayers;
 use audit::Audit;
 use collective::COMPARED;
 
@@ -79,6 +81,8 @@ pub struct Trainer<B: Blocks> {
     collective: Box<dyn Collective>,
     /// Updates since the start, or since a saved state was taken up.
     updates: u64,
+    /// The layers that compute on grids, after so many steps.
+    fake_quantization: Option<(FakeQuantizedLayers, u64)>,
 }
 
 const NOTHING_YET: MicroReport = MicroReport { loss_sum: 0.0, weight: 0.0, target_tokens: 0 };
@@ -105,7 +109,25 @@ impl<B: Blocks> Trainer<B> {
             audit,
             collective: Box::new(Alone),
             updates: 0,
+            fake_quantization: None,
         })
+    }
+
+    /// Has it train these layers for 4-bit weights and 8-bit activations, after so many steps without. The gradient passes
+    /// as if nothing had been rounded. Of an adapter's frozen base only the inputs are rounded here: the decoder is to be
+    /// loaded with [`Decoder::load_fake_quantized`].
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn with_fake_quantization(mut self, layers: FakeQuantizedLayers, after_steps: u64) -> Result<Self, TrainError> {
+        self.fake_quantization = Some((layers, after_steps));
+        self.fake_quantize_when_due()?;
+        Ok(self)
+    }
+
+    fn fake_quantize_when_due(&mut self) -> Result<(), KernelError> {
+        let Some((layers, after_steps)) = &self.fake_quantization else { return Ok(()) };
+        self.decoder.fake_quantize((self.step >= *after_steps).then_some(layers))
     }
 
     /// Has it minimise this loss instead of cross-entropy; with a teacher, where the loss needs one.
@@ -190,6 +212,7 @@ impl<B: Blocks> Trainer<B> {
         if target_tokens == 0 || weight == 0.0 {
             return Err(TrainError::NoTargets { step });
         }
+        self.decoder.hold_back_gradients()?;
         self.sum_gradients(step)?;
         let loss_scale = self.scaler.map(|scaler| f64::from(scaler.scale()));
         let mut report = StepReport {
@@ -212,6 +235,7 @@ impl<B: Blocks> Trainer<B> {
         };
         self.update(Step { learning_rate, number: step, gradient_scale: clipping / summed })?;
         (self.step, self.updates) = (step, self.updates + 1);
+        self.fake_quantize_when_due()?;
         if let Some(scaler) = &mut self.scaler {
             scaler.after_step();
         }
@@ -241,7 +265,8 @@ impl<B: Blocks> Trainer<B> {
     ///
     /// # Errors
     /// Fails if the device does.
-    pub fn gradients(&self) -> Result<Vec<(String, Vec<f32>)>, TrainError> {
+    pub fn gradients(&mut self) -> Result<Vec<(String, Vec<f32>)>, TrainError> {
+        self.decoder.hold_back_gradients()?;
         let weight = if self.pending.weight > 0.0 { self.pending.weight } else { 1.0 };
         let summed = weight as f32 * self.scaler.map_or(1.0, |scaler| scaler.scale());
         let ops = self.decoder.ops();

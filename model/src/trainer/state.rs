@@ -158,6 +158,7 @@ impl<B: Blocks> Trainer<B> {
         }
         self.decoder.refresh()?;
         (self.step, self.pending, self.largest_gradient) = (steps, NOTHING_YET, None);
+        self.fake_quantize_when_due()?;
         self.updates = 0;
         self.audit.restart(&self.decoder)?;
         Ok(())

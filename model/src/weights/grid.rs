@@ -1,8 +1,16 @@
 //! Fake quantisation: values moved to the nearest of a few, while gradients pass as if they had stayed.
 //!
 //! The numbers are those of torchao's `Int8DynActInt4WeightQATQuantizer` in f32: 4-bit weights, symmetric, with a scale
-//! per group of inputs; 8-bit activations, asymmetric, with a scale and a zero point per token. It leaves to others
-//! which tensors are moved, and when.
+//! per group of inputs; 8-bit activations, asymmetric, with a scale and a zero point per token. It leaves to
+//! [`crate::adapter::Projection`] what a linear layer computes of them, and to trainers when.
+
+use std::path::Path;
+
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
+
+/// The file beside the weights of a model that was trained so: under the name of each weight that is on a grid its scales,
+/// `[out, in / group_size]`. The weights themselves are stored rounded, and lie near enough to their numbers.
+pub const SCALES_FILE: &str = "int8_dynamic_activations_int4_weights.safetensors";
 
 /// The values that fake quantisation may give: `scale · (number − zero_point)`, the number an integer in a range.
 ///
@@ -24,7 +32,12 @@ impl Grid {
     /// The largest magnitude is 7.5 steps from zero: one that is positive becomes 7 steps, one that is negative 8.
     pub fn int4(group: &[f32]) -> Self {
         let magnitude = group.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        Self { scale: (magnitude / 7.5).max(f32::MIN_POSITIVE), zero_point: 0.0, least: -8.0, most: 7.0 }
+        Self::int4_of_scale((magnitude / 7.5).max(f32::MIN_POSITIVE))
+    }
+
+    /// That of a group of weights whose scale is known.
+    pub fn int4_of_scale(scale: f32) -> Self {
+        Self { scale, zero_point: 0.0, least: -8.0, most: 7.0 }
     }
 
     /// That of a token's activations: numbers from −128 to 127 over the range of the values and zero.
@@ -111,5 +124,103 @@ impl FakeQuantization {
             Self::Int4Weights { .. } => Grid::int4(group),
             Self::Int8Activations { .. } => Grid::int8(group),
         }
+    }
+}
+
+/// Which linear layers stand in for ones of 4-bit weights and 8-bit activations, and how many weights share a scale.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FakeQuantizedLayers {
+    /// Weights along the input that share a scale; it divides the inputs of each layer.
+    pub group_size: usize,
+    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    pub skip_modules: Vec<String>,
+}
+
+impl FakeQuantizedLayers {
+    /// Whether the weight of this name is on a grid: that of a linear layer which is not skipped.
+    pub fn covers(&self, name: &str) -> bool {
+        super::is_linear_layer(name, &self.skip_modules)
+    }
+
+    /// What is done to its weights.
+    pub fn of_weights(&self) -> FakeQuantization {
+        FakeQuantization::Int4Weights { group_size: self.group_size }
+    }
+}
+
+/// Where the grids of a frozen model's weights come from.
+pub(crate) enum FrozenGrids {
+    /// From the weights.
+    Computed(FakeQuantizedLayers),
+    /// From the file [`SCALES_FILE`].
+    Stored(Checkpoint),
+}
+
+impl FrozenGrids {
+    /// Those beside the weights in a folder, if they have any.
+    pub(crate) fn beside(folder: &Path) -> Result<Option<Self>, CheckpointError> {
+        let file = folder.join(SCALES_FILE);
+        file.exists().then(|| Checkpoint::open_file(&file).map(Self::Stored)).transpose()
+    }
+
+    /// Weights of a group of the tensor of this name, if it is on a grid.
+    pub(crate) fn group_size(
+        &self,
+        name: &str,
+        [out_features, in_features]: [usize; 2],
+    ) -> Result<Option<usize>, CheckpointError> {
+        match self {
+            Self::Computed(layers) => Ok(layers.covers(name).then_some(layers.group_size)),
+            Self::Stored(scales) => {
+                if !scales.contains(name) {
+                    return Ok(None);
+                }
+                let groups = scales.shape(name)?.last().copied().filter(|groups| in_features.is_multiple_of(*groups));
+                // Of those that do not divide the inputs, as many as there are inputs would be right.
+                let groups = groups.unwrap_or(in_features);
+                scales.expect_shape(name, &[out_features, groups])?;
+                Ok(Some(in_features / groups))
+            }
+        }
+    }
+
+    /// The rows of a weight on its grid.
+    pub(crate) fn rows<'a>(
+        &self,
+        rows: Box<dyn Rows + 'a>,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Box<dyn Rows + 'a>, CheckpointError> {
+        let Some(group_size) = self.group_size(name, shape)? else { return Ok(rows) };
+        let scales = match self {
+            Self::Computed(_) => None,
+            Self::Stored(scales) => Some(scales.tensor_f32(name)?),
+        };
+        Ok(Box::new(GridRows { rows, columns: shape[1], group_size, scales }))
+    }
+}
+
+/// Rows of a weight that are moved to their grids as they are read.
+struct GridRows<'a> {
+    rows: Box<dyn Rows + 'a>,
+    columns: usize,
+    group_size: usize,
+    /// Of all groups, in order; computed from the weights where there are none.
+    scales: Option<Vec<f32>>,
+}
+
+impl Rows for GridRows<'_> {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        self.rows.read(first, values)?;
+        let Some(scales) = &self.scales else {
+            FakeQuantization::Int4Weights { group_size: self.group_size }.forward(values);
+            return Ok(());
+        };
+        let first = first * self.columns / self.group_size;
+        for (group, &scale) in values.chunks_mut(self.group_size).zip(&scales[first..]) {
+            let grid = Grid::int4_of_scale(scale);
+            group.iter_mut().for_each(|value| *value = grid.nearest(*value));
+        }
+        Ok(())
     }
 }

@@ -19,11 +19,24 @@ use half::bf16;
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
 pub use ggml::TensorType;
 pub(crate) use ggml::{Q4K, Q5_0, Q5_1, Q5K, Q6K};
-pub use grid::{FakeQuantization, Grid};
+pub(crate) use grid::FrozenGrids;
+pub use grid::{FakeQuantization, FakeQuantizedLayers, Grid, SCALES_FILE};
 pub use nf4::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
 pub(crate) use nf4::{LookUp, Pairs};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;
+
+/// Whether a tensor of this name is the weight of a linear layer that is not among those which are left as they are: by
+/// their names, or parts of their paths (`o_proj`, `layers.0`).
+fn is_linear_layer(name: &str, skip_modules: &[String]) -> bool {
+    let is_linear = name.starts_with("lm_head.") || name.contains(".self_attn.") || name.contains(".mlp.");
+    let path: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
+    let is_in_path = |module: &String| {
+        let module: Vec<&str> = module.split('.').collect();
+        path.windows(module.len()).any(|part| part == module)
+    };
+    is_linear && !skip_modules.iter().any(is_in_path)
+}
 
 /// Values of a block of every [`BlockFormat`], along the input.
 pub(crate) const BLOCK: usize = 32;

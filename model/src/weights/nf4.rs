@@ -148,13 +148,7 @@ pub struct QuantizedBase {
 impl QuantizedBase {
     /// Whether the weight of this name is quantised: that of a linear layer which is not skipped.
     pub fn covers(&self, name: &str) -> bool {
-        let is_linear = name.starts_with("lm_head.") || name.contains(".self_attn.") || name.contains(".mlp.");
-        let path: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
-        let is_in_path = |module: &String| {
-            let module: Vec<&str> = module.split('.').collect();
-            path.windows(module.len()).any(|part| part == module)
-        };
-        is_linear && !self.skip_modules.iter().any(is_in_path)
+        super::is_linear_layer(name, &self.skip_modules)
     }
 }
 
