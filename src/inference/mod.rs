@@ -317,7 +317,9 @@ impl ModelArgs {
             QuantizeArg::Int4 => BlockFormat::Int4,
         });
         let format = asked.map_or_else(|| trained_on.clone(), WeightFormat::Blocks);
-        if let (WeightFormat::Base(_), Some(warning)) = (trained_on, difference(trained_on, &format)) {
+        if let (WeightFormat::Base(_) | WeightFormat::Aware(_), Some(warning)) =
+            (trained_on, difference(trained_on, &format))
+        {
             terminal::tell_line(format_args!("warning: {warning}"));
         }
         Precision::new(dtype, format)

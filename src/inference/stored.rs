@@ -8,7 +8,7 @@ use engine::explain::explain;
 use engine::home::Home;
 use engine::plan::{Plan, PlannedStage};
 use stages::compute::inference::{AdapterWeights, read_adapter};
-use stages::compute::quantize::{QuantizeParams, WeightFormat};
+use stages::compute::quantize::WeightFormat;
 use stages::data::artifact::{Adapter, Model, OutputKind};
 use stages::data::prompt::{PROMPT, PromptParams};
 
@@ -82,7 +82,7 @@ pub(super) fn source(
     let (mut adapters, mut trained_on) = (Vec::new(), WeightFormat::AsStored);
     if let Some(adapter) = parts.adapter.as_ref().filter(|adapter| records.get(adapter).is_some()) {
         let (folder, facts) = open(adapter)?;
-        trained_on = WeightFormat::from(QuantizeParams::of_adapter(&facts)?);
+        trained_on = WeightFormat::of_adapter(&facts)?;
         adapters.push(AdapterSource { name: adapter.stage.clone(), folder, prompt: prompt(&facts) });
     }
     let watched = (missing == Missing::Await).then(|| Watched {

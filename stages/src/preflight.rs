@@ -76,7 +76,7 @@ pub(crate) fn inference_bytes(
     tokens: u64,
 ) -> u64 {
     let format = match format {
-        WeightFormat::AsStored => FrozenFormat::stored(config),
+        WeightFormat::AsStored | WeightFormat::Aware(_) => FrozenFormat::stored(config),
         WeightFormat::Blocks(format) => FrozenFormat::Blocks(*format),
         WeightFormat::Base(params) => FrozenFormat::Layers(params.base().format),
     };

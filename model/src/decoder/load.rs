@@ -105,7 +105,7 @@ impl<B: Blocks> Decoder<B> {
         let values = |name: &str, shape: &[usize]| checkpoint.tensor_f32_of_shape(name, shape);
         let mut decoder = Self::assemble(ops, config, keep, values, rows)?;
         if let Some(grids) = &grids {
-            for projection in decoder.projections_mut() {
+            for projection in decoder.linear_layers_mut() {
                 let matrix = &projection.matrix;
                 let group_size = grids.group_size(&matrix.name, [matrix.out_features, matrix.in_features])?;
                 projection.fake_quantization =

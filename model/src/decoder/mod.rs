@@ -128,6 +128,16 @@ impl<B: Blocks> Decoder<B> {
         found
     }
 
+    /// The projections, but for a head that is the embedding's matrix.
+    fn linear_layers_mut(&mut self) -> Vec<&mut Projection<B>> {
+        let is_tied = matches!(self.embeddings, Embeddings::Tied { .. });
+        let mut found = self.projections_mut();
+        if is_tied {
+            found.pop();
+        }
+        found
+    }
+
     fn norms_mut(&mut self) -> Vec<&mut Norm<B>> {
         let mut found = Vec::new();
         for layer in &mut self.layers {
@@ -151,7 +161,7 @@ impl<B: Blocks> Decoder<B> {
     /// so. Frozen weights are on their grids from loading on: see [`Decoder::load_fake_quantized`].
     pub(crate) fn fake_quantize(&mut self, layers: Option<&FakeQuantizedLayers>) -> Result {
         let mut is_other = false;
-        for projection in self.projections_mut() {
+        for projection in self.linear_layers_mut() {
             let covering = layers.filter(|layers| layers.covers(&projection.matrix.name));
             let wanted = covering.map(FakeQuantizedLayers::of_weights);
             is_other |= projection.fake_quantization != wanted;

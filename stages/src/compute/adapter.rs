@@ -8,11 +8,10 @@ use engine::context::{Artifact, Draft};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::Reference;
+use engine::parameter::{Json, Reference};
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
 
 use crate::compute::checkpoint::WEIGHTS;
-use crate::compute::quantize::QuantizeParams;
 
 /// Reads an adapter that is to be used with a model.
 ///
@@ -66,13 +65,9 @@ fn are_same_weights(one: &Facts, other: &Facts) -> Option<bool> {
 ///
 /// # Errors
 /// Fails if a file cannot be read.
-pub fn identity(
-    config: AdapterConfig,
-    quantize: Option<&QuantizeParams>,
-    draft: &mut Draft,
-) -> Result<Digest, StageError> {
+pub fn identity(config: AdapterConfig, quantize: Option<&Json>, draft: &mut Draft) -> Result<Digest, StageError> {
     let mut config = config.without_base_name().to_json();
-    config.extend(quantize.map(|quantize| quantize.fact().to_string()));
+    config.extend(quantize.map(Json::to_string));
     draft.digest(&draft.folder.join(WEIGHTS_FILE))?;
     Ok(draft.tree()?.without(CARD_FILE).with_content(CONFIG_FILE, config.as_bytes()).identity())
 }

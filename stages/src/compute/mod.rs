@@ -1,6 +1,7 @@
 //! What stages compute with: models and adapters as artefacts, kernel sets, the torch worker, inference.
 
 pub mod adapter;
+pub mod aware;
 pub mod backend;
 pub mod checkpoint;
 pub mod inference;

@@ -19,6 +19,8 @@ pub use model::weights::BlockFormat;
 use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Quantization, QuantizedBase};
 use serde_json::json;
 
+pub use super::aware::{AwareParams, Scheme};
+
 /// The fact of an adapter that says in which format the frozen weights were that it was trained on, where that is not
 /// the one that they are stored in.
 pub const QUANTIZE: &str = "quantize";
@@ -110,28 +112,15 @@ impl QuantizeParams {
         })
     }
 
-    /// What an adapter notes of its base; `None` where it was trained on weights as they are stored.
-    ///
-    /// # Errors
-    /// Fails if this program does not know the format.
-    pub fn of_adapter(facts: &Facts) -> Result<Option<Self>, StageError> {
-        let Some(fact) = facts.get(QUANTIZE) else { return Ok(None) };
-        let read = || {
-            let modules = fact["skip_modules"].as_array()?.iter().map(|module| Some(module.as_str()?.to_owned()));
-            Some(Self {
-                base: BaseFormat::ALL.into_iter().find(|format| fact["base"] == format.name())?,
-                double_quantization: fact["double_quantization"].as_bool()?,
-                block_size: usize::try_from(fact["block_size"].as_u64()?).ok()?,
-                skip_modules: modules.collect::<Option<_>>()?,
-            })
-        };
-        let unknown = || {
-            StageError::bad_data(format!(
-                "the adapter was trained on a base in a format that is not known here: {fact}"
-            ))
-            .with_help("use the version of this program that trained it, or a newer one")
-        };
-        read().map(Some).ok_or_else(unknown)
+    /// What such a fact says; `None` where it says something else.
+    fn of_fact(fact: &Json) -> Option<Self> {
+        let modules = fact["skip_modules"].as_array()?.iter().map(|module| Some(module.as_str()?.to_owned()));
+        Some(Self {
+            base: BaseFormat::ALL.into_iter().find(|format| fact["base"] == format.name())?,
+            double_quantization: fact["double_quantization"].as_bool()?,
+            block_size: usize::try_from(fact["block_size"].as_u64()?).ok()?,
+            skip_modules: modules.collect::<Option<_>>()?,
+        })
     }
 
     /// What is wrong with it on a model: torchao's NF4 is of whole blocks.
@@ -169,6 +158,74 @@ impl QuantizeParams {
     }
 }
 
+/// What `train.quantize` says: what frozen weights are stored in, or what weights are trained for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TrainQuantize {
+    /// The frozen weights are quantised while they are read (QLoRA).
+    Base(QuantizeParams),
+    /// The weights are trained for few bits (QAT).
+    Aware(AwareParams),
+}
+
+impl TrainQuantize {
+    /// The format of the frozen weights, where that is not the stored one.
+    pub fn base(&self) -> Option<&QuantizeParams> {
+        match self {
+            Self::Base(params) => Some(params),
+            Self::Aware(_) => None,
+        }
+    }
+
+    /// What the weights are trained for.
+    pub fn aware(&self) -> Option<&AwareParams> {
+        match self {
+            Self::Base(_) => None,
+            Self::Aware(params) => Some(params),
+        }
+    }
+
+    /// What is noted of what is trained so: its fact [`QUANTIZE`].
+    pub fn fact(&self) -> Json {
+        match self {
+            Self::Base(params) => params.fact(),
+            Self::Aware(params) => params.fact(),
+        }
+    }
+
+    /// What is wrong with it.
+    pub fn problem(&self, span: Span) -> Option<Problem> {
+        self.base()?.problem(span)
+    }
+
+    /// What is wrong with it on a model.
+    pub fn problem_on(&self, model: &Config, span: Span) -> Option<Problem> {
+        match self {
+            Self::Base(params) => params.problem_on(model, span),
+            Self::Aware(params) => params.problem_on(model, span),
+        }
+    }
+}
+
+impl Parameter for TrainQuantize {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match node.get("aware") {
+            Some(_) => AwareParams::read(node, reader).map(Self::Aware),
+            None => QuantizeParams::read(node, reader).map(Self::Base),
+        }
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        match self {
+            Self::Base(params) => params.write_key(key),
+            Self::Aware(params) => params.write_key(key),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [QuantizeParams::schema(), AwareParams::schema()] })
+    }
+}
+
 /// How the weights of a model are held that generates or is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WeightFormat {
@@ -178,6 +235,8 @@ pub enum WeightFormat {
     Blocks(BlockFormat),
     /// The linear layers in the format of a base that adapters are trained on.
     Base(QuantizeParams),
+    /// The linear layers on the grids that an adapter was trained on.
+    Aware(AwareParams),
 }
 
 /// The names that a file may say in the place of a mapping, each with what it is.
@@ -199,13 +258,14 @@ impl WeightFormat {
             Self::Blocks(BlockFormat::Int4) => "`quantize: int4`",
             Self::Blocks(BlockFormat::Q8_0 | BlockFormat::Q4_0) => unreachable!("a format that no file can ask for"),
             Self::Base(params) => params.base.as_written(),
+            Self::Aware(_) => unreachable!("a format that no file can ask for"),
         })
     }
 
     /// What is wrong with it.
     pub fn problem(&self, span: Span) -> Option<Problem> {
         match self {
-            Self::AsStored | Self::Blocks(_) => None,
+            Self::AsStored | Self::Blocks(_) | Self::Aware(_) => None,
             Self::Base(params) => params.problem(span),
         }
     }
@@ -216,7 +276,7 @@ impl WeightFormat {
             Self::Blocks(format) => {
                 kernels.quantizing(Quantization { format: *format, activations: Activations::Int8 })
             }
-            Self::AsStored | Self::Base(_) => kernels,
+            Self::AsStored | Self::Base(_) | Self::Aware(_) => kernels,
         }
     }
 
@@ -226,8 +286,10 @@ impl WeightFormat {
     /// Fails as [`Decoder::load`] does.
     pub fn load<B: Blocks>(&self, kernels: Arc<B>, folder: &Path) -> Result<Decoder<B>, LoadError> {
         match self {
-            Self::AsStored | Self::Blocks(_) => Decoder::load(kernels, folder, Keep::Frozen),
+            Self::AsStored => Decoder::load(kernels, folder, Keep::Frozen),
+            Self::Blocks(_) => Decoder::load_values(kernels, folder),
             Self::Base(params) => Decoder::load_quantized(kernels, folder, &params.base()),
+            Self::Aware(params) => Decoder::load_fake_quantized(kernels, folder, &params.layers()),
         }
     }
 
@@ -237,6 +299,7 @@ impl WeightFormat {
             Self::AsStored => None,
             Self::Blocks(format) => Some(json!(format.name())),
             Self::Base(params) => Some(params.fact()),
+            Self::Aware(params) => Some(params.fact()),
         }
     }
 
@@ -246,13 +309,33 @@ impl WeightFormat {
             Self::AsStored => "the format that it is stored in".to_owned(),
             Self::Blocks(format) => format!("`{}`", format.name()),
             Self::Base(params) => format!("`{}`", params.base.name()),
+            Self::Aware(params) => format!("4-bit numbers in groups of {}", params.group_size),
         }
+    }
+
+    /// That of the base that an adapter with these facts was trained on.
+    ///
+    /// # Errors
+    /// Fails if this program does not know it.
+    pub fn of_adapter(facts: &Facts) -> Result<Self, StageError> {
+        let Some(fact) = facts.get(QUANTIZE) else { return Ok(Self::AsStored) };
+        let known = QuantizeParams::of_fact(fact).map(Self::Base);
+        known.or_else(|| AwareParams::of_fact(fact).map(Self::Aware)).ok_or_else(|| {
+            StageError::bad_data(format!(
+                "the adapter was trained on a base in a format that is not known here: {fact}"
+            ))
+            .with_help("use the version of this program that trained it, or a newer one")
+        })
     }
 }
 
-impl From<Option<QuantizeParams>> for WeightFormat {
-    fn from(base: Option<QuantizeParams>) -> Self {
-        base.map_or(Self::AsStored, Self::Base)
+impl From<Option<&TrainQuantize>> for WeightFormat {
+    fn from(quantize: Option<&TrainQuantize>) -> Self {
+        match quantize {
+            None => Self::AsStored,
+            Some(TrainQuantize::Base(params)) => Self::Base(params.clone()),
+            Some(TrainQuantize::Aware(params)) => Self::Aware(AwareParams { after_steps: 0, ..params.clone() }),
+        }
     }
 }
 
@@ -267,7 +350,7 @@ pub fn weight_format(
     context: &mut StageContext,
 ) -> Result<WeightFormat, StageError> {
     let Some(adapter) = adapter else { return Ok(asked.cloned().unwrap_or(WeightFormat::AsStored)) };
-    let trained_on = WeightFormat::from(QuantizeParams::of_adapter(&adapter.description.facts)?);
+    let trained_on = WeightFormat::of_adapter(&adapter.description.facts)?;
     let Some(asked) = asked else { return Ok(trained_on) };
     // To quantise the base of any adapter for inference is a choice of its own.
     if !matches!((&trained_on, asked), (WeightFormat::AsStored, WeightFormat::Blocks(_))) {
@@ -315,6 +398,7 @@ impl Parameter for WeightFormat {
             Self::AsStored => key.value("none"),
             Self::Blocks(format) => key.value(format.name()),
             Self::Base(params) => params.write_key(key),
+            Self::Aware(params) => params.write_key(key),
         }
     }
 
@@ -356,9 +440,17 @@ mod tests {
     #[test]
     fn what_an_adapter_notes_is_read_back() {
         let facts = |fact: Json| Facts::from_iter([(QUANTIZE.to_owned(), fact)]);
-        assert_eq!(QuantizeParams::of_adapter(&Facts::new()).unwrap(), None);
-        assert_eq!(QuantizeParams::of_adapter(&facts(nf4(32).fact())).unwrap(), Some(nf4(32)));
-        let error = QuantizeParams::of_adapter(&facts(json!({"base": "nf3"}))).expect_err("no such format");
+        assert_eq!(WeightFormat::of_adapter(&Facts::new()).unwrap(), WeightFormat::AsStored);
+        let aware = AwareParams {
+            aware: Scheme::Int8DynamicActivationsInt4Weights,
+            group_size: 32,
+            after_steps: 0,
+            skip_modules: vec!["o_proj".to_owned()],
+        };
+        for format in [WeightFormat::Base(nf4(32)), WeightFormat::Aware(aware)] {
+            assert_eq!(WeightFormat::of_adapter(&facts(format.fact().unwrap())).unwrap(), format);
+        }
+        let error = WeightFormat::of_adapter(&facts(json!({"base": "nf3"}))).expect_err("no such format");
         assert!(error.message.contains("nf3") && error.help.is_some(), "{error:?}");
     }
 }

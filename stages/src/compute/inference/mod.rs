@@ -52,13 +52,13 @@ pub use text::CompletionText;
 pub use worker::RowScore;
 use worker::Worker;
 
-use crate::compute::adapter;
 use crate::compute::backend::{self, Backend, Choice, Serves};
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::precision::Precision;
-use crate::compute::quantize::{QUANTIZE, QuantizeParams, WeightFormat, weight_format};
+use crate::compute::quantize::{QUANTIZE, WeightFormat, weight_format};
 use crate::compute::resources::peak_resident_bytes;
+use crate::compute::{adapter, aware};
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
 use crate::data::tokenizer::Tokenizer;
@@ -163,27 +163,29 @@ impl InferenceParams {
         self.backend.devices(self.serves())
     }
 
-    /// As [`InferenceParams::serves`], where what is known of the adapter decides it, too.
-    fn serves_with(&self, adapter: Option<&Facts>) -> Serves {
+    /// As [`InferenceParams::serves`], where what is known of the model and the adapter decides it, too.
+    fn serves_with(&self, is_aware: bool, adapter: Option<&Facts>) -> Serves {
         let is_quantized =
             self.precision.quantize.is_none() && adapter.is_some_and(|facts| facts.contains_key(QUANTIZE));
         match self.serves() {
             Serves::Both if is_quantized => Serves::Native("an adapter that was trained on a quantised base"),
+            Serves::Both if is_aware => Serves::Native(aware::WHAT),
             serves => serves,
         }
     }
 
     /// The format of the model's weights with an adapter of these facts, as far as it is known.
     fn weight_format(&self, adapter: Option<&Facts>) -> WeightFormat {
-        let trained_on = || adapter.and_then(|facts| QuantizeParams::of_adapter(facts).ok().flatten());
-        self.precision.quantize.clone().unwrap_or_else(|| WeightFormat::from(trained_on()))
+        let trained_on = || adapter.and_then(|facts| WeightFormat::of_adapter(facts).ok());
+        self.precision.quantize.clone().or_else(trained_on).unwrap_or(WeightFormat::AsStored)
     }
 
     /// What is wrong with the values on the model and the adapter, where they are known.
     pub fn misfits(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let of_model = not_native(&self.model.reference, inputs);
         let of_model = of_model.and_then(|outline| self.backend.problem_on(self.serves(), &outline, span));
-        let serves = self.serves_with(self.facts(inputs).1);
+        let (model, adapter) = self.facts(inputs);
+        let serves = self.serves_with(model.is_some_and(aware::is_noted), adapter);
         let of_format = self.backend.problem(serves, span).filter(|_| serves != self.serves());
         of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).chain(of_format).collect()
     }
@@ -277,12 +279,13 @@ impl Respondent {
             batch_size: params.batch_size,
         };
         let architecture = checkpoint::architecture(&model.folder)?;
-        let serves = params.serves_with(adapter.as_ref().map(|adapter| &adapter.description.facts));
+        let adapter_facts = adapter.as_ref().map(|adapter| &adapter.description.facts);
+        let serves = params.serves_with(aware::is_aware(&model.folder), adapter_facts);
         let choice = Choice::of(params.backend, serves, &architecture, context)?;
         let format = weight_format(params.precision.quantize.as_ref(), adapter.as_ref(), context)?;
         let model = match choice.is_torch {
             true => {
-                if let (WeightFormat::Base(_), None) = (&format, &params.precision.quantize) {
+                if let (WeightFormat::Base(_) | WeightFormat::Aware(_), None) = (&format, &params.precision.quantize) {
                     let message =
                         "the adapter was trained on a quantised base, which the torch worker does not compute";
                     let help = "leave out what asks for `backend: torch`, or take the weights as they are stored with \

@@ -18,7 +18,7 @@ use crate::compute::backend::{Backend, Choice, Serves};
 use crate::compute::kernels::Dtype;
 use crate::compute::precision::Precision;
 use crate::compute::quantize::WeightFormat;
-use crate::compute::{adapter, checkpoint};
+use crate::compute::{adapter, aware, checkpoint};
 
 /// A model, and adapters on it, which requests are pushed to.
 ///
@@ -126,7 +126,7 @@ pub struct OpenedEngine {
 /// for, or an adapter does not fit the model.
 pub fn open(folder: &Path, adapters: &[AdapterWeights], settings: &EngineSettings) -> Result<OpenedEngine, StageError> {
     let architecture = checkpoint::architecture(folder)?;
-    let (backend, serves) = (settings.backend, serves(&settings.precision, &architecture)?);
+    let (backend, serves) = (settings.backend, serves(&settings.precision, &architecture, folder)?);
     if let Architecture::Transformers(outline) = &architecture
         && let Some((message, help)) = backend.refusal(serves, outline)
     {
@@ -165,13 +165,16 @@ pub fn open(folder: &Path, adapters: &[AdapterWeights], settings: &EngineSetting
 }
 
 /// Which backend computes a model in a precision.
-fn serves(precision: &Precision, model: &Architecture) -> Result<Serves, StageError> {
+fn serves(precision: &Precision, model: &Architecture, folder: &Path) -> Result<Serves, StageError> {
     let quantized = match (&precision.quantize, model) {
         (Some(WeightFormat::Blocks(_)), _) => Some("`--quantize`"),
-        (Some(WeightFormat::Base(_)), _) => Some("an adapter that was trained on a quantised base"),
+        (Some(WeightFormat::Base(_) | WeightFormat::Aware(_)), _) => {
+            Some("an adapter that was trained on a quantised base")
+        }
         (_, Architecture::Native(config)) if config.stored_quantized.is_some() => {
             Some("a model whose weights are stored quantised")
         }
+        (None | Some(WeightFormat::AsStored), _) if aware::is_aware(folder) => Some(aware::WHAT),
         (None | Some(WeightFormat::AsStored), _) => None,
     };
     match (precision.dtype, quantized) {

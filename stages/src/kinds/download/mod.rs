@@ -27,7 +27,7 @@ use engine::survey::{LocalFiles, Survey};
 use model::config::Architecture;
 use model::peft::AdapterConfig;
 
-use crate::compute::quantize::QuantizeParams;
+use crate::compute::quantize::WeightFormat;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::tokenizer::Tokenizer as OpenTokenizer;
@@ -407,7 +407,7 @@ fn copy(
 fn seal_adapter(mut draft: Draft, trained_on: Option<Facts>, context: &mut StageContext) -> Result<(), StageError> {
     let mut facts = adapter_facts(&draft.folder)?;
     facts.extend(trained_on.unwrap_or_default());
-    let quantize = QuantizeParams::of_adapter(&facts)?;
+    let quantize = WeightFormat::of_adapter(&facts)?.fact();
     let identity = adapter::identity(read_adapter_config(&draft.folder)?, quantize.as_ref(), &mut draft)?;
     context.seal(draft, facts, Some(identity))
 }

@@ -30,7 +30,7 @@ use model::peft::Adapter as PeftAdapter;
 
 use serde_json::Value;
 
-use crate::compute::{adapter, checkpoint, kernels};
+use crate::compute::{adapter, aware, checkpoint, kernels};
 use crate::data::artifact::{Model, OutputKind};
 use crate::data::prompt::PROMPT;
 pub use parameters::{Dtype, IntoWeights, MergeParams, Weighted};
@@ -78,6 +78,11 @@ impl Stage for Merge {
 
     fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
         let base = context.open(&params.model)?;
+        if aware::is_aware(&base.folder) {
+            let message = "the model was trained for 4-bit weights, and merged weights are not on its grids any more";
+            return Err(StageError::new(Cause::BadParameters, message)
+                .with_help("use the adapter beside the model, or merge into the model before it was trained so"));
+        }
         let architecture = checkpoint::architecture(&base.folder)?;
         let adapters = open_adapters(params, &base, context)?;
         let facts: Vec<&Facts> = adapters.iter().map(|opened| &opened.facts).collect();

@@ -14,7 +14,7 @@ use model::weights::QuantizedBase;
 use super::rows;
 use crate::compute::adapter;
 use crate::compute::checkpoint::WEIGHTS;
-use crate::compute::quantize::{QUANTIZE, QuantizeParams};
+use crate::compute::quantize::{QUANTIZE, QuantizeParams, WeightFormat};
 use crate::data::artifact::{Adapter, Model, TokensOrPacks};
 use crate::preflight::PROCESS_BYTES;
 
@@ -150,9 +150,25 @@ pub(super) fn trained_on(
     into: Option<IntoWeights>,
     adapters: &[&Facts],
 ) -> Result<Option<(QuantizedBase, MergeInto)>, StageError> {
-    let bases: Vec<Option<QuantizeParams>> =
-        adapters.iter().map(|facts| QuantizeParams::of_adapter(facts)).collect::<Result<_, _>>()?;
     let wrong = |message: &str| StageError::new(Cause::BadParameters, message);
+    let formats: Vec<WeightFormat> =
+        adapters.iter().map(|facts| WeightFormat::of_adapter(facts)).collect::<Result<_, _>>()?;
+    if formats.iter().any(|format| matches!(format, WeightFormat::Aware(_))) {
+        return match into {
+            Some(IntoWeights::Original) => Ok(None),
+            Some(IntoWeights::Dequantized) | None => Err(wrong(
+                "the adapter was trained for 4-bit weights: what is merged has to be quantised anew, and that is not done here",
+            )
+            .with_help("`into: original` merges into the weights as they are stored, as torchtune does; quantise what it makes")),
+        };
+    }
+    let bases: Vec<Option<QuantizeParams>> = formats
+        .into_iter()
+        .map(|format| match format {
+            WeightFormat::Base(params) => Some(params),
+            WeightFormat::AsStored | WeightFormat::Blocks(_) | WeightFormat::Aware(_) => None,
+        })
+        .collect();
     match (into, bases.iter().flatten().next()) {
         (None, None) => Ok(None),
         (Some(_), None) => {

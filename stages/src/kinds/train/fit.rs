@@ -54,13 +54,15 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
     if let Some(outline) = not_native(&params.model.reference, inputs) {
         problems.extend(params.backend.problem_on(params.serves(), &outline, span));
     }
+    if let (Some(quantize), Some(config)) = (&params.quantize, model_config(&params.model.reference, inputs)) {
+        problems.extend(quantize.problem_on(&config, span));
+    }
     if params.method == Method::Full {
         return problems;
     }
     if let Some(config) = model_config(&params.model.reference, inputs) {
         let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
         problems.extend(params.lora.problem_on(&Modules::from(&config), origin, span));
-        problems.extend(params.quantize.as_ref().and_then(|quantize| quantize.problem_on(&config, span)));
     }
     let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
     problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));

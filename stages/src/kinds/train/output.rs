@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
+use engine::parameter::Json;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, model_card};
 
-use crate::compute::quantize::{QUANTIZE, QuantizeParams};
+use crate::compute::aware::{self, AwareParams, Scales};
+use crate::compute::quantize::QUANTIZE;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
 use crate::data::prompt::PROMPT;
@@ -22,7 +24,7 @@ pub(super) fn adapter(
     facts: &Facts,
     base: &Artifact,
     rows: &TokensReader,
-    quantize: Option<&QuantizeParams>,
+    quantize: Option<Json>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     if let Some((name, revision)) = base_name(&base.description.facts) {
@@ -45,8 +47,8 @@ pub(super) fn adapter(
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
     let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows));
-    let facts = facts.chain(quantize.map(|quantize| (QUANTIZE.to_owned(), quantize.fact()))).collect();
-    let identity = adapter::identity(config, quantize, &mut draft)?;
+    let facts = facts.chain(quantize.clone().map(|fact| (QUANTIZE.to_owned(), fact))).collect();
+    let identity = adapter::identity(config, quantize.as_ref(), &mut draft)?;
     context.seal(draft, facts, Some(identity))
 }
 
@@ -73,14 +75,18 @@ pub(super) fn prompt_facts(rows: &TokensReader) -> Facts {
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// Writes the weights in these files in the dtypes of the base, with its other files; `prompt_facts` are facts of the
-/// data. One tensor is in memory at a time.
+/// data. One tensor is in memory at a time. Weights that were trained for few bits are written as they were computed with,
+/// and their scales beside them.
 pub(super) fn model(
     values: &[PathBuf],
     base: &Path,
     prompt_facts: Facts,
+    aware: Option<&AwareParams>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let mut draft = context.create("model")?;
+    let mut scales = Scales::new();
+    let layers = aware.map(AwareParams::layers);
     let written = (|| -> Result<(), Failed> {
         let files: Vec<Checkpoint> = values.iter().map(|file| Checkpoint::open_file(file)).collect::<Result<_, _>>()?;
         let trained: BTreeMap<&str, &Checkpoint> =
@@ -95,7 +101,16 @@ pub(super) fn model(
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
         for (name, info) in kept() {
             match trained.get(name) {
-                Some(file) => writer.write_f32(name, &file.tensor_f32_of_shape(name, &info.shape)?)?,
+                Some(file) => {
+                    let mut values = file.tensor_f32_of_shape(name, &info.shape)?;
+                    if let Some(layers) = layers.as_ref().filter(|layers| layers.covers(name) && info.shape.len() == 2)
+                    {
+                        let grids: Vec<f32> = layers.of_weights().grids(&values).map(|grid| grid.scale).collect();
+                        scales.push((name.to_owned(), [info.shape[0], grids.len() / info.shape[0]], grids));
+                        layers.of_weights().forward(&mut values);
+                    }
+                    writer.write_f32(name, &values)?;
+                }
                 None => {
                     let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), Failed> {
                         Ok(original.read_bytes(name, first, piece)?)
@@ -111,8 +126,14 @@ pub(super) fn model(
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
+    if aware.is_some() {
+        aware::write_scales(&scales, &draft)?;
+    }
     let mut facts = checkpoint::facts(&mut draft)?;
     facts.extend(prompt_facts);
+    if let Some(aware) = aware {
+        facts.insert(QUANTIZE.to_owned(), aware.fact());
+    }
     context.seal(draft, facts, None)
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::learner::{Learner, Rounds, ScoredDocuments, Scorer, rows_of};
 use super::parameters::{BestBy, TrainParams};
-use crate::compute::quantize::QuantizeParams;
+use crate::compute::quantize::TrainQuantize;
 use crate::data::artifact::TokensReader;
 use crate::kinds::log_probs::{Record, Scored, identity};
 
@@ -230,7 +230,7 @@ pub(super) fn check_scored(
         ("other tokens", found.data != identity(rows)),
         ("another model", found.model != identity(model)),
         ("another adapter", found.adapter != adapter.map(identity)),
-        ("a base in another format", found.quantize != params.quantize.as_ref().map(QuantizeParams::fact)),
+        ("a base in another format", found.quantize != params.quantize.as_ref().map(TrainQuantize::fact)),
     ];
     if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
         let message = format!("`reference.log_probs` was computed of {what} than this stage's");

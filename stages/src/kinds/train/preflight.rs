@@ -14,7 +14,7 @@ use model::trainer::Trained;
 use serde_json::Value;
 
 use super::order::Division;
-use super::parameters::{Method, QuantizeParams, TrainParams};
+use super::parameters::{Method, QuantizeParams, TrainParams, TrainQuantize};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Kernels;
@@ -191,7 +191,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
-        frozen: frozen_format(params.quantize.as_ref(), params.kernels, config),
+        frozen: frozen_format(params.quantize.as_ref().and_then(TrainQuantize::base), params.kernels, config),
         // Several workers have those in f32 between them, and so do kernels that are not our own.
         stored: match (params.kernels, workers) {
             (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),

@@ -20,7 +20,7 @@ use super::parameters::{Method, TrainParams, train_tokens};
 use super::{failure, fit};
 use crate::compute::adapter;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
-use crate::compute::quantize::{QuantizeParams, WeightFormat, warn_of_other_base};
+use crate::compute::quantize::{TrainQuantize, WeightFormat, warn_of_other_base};
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
@@ -38,13 +38,16 @@ pub(super) fn trainer<B: Blocks>(
         return Err(StageError::new(Cause::BadParameters, message)
             .with_help("set `method: lora`, or start from the model before it was quantised"));
     }
-    let decoder = match &params.quantize {
-        Some(quantize) => {
+    let decoder = match (&params.quantize, keep) {
+        (Some(TrainQuantize::Base(quantize)), _) => {
             let quantize = quantize.base();
             warn_of_idle_names(&quantize, base, context)?;
             Decoder::load_quantized(ops, &base.folder, &quantize)
         }
-        None => Decoder::load(ops, &base.folder, keep),
+        (Some(TrainQuantize::Aware(aware)), Keep::Frozen) => {
+            Decoder::load_fake_quantized(ops, &base.folder, &aware.layers())
+        }
+        (Some(TrainQuantize::Aware(_)) | None, _) => Decoder::load(ops, &base.folder, keep),
     };
     let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
     let settings = match (params.method, &params.adapter) {
@@ -52,8 +55,8 @@ pub(super) fn trainer<B: Blocks>(
         (Method::Lora, None) => Some(fresh(params, &mut decoder, base, context)?),
         (Method::Lora, Some(input)) => {
             let existing = context.open(input)?;
-            let trained_on = WeightFormat::from(QuantizeParams::of_adapter(&existing.description.facts)?);
-            warn_of_other_base(&trained_on, &WeightFormat::from(params.quantize.clone()), context);
+            let trained_on = WeightFormat::of_adapter(&existing.description.facts)?;
+            warn_of_other_base(&trained_on, &WeightFormat::from(params.quantize.as_ref()), context);
             Some(warm(params, &mut decoder, base, &existing)?)
         }
     };
@@ -68,6 +71,12 @@ pub(super) fn trainer<B: Blocks>(
     };
     let ops = Arc::clone(decoder.ops());
     let trainer = Trainer::new(decoder, options).map_err(|error| failure::of_rows(error, &[]))?;
+    let trainer = match params.quantize.as_ref().and_then(TrainQuantize::aware) {
+        Some(aware) => trainer
+            .with_fake_quantization(aware.layers(), aware.after_steps)
+            .map_err(|error| failure::of_rows(error, &[]))?,
+        None => trainer,
+    };
     let teacher = match params.loss.teacher() {
         Some(input) => Some(teacher(ops, base, &context.open(input)?)?),
         None => None,

@@ -18,7 +18,7 @@ use super::figures::{History, MetricsLogger, Record, Tokens};
 use super::inputs::Inputs;
 use super::learner::{DocumentWork, Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
-use super::parameters::TrainParams;
+use super::parameters::{TrainParams, TrainQuantize};
 use super::preference::{self, Figures, LogProbs};
 use super::state::Progress;
 use super::summary;
@@ -104,8 +104,14 @@ pub(super) fn run(
     let values = checkpoints::result(params, &progress, &mut *learner, context)?;
     learner.close(context)?;
     match adapter {
-        Some(config) => output::adapter(config, &values, &facts, &model, &rows, params.quantize.as_ref(), context)?,
-        None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
+        Some(config) => {
+            let quantize = params.quantize.as_ref().map(TrainQuantize::fact);
+            output::adapter(config, &values, &facts, &model, &rows, quantize, context)?;
+        }
+        None => {
+            let aware = params.quantize.as_ref().and_then(TrainQuantize::aware);
+            output::model(&values, &model.folder, output::prompt_facts(&rows), aware, context)?;
+        }
     }
     output::metrics(metrics_logger.history().lines(), facts, context)?;
     // Rows of tasks that were fetched.

@@ -25,6 +25,7 @@ use super::order::{Division, Shuffle};
 pub use super::tasks::ValidationTasks;
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
+pub(super) use crate::compute::quantize::TrainQuantize;
 pub use crate::compute::quantize::{BaseFormat, QuantizeParams};
 use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
@@ -50,10 +51,11 @@ pub struct TrainParams {
     /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora` and
-    /// the native backend; as they are stored if left out. The `cpu` kernels keep them so in memory.
+    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or with
+    /// `aware` what they are trained for (QAT); for the native backend. As they are stored if left out. The `cpu` kernels
+    /// keep frozen ones so in memory.
     #[semantic(omit_default)]
-    pub quantize: Option<QuantizeParams>,
+    pub quantize: Option<TrainQuantize>,
     /// What training minimises.
     #[semantic(default, omit_default)]
     pub loss: Loss,
@@ -237,6 +239,7 @@ impl TrainParams {
             Method::Full => problems.extend(self.adapter_of_full(span).into_iter().chain(self.quantize_of_full(span))),
         }
         problems.extend(self.quantize.iter().filter_map(|quantize| quantize.problem(span)));
+        problems.extend(self.problem_of_the_grids(span));
         problems.extend(self.problems_of_the_backend(span));
         problems.extend(self.validation_tasks.iter().flat_map(|tasks| tasks.problems(span)));
         if self.loss_scale.is_some() && self.dtype != Dtype::F16 {
@@ -361,10 +364,27 @@ impl TrainParams {
 
     /// Frozen weights, where every one is trained.
     fn quantize_of_full(&self, span: Span) -> Option<Problem> {
-        self.quantize.as_ref()?;
+        self.quantize.as_ref()?.base()?;
         let message = "`quantize` is for frozen weights, and `method: full` trains every weight";
         let problem = Problem::error("bad-value", span, message, "does not go with `method: full`").at("quantize");
-        Some(problem.with_help("leave `quantize` out, or set `method: lora`"))
+        Some(problem.with_help("leave `quantize` out, or set `method: lora`; `aware:` trains weights for few bits"))
+    }
+
+    /// What goes with an adapter only, or not with one that is trained for few bits.
+    fn problem_of_the_grids(&self, span: Span) -> Option<Problem> {
+        let aware = self.quantize.as_ref()?.aware()?;
+        let (at, message, help) = if self.method == Method::Lora && aware.after_steps > 0 {
+            (
+                "quantize.after_steps",
+                "`quantize.after_steps` is for `method: full`: frozen weights are on their grids from the beginning",
+                "leave it out",
+            )
+        } else if self.lora.value.use_dora {
+            ("lora.use_dora", "`quantize: { aware }` is not computed with DoRA", "leave `use_dora` out")
+        } else {
+            return None;
+        };
+        Some(Problem::error("bad-value", span, message, "set here").at(at).with_help(help))
     }
 
     /// What would need validation rows, where there are none.
