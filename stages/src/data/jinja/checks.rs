@@ -62,13 +62,55 @@ pub(super) fn install(environment: &mut Environment<'_>) {
         _ => Ok(()),
     });
     several(environment, ITEM, item);
-    several(environment, SLICE, |values| {
-        let Some(value) = values.first() else { return Ok(()) };
+    environment.add_filter(SLICE, |values: Rest<ValueOrKwargs>| -> Result<Value, Error> {
+        let mut values = values.into_values();
+        let Some(value) = values.first() else { return Ok(Value::from(Tuple::from(values))) };
         meter::looked_at(entries(value).saturating_mul(4))?;
-        meter::made(value.as_str().map_or(0, |text| text.len() as u64))
+        meter::made(value.as_str().map_or(0, |text| text.len() as u64))?;
+        if let Some(backwards) = backwards(&values)? {
+            // What is left to do takes all of it.
+            values = vec![backwards, Value::from(()), Value::from(()), Value::from(())];
+        }
+        values.reverse();
+        Ok(Value::from(Tuple::from(values)))
     });
     several(environment, KEYS, |values| values.iter().try_for_each(look));
     several(environment, REMEMBER, remember);
+}
+
+/// A slice with a step below zero, as Python has it: the library ends the process where there is nothing to take, and
+/// takes what lies before the beginning for the beginning. None for every other slice, and for what has none.
+fn backwards(values: &[Value]) -> Result<Option<Value>, Error> {
+    let [value, start, stop, step] = values else { return Ok(None) };
+    let whole = |bound: &Value| (!bound.is_none()).then(|| i64::try_from(bound.clone()).ok());
+    let (Some(Some(step)), start, stop) = (whole(step), whole(start), whole(stop)) else { return Ok(None) };
+    if step >= 0 || start == Some(None) || stop == Some(None) {
+        return Ok(None);
+    }
+    let (start, stop) = (start.flatten(), stop.flatten());
+    let places = |length: usize| {
+        let length = length as i64;
+        let within =
+            |bound: i64| if bound < 0 { (bound.saturating_add(length)).max(-1) } else { bound.min(length - 1) };
+        let (first, end) = (start.map_or(length - 1, within), stop.map_or(-1, within));
+        let step = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+        (end + 1..=first).rev().step_by(step).map(|place| place as usize)
+    };
+    if let Some(text) = value.as_str() {
+        let characters: Vec<char> = text.chars().collect();
+        return Ok(Some(Value::from(places(characters.len()).map(|place| characters[place]).collect::<String>())));
+    }
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        return Ok(None);
+    }
+    let mut items = Vec::new();
+    for item in value.try_iter()?.checked() {
+        meter::steps(1)?;
+        meter::made(ENTRY)?;
+        items.push(item?);
+    }
+    let taken: Vec<Value> = places(items.len()).map(|place| items[place].clone()).collect();
+    Ok(Some(if value.is_tuple() { Value::from(Tuple::from(taken)) } else { Value::from(taken) }))
 }
 
 /// The checks of the two sides of an operator that copies both. It is the most frequent one of all, and this takes no

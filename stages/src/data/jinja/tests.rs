@@ -324,6 +324,55 @@ fn results_are_those_of_the_engine_itself() {
     }
 }
 
+/// The library ends the process over some of these, and takes others for something else.
+#[test]
+fn slices_backwards_are_pythons() {
+    let bounds: Vec<String> = std::iter::once(String::new()).chain((-5..=5).map(|bound| bound.to_string())).collect();
+    let python = |length: i64, start: &str, stop: &str, step: i64| -> Vec<i64> {
+        let clamp = |bound: &str, left_out: i64| match bound.parse::<i64>() {
+            Err(_) => left_out,
+            Ok(bound) if bound < 0 => (bound + length).max(-1),
+            Ok(bound) => bound.min(length - 1),
+        };
+        let (mut at, end) = (clamp(start, length - 1), clamp(stop, -1));
+        let mut places = Vec::new();
+        while at > end {
+            places.push(at);
+            at += step;
+        }
+        places
+    };
+    assert_eq!(python(3, "", "", -1), [2, 1, 0]);
+    assert_eq!(python(3, "-9", "", -1), [] as [i64; 0]);
+    assert_eq!(python(4, "3", "0", -2), [3, 1]);
+    for (start, stop) in bounds.iter().flat_map(|start| bounds.iter().map(move |stop| (start, stop))) {
+        for (length, step) in (0..4).flat_map(|length| [-1, -2, -9].map(|step| (length, step))) {
+            let places = python(length, start, stop, step);
+            let letters = &"abc"[..length as usize];
+            let taken: String = places.iter().map(|place| letters.as_bytes()[*place as usize] as char).collect();
+            let list: Vec<i64> = (0..length).collect();
+            for (value, items) in [(Value::from(letters), "text"), (Value::from(list), "list")] {
+                let source = format!("{{{{ value[{start}:{stop}:{step}] }}}}");
+                let program = Program::compile(&source, &Form::Template(SyntaxConfig::default())).unwrap();
+                let environment: &'static Environment<'static> = Box::leak(Box::new(environment()));
+                let found = program.render(environment, || context! { value => value.clone() }).unwrap();
+                let expected = match items {
+                    "text" => taken.clone(),
+                    _ => format!("{places:?}"),
+                };
+                assert_eq!(found, expected, "{source} of {value}");
+            }
+        }
+    }
+    for source in ["''[::-1]", "[][::-1]|length", "'abc'[0:2:-9223372036854775808]"] {
+        let source = format!("{{{{ {source} }}}}");
+        let program = Program::compile(&source, &Form::Template(SyntaxConfig::default())).unwrap();
+        let environment: &'static Environment<'static> = Box::leak(Box::new(environment()));
+        let found = program.render(environment, || context! {}).unwrap();
+        assert!(found.is_empty() || found == "0", "{source}: {found}");
+    }
+}
+
 #[test]
 fn mistakes_are_told_with_their_line() {
     let environment: &'static Environment<'static> = Box::leak(Box::new(environment()));
