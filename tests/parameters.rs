@@ -56,6 +56,13 @@ fn inner(schema: &Value) -> Option<&Map<String, Value>> {
         .or_else(|| alternatives().find_map(inner))
 }
 
+/// The mappings that a value can be, where it has several forms.
+fn mappings(schema: &Value) -> Vec<&Map<String, Value>> {
+    let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+    let own = schema["properties"].as_object().and_then(|_| schema.as_object());
+    own.into_iter().chain(alternatives.flat_map(mappings)).collect()
+}
+
 /// A variant of a tagged choice, and what holds for it.
 type Variant<'s> = (&'s str, &'s Map<String, Value>);
 
@@ -93,6 +100,12 @@ fn rows(mapping: &Map<String, Value>, prefix: &str, around: &str, found: &mut Ve
         });
         if let Some(inner) = inner(property) {
             rows(inner, &format!("{path}."), class, found);
+            for other in mappings(property).into_iter().filter(|other| !std::ptr::eq(*other, inner)) {
+                let mut more = Vec::new();
+                rows(other, &format!("{path}."), class, &mut more);
+                more.retain(|row| found.iter().all(|known| known.path != row.path));
+                found.extend(more);
+            }
         }
     }
 }

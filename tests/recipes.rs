@@ -36,6 +36,8 @@ fn settings(recipe: &str) -> (&'static [&'static str], &'static [&'static str]) 
     match recipe {
         "distillation" => (&["teacher=./model"], &[]),
         "merge" | "gguf" => (&["adapter=./adapter"], &[]),
+        // What divides the sizes of all these small models.
+        "qat" => (&["group_size=16"], &[]),
         "scaling" => {
             (&["data=./articles.jsonl"], &["adapter.resources.device=cpu", "adapter.matrix.resources.count=[1, 2]"])
         }

@@ -184,8 +184,8 @@ impl<B: Ops> Matrix<B> {
         Self { name, out_features, in_features, weight, trained, replaced: None }
     }
 
-    /// Prepares the weight again from its trained values, moved to their grids where it is fake-quantised; nothing to do
-    /// for a frozen one.
+    /// Prepares the weight again from its trained values, moved to their grids where it is fake-quantised; nothing to
+    /// do for a frozen one.
     ///
     /// # Errors
     /// Fails if the device does.

@@ -38,6 +38,7 @@ const ALL: &[Recipe] = recipes! {
     "recipes/" "dora" []
     "recipes/" "qlora" []
     "recipes/" "full" []
+    "recipes/" "qat" []
     "recipes/" "pretrain" []
     "recipes/" "dpo" []
     "recipes/" "kto" []
@@ -52,6 +53,7 @@ const ALL: &[Recipe] = recipes! {
     "" "quickstart_sweep" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_dpo" ["quickstart/text.jsonl" "quickstart/pairs.jsonl" "quickstart/pairs_held_out.jsonl"]
     "" "quickstart_qlora" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
+    "" "quickstart_qat" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]
     "" "quickstart_tasks" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/tasks/identity.yaml" "quickstart/tasks/identity.jsonl"
         "quickstart/tasks/trades.yaml" "quickstart/tasks/trades.jsonl"]
     "" "quickstart_rank" ["quickstart/text.jsonl" "quickstart/identity.jsonl" "quickstart/identity_held_out.jsonl"]

@@ -1,5 +1,5 @@
-//! Training for weights of few bits: what is written is what was computed with, and whoever reads it computes as training
-//! did.
+//! Training for weights of few bits: what is written is what was computed with, and whoever reads it computes as
+//! training did.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -137,7 +137,7 @@ fn weights_are_stored_on_their_grids_and_their_scales_beside_them() {
 }
 
 #[test]
-fn steps_before_are_ordinary_ones_and_a_run_goes_on_with_the_same_bytes() {
+fn steps_before_are_ordinary_ones() {
     let (tiny, root) = (Tiny::new(), tempfile::tempdir().unwrap());
     let with =
         |after: u64| json!({"aware": "int8_dynamic_activations_int4_weights", "group_size": 16, "after_steps": after});
@@ -152,6 +152,33 @@ fn steps_before_are_ordinary_ones_and_a_run_goes_on_with_the_same_bytes() {
     assert_ne!(ordinary[3], after[3]);
     assert_ne!(ordinary[0], at_once[0]);
     assert!(at_once.last().unwrap() < &at_once[0], "{at_once:?}");
+}
+
+#[test]
+fn a_run_goes_on_to_the_bit() {
+    let tiny = Tiny::new();
+    for method in ["full", "lora"] {
+        let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut quantize = aware();
+        if method == "full" {
+            quantize["after_steps"] = 1.into();
+        }
+        let run = |max_steps: u64| json!({"method": method, "quantize": quantize, "epochs": 9, "max_steps": max_steps, "scheduler": {"name": "constant"}});
+        let output = if method == "full" { "model" } else { "adapter" };
+        let files = |outputs: &BTreeMap<String, Artifact>| -> BTreeMap<String, Vec<u8>> {
+            let entries = fs::read_dir(&outputs[output].folder).unwrap().map(Result::unwrap);
+            let files = entries.filter(|entry| entry.path().is_file());
+            files.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+        };
+        let whole = training::train(&training::bench(&tiny, whole.path(), rows(), None), run(5)).unwrap();
+        for steps in [2, 3] {
+            let bench = training::bench(&tiny, &cut.path().join(steps.to_string()), rows(), None);
+            training::train(&bench, run(steps)).unwrap();
+            let resumed = training::train(&bench, run(5)).unwrap();
+            assert_eq!(training::steps(&resumed), training::steps(&whole), "{method} from {steps}");
+            assert!(files(&resumed) == files(&whole), "{method} from {steps}");
+        }
+    }
 }
 
 #[test]
@@ -212,8 +239,12 @@ fn what_does_not_go_with_it_is_refused() {
     assert_eq!(problems(json!({"quantize": with("base", "nf4".into())})).len(), 1);
     assert_eq!(problems(json!({"quantize": with("aware", "int3".into())})).len(), 1);
 
-    // On what was trained so: not merged into, and not for the torch worker.
     let root = tempfile::tempdir().unwrap();
+    let late = full(json!({"quantize": with("after_steps", 6.into())}));
+    let error = train(&tiny, &root.path().join("late"), late).unwrap_err();
+    assert_eq!(error.message, "`quantize.after_steps` is 6, and there are 6 steps in all");
+
+    // On what was trained so: not merged into, and not for the torch worker.
     let outputs = train(&tiny, &root.path().join("train"), full(json!({}))).unwrap();
     let adapter = train(&tiny, &root.path().join("adapter"), json!({})).unwrap().remove("adapter").unwrap();
     let bench = bench_of(&tiny, &outputs["model"].folder, Some(&adapter), &root.path().join("asked"));

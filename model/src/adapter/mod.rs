@@ -29,8 +29,9 @@ pub struct Projection<B: Ops> {
     pub lora: Option<Lora<B>>,
     /// Adapters by number, each of which some rows of a pass may have.
     pub residents: BTreeMap<usize, Lora<B>>,
-    /// That of the weight, where the layer stands in for one of few bits: the weight that products read is on its grids
-    /// then, and they read the input moved to the 8-bit grids of its tokens. An adapter reads the input as it is.
+    /// That of the weight, where the layer stands in for one of few bits: the weight that products read is on its
+    /// grids then, and they read the input moved to the 8-bit grids of its tokens. An adapter reads the input as
+    /// it is.
     ///
     /// Source: torchao's `FakeQuantizedLinear`, torchtune's `QATLoRALinear`.
     pub fake_quantization: Option<FakeQuantization>,
@@ -197,9 +198,9 @@ impl<B: Ops> Matrix<B> {
         }
     }
 
-    /// The same where the product read its input moved to the grids of tokens: the gradient passes as if it had not been,
-    /// but where the end of a range held a value back. That of W still has the elements which its own grids hold back;
-    /// see [`crate::parameter::Matrix::hold_back`].
+    /// The same where the product read its input moved to the grids of tokens: the gradient passes as if it had not
+    /// been, but where the end of a range held a value back. That of W still has the elements which its own grids
+    /// hold back; see [`crate::parameter::Matrix::hold_back`].
     fn backward_on_grids(
         &mut self,
         ops: &B,

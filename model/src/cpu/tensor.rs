@@ -80,8 +80,8 @@ pub(super) struct BufferPool {
 /// Free buffers by their length, and how many values all have and how many are needed.
 ///
 /// Rows of changing length need buffers of other classes in each step: a free one that is at most half as long again
-/// serves. The rest would pile up. Together with those in use they hold at most a quarter more than was once needed at a
-/// time: before a new one goes beyond that, those go that were free for longest. (None more would not do: temporary
+/// serves. The rest would pile up. Together with those in use they hold at most a quarter more than was once needed at
+/// a time: before a new one goes beyond that, those go that were free for longest. (None more would not do: temporary
 /// buffers of one step are not all in use together, and would be made anew in each.)
 #[derive(Default)]
 struct Shelves {

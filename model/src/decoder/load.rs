@@ -42,8 +42,8 @@ impl From<PrepareError> for LoadError {
 
 impl<B: Blocks> Decoder<B> {
     /// Loads the checkpoint in a folder: `config.json` and its safetensors. A frozen model that was trained for 4-bit
-    /// weights (it has the file [`crate::weights::SCALES_FILE`]) computes as it did in training; one to be trained starts
-    /// from its weights as they are.
+    /// weights (it has the file [`crate::weights::SCALES_FILE`]) computes as it did in training; one to be trained
+    /// starts from its weights as they are.
     ///
     /// # Errors
     /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.

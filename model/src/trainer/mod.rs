@@ -113,9 +113,9 @@ impl<B: Blocks> Trainer<B> {
         })
     }
 
-    /// Has it train these layers for 4-bit weights and 8-bit activations, after so many steps without. The gradient passes
-    /// as if nothing had been rounded. Of an adapter's frozen base only the inputs are rounded here: the decoder is to be
-    /// loaded with [`Decoder::load_fake_quantized`].
+    /// Has it train these layers for 4-bit weights and 8-bit activations, after so many steps without. The gradient
+    /// passes as if nothing had been rounded. Of an adapter's frozen base only the inputs are rounded here: the
+    /// decoder is to be loaded with [`Decoder::load_fake_quantized`].
     ///
     /// # Errors
     /// Fails if the device does.

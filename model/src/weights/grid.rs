@@ -8,8 +8,8 @@ use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
 
-/// The file beside the weights of a model that was trained so: under the name of each weight that is on a grid its scales,
-/// `[out, in / group_size]`. The weights themselves are stored rounded, and lie near enough to their numbers.
+/// The file beside the weights of a model that was trained so: under the name of each weight that is on a grid its
+/// scales, `[out, in / group_size]`. The weights themselves are stored rounded, and lie near enough to their numbers.
 pub const SCALES_FILE: &str = "int8_dynamic_activations_int4_weights.safetensors";
 
 /// The values that fake quantisation may give: `scale · (number − zero_point)`, the number an integer in a range.

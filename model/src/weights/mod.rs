@@ -76,8 +76,8 @@ impl<C: BlockCodec> BlockDecoder for C {
     }
 }
 
-/// A number in f16, little-endian, exactly: what the `half` crate gives, in few instructions. It is the scale of every 32
-/// values.
+/// A number in f16, little-endian, exactly: what the `half` crate gives, in few instructions. It is the scale of every
+/// 32 values.
 #[inline(always)]
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     /// What moves an exponent of f16 to where f32 has it: 2 to the power of 127 − 15.

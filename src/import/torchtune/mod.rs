@@ -35,7 +35,7 @@ pub(super) const VERSION: &str = "0.6.1";
 
 const RECORDED: &str = "figures of every step and peak memory are always recorded";
 const SPEED: &str = "changes speed or memory, never the result";
-const QAT: &str = "quantisation-aware training and post-training quantisation are not there";
+const QUANTIZER: &str = "a model is quantised by a `quantize` or a `gguf` stage: docs/quantization.md";
 
 /// The keys at the top of a config.
 pub(super) fn keys() -> Keys {
@@ -100,7 +100,8 @@ pub(super) fn keys() -> Keys {
         )
         .missing("the reference is the model that the run starts from", &["ref_checkpointer"])
         .missing(preference::OTHERS, &["policy_model", "reward_and_value_model", "ppo_epochs", "rlhf_loss"])
-        .missing(QAT, &["quantizer", "fake_quant_after_n_steps"])
+        .read("quantizer", "train.quantize.aware")
+        .read("fake_quant_after_n_steps", "train.quantize.after_steps")
         .missing(
             "no recipe that trains: `generate` and `evaluate` are stages of their own",
             &[
@@ -127,9 +128,11 @@ pub(super) fn recipe(reading: &mut Reading<'_>, name: &str, span: Span) {
         | "full_finetune_distributed"
         | "lora_dpo_single_device"
         | "lora_dpo_distributed"
-        | "full_dpo_distributed" => return,
+        | "full_dpo_distributed"
+        | "qat_distributed"
+        | "qat_lora_finetune_distributed" => return,
         name if name.contains("ppo") || name.contains("grpo") => preference::OTHERS,
-        name if name.contains("qat") || name == "quantize" => QAT,
+        "quantize" => QUANTIZER,
         name if name.contains("distillation") => "distillation: docs/from-torchtune.md has the stage",
         "generate" => "generation is a `generate` stage: docs/stages/generate.md",
         "eleuther_eval" => "evaluation is an `evaluate` stage: docs/stages/evaluate.md",
@@ -162,6 +165,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     scheduler(reading, root);
     loss(reading, root);
     precision(reading);
+    quantizer(reading, &job, root);
     if reading.flag("save_adapter_weights_only") {
         job.merges = false;
         reading.nothing("save_adapter_weights_only", "the adapter alone");
@@ -228,6 +232,40 @@ fn checkpointer(reading: &mut Reading<'_>, root: &Node, repository: Option<&'sta
     let found = reading.take(below);
     reading.parameters.extend(&found);
     reading.nothing("checkpointer", "the stage `base`");
+}
+
+/// What weights are trained for, by the recipes with `qat` in their names.
+fn quantizer(reading: &mut Reading<'_>, job: &Job, root: &Node) {
+    if let Some(node) = root.get("quantizer").filter(|node| !matches!(node.value, Value::Null)) {
+        let keys = Keys::default()
+            .read("_component_", "train.quantize.aware")
+            .read("groupsize=256", "train.quantize.group_size")
+            .nothing("f32, as here", &["precision", "scales_precision"]);
+        let mut below = reading.below(keys, node);
+        match component(Some(node)).map(|(name, _)| name).as_deref() {
+            Some("Int8DynActInt4WeightQATQuantizer") => {
+                below.put("_component_", "train.quantize.aware", "int8_dynamic_activations_int4_weights");
+                let size = below.whole("groupsize").unwrap_or(256);
+                let reason = "layers whose inputs it does not divide are left as they are there; here that is an error \
+                              which says what to write";
+                below.put_differing("groupsize", "train.quantize.group_size", size, reason);
+            }
+            Some(other) => below.missing("_component_", format!("`{other}`: {QUANTIZER}")),
+            None => below.missing("_component_", QUANTIZER),
+        }
+        below.finish();
+        let found = reading.take(below);
+        reading.parameters.extend(&found);
+        reading.nothing("quantizer", "`quantize` of the stage `adapter`");
+    }
+    if let Some(steps) = reading.whole("fake_quant_after_n_steps") {
+        match job.method {
+            Method::Full => reading.put("fake_quant_after_n_steps", "train.quantize.after_steps", steps),
+            Method::Lora => {
+                reading.missing("fake_quant_after_n_steps", "frozen weights are on their grids from the beginning")
+            }
+        }
+    }
 }
 
 fn batch(reading: &mut Reading<'_>, devices: i64) {

@@ -35,9 +35,9 @@ pub struct AwareParams {
 /// What a model is trained for.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
-    /// 4-bit weights, symmetric, with a scale per group; 8-bit activations, asymmetric, with a scale per token: torchao's
-    /// `Int8DynActInt4WeightQATQuantizer`, to its bits. The token embeddings are left as they are, and so is a head that is tied to
-    /// them.
+    /// 4-bit weights, symmetric, with a scale per group; 8-bit activations, asymmetric, with a scale per token:
+    /// torchao's `Int8DynActInt4WeightQATQuantizer`, to its bits. The token embeddings are left as they are, and so
+    /// is a head that is tied to them.
     Int8DynamicActivationsInt4Weights,
 }
 

@@ -27,8 +27,8 @@ pub struct MergeParams {
     /// The adapter. Give this or `adapters`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// What adapters are merged into that were trained on a quantised base (`train` with `quantize`); must be given for
-    /// those, and for no others.
+    /// What adapters are merged into that were trained on a quantised base (`train` with `quantize`); must be given
+    /// for those, and for no others.
     #[semantic(omit_default)]
     pub into: Option<IntoWeights>,
     /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }`

@@ -124,6 +124,7 @@ impl Stage for Train {
             .replace("leftover", "step")
             .cut("scheduler.warmup_steps", 1)
             .cut("eval_steps", 1)
+            .cut("quantize.after_steps", 1)
             .cut("validation_tasks.every_steps", 1);
         let has_tasks = lowered.file_says("validation_tasks").is_some();
         if has_tasks { lowered.at_most("validation_tasks.limit", smoke::ROWS).done() } else { lowered.done() }

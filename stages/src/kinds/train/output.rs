@@ -75,8 +75,8 @@ pub(super) fn prompt_facts(rows: &TokensReader) -> Facts {
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// Writes the weights in these files in the dtypes of the base, with its other files; `prompt_facts` are facts of the
-/// data. One tensor is in memory at a time. Weights that were trained for few bits are written as they were computed with,
-/// and their scales beside them.
+/// data. One tensor is in memory at a time. Weights that were trained for few bits are written as they were computed
+/// with, and their scales beside them.
 pub(super) fn model(
     values: &[PathBuf],
     base: &Path,

@@ -40,6 +40,13 @@ pub(super) fn run(
     let inputs = Inputs::open(params, context)?;
     let Opened { mut learner, adapter, computed_by } = open(&inputs, context)?;
     let Inputs { model, mut rows, validation, division, total_steps, .. } = inputs;
+    if let Some(aware) = params.quantize.as_ref().and_then(TrainQuantize::aware)
+        && aware.after_steps >= total_steps
+    {
+        let (after_steps, help) = (aware.after_steps, "lower it, or train for more steps");
+        let message = format!("`quantize.after_steps` is {after_steps}, and there are {total_steps} steps in all");
+        return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+    }
     let ranks = learner.ranks().clone();
     let rows_at_once = ranks.rows_at_once(params.micro_batch_size);
     let validator = validation.map(|rows| Validator::new(rows, rows_at_once, ranks.clone(), params.eval_steps));

@@ -51,9 +51,9 @@ pub struct TrainParams {
     /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or with
-    /// `aware` what they are trained for (QAT); for the native backend. As they are stored if left out. The `cpu` kernels
-    /// keep frozen ones so in memory.
+    /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or
+    /// with `aware` what they are trained for (QAT); for the native backend. As they are stored if left out. The
+    /// `cpu` kernels keep frozen ones so in memory.
     #[semantic(omit_default)]
     pub quantize: Option<TrainQuantize>,
     /// What training minimises.
