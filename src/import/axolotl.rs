@@ -87,6 +87,7 @@ pub(super) fn keys() -> Keys {
         .read("save_strategy=epoch", "train.save_every")
         .read("early_stopping_patience", "train.early_stopping.patience")
         .read("special_tokens", "tokens")
+        .read("tokens", "wider.added_tokens")
         .read("plugins", "train")
         .read("output_dir=./model-out", "publish")
         .nothing(
@@ -540,6 +541,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
             false => reading.nothing("special_tokens", "padding is never computed here"),
         }
     }
+    job.add_tokens(reading, "tokens", "wider.added_tokens", "lora_modules_to_save");
     job.output = reading.text("output_dir");
     job
 }

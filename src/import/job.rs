@@ -25,8 +25,8 @@ pub(super) enum HeldOut {
     Own(Vec<Parameters>),
 }
 
-/// A job. Its parameters have paths that begin with the stage: `base`, `rows` (what holds for the rows of all data
-/// sets), `tokens`, `packs`, `train` and `resources`.
+/// A job. Its parameters have paths that begin with the stage: `base`, `wider` (tokens that it adds), `rows` (what holds
+/// for the rows of all data sets), `tokens`, `packs`, `train` and `resources`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Job {
     pub(super) name: String,
@@ -56,6 +56,30 @@ impl Job {
         begin.set("as", "adapter", Note::Given);
         reading.nothing(key, "the stage `begin`");
         self.warm_start = Some(begin);
+    }
+
+    /// Adds the tokens that a key of the tool lists; `path` is the parameter of `add_tokens`, and `saved` the tool's key of
+    /// modules that an adapter has copies of.
+    pub(super) fn add_tokens(&mut self, reading: &mut Reading<'_>, key: &'static str, path: &str, saved: &'static str) {
+        let tokens: Vec<String> = reading.texts(key).into_iter().filter(|token| !token.is_empty()).collect();
+        if tokens.is_empty() {
+            return;
+        }
+        let reason = "their rows are drawn around the mean of all others there; here they are the mean";
+        let (is_saved, is_adapter) =
+            (reading.texts(saved).iter().any(|module| module == "embed_tokens"), self.method == Method::Lora);
+        match is_adapter && !is_saved {
+            true => {
+                let reason = format!("{reason}, and the adapter trains these rows, which it leaves as they are there");
+                reading.put_differing(key, path, json!(tokens), reason);
+            }
+            false => reading.put_differing(key, path, json!(tokens), reason),
+        }
+        // What trains all rows of the embedding trains the new ones.
+        if is_saved && is_adapter {
+            let reason = "`modules_to_save` trains every row of the embedding, the new ones among them.";
+            reading.parameters.need("train.lora.trainable_token_indices", json!([]), reason);
+        }
     }
 
     /// Holds out what a key of the tool says: a share of the rows below 1, or so many rows; nothing for 0.
@@ -109,12 +133,18 @@ impl Job {
         writer.entry(0, "name", &self.name.as_str().into(), "");
         writer.line(0, "stages:");
         stage(&mut writer, "base", "download", &self.parameters.below("base"));
+        let added = self.parameters.below("wider");
+        if !added.is_empty() {
+            let mut wider = own(&[("model", "base".into())]);
+            wider.extend(&added);
+            stage(&mut writer, "wider", "add_tokens", &wider);
+        }
         if let Some(adapter) = &self.warm_start {
             stage(&mut writer, "begin", "download", adapter);
         }
         let rows = self.rows(&mut writer);
         let of_rows = |rows: &str| {
-            let mut tokens = own(&[("dataset", rows.into()), ("tokenizer", "base".into())]);
+            let mut tokens = own(&[("dataset", rows.into()), ("tokenizer", self.model().into())]);
             tokens.extend(&self.parameters.below("tokens"));
             tokens
         };
@@ -130,7 +160,7 @@ impl Job {
         self.training(&mut writer, rows.held_out.is_some());
         let trained = self.trained();
         if self.merges && self.method == Method::Lora {
-            let mut merged = own(&[("model", "base".into()), ("adapter", trained.into())]);
+            let mut merged = own(&[("model", self.model().into()), ("adapter", trained.into())]);
             if self.parameters.get("train.quantize.base").is_some() {
                 merged.extend(&own(&[("into", "dequantized".into())]));
             }
@@ -144,6 +174,11 @@ impl Job {
             }
         }
         writer.finish()
+    }
+
+    /// The stage whose model is trained.
+    fn model(&self) -> &'static str {
+        if self.parameters.below("wider").is_empty() { "base" } else { "wider" }
     }
 
     /// The stage that trains, and its output.
@@ -199,7 +234,8 @@ impl Job {
     }
 
     fn training(&self, writer: &mut Writer, is_validated: bool) {
-        let mut with = own(&[("model", "base".into()), ("data", if self.packs { "packs" } else { "tokens" }.into())]);
+        let mut with =
+            own(&[("model", self.model().into()), ("data", if self.packs { "packs" } else { "tokens" }.into())]);
         if is_validated {
             with.set("validation", "held_out", Note::Given);
         }

@@ -203,13 +203,13 @@ pub(super) fn keys() -> Keys {
                 "reward_model_type=lora",
             ],
         )
+        .read("add_tokens", "wider.added_tokens")
+        .read("add_special_tokens", "wider.added_special_tokens")
+        .nothing("tables grow where tokens are added", &["resize_vocab"])
         .missing(
             "nothing here stands for it",
             &[
-                "resize_vocab",
                 "split_special_tokens",
-                "add_tokens",
-                "add_special_tokens",
                 "new_special_tokens_config",
                 "rope_scaling",
                 "shift_attn",
@@ -321,6 +321,8 @@ pub(super) fn read(
             &["quantization_method", "quantization_type", "double_quantization"],
         ),
     }
+    job.add_tokens(reading, "add_tokens", "wider.added_tokens", "additional_target");
+    job.add_tokens(reading, "add_special_tokens", "wider.added_special_tokens", "additional_target");
     job.output = reading.text("output_dir");
     job
 }

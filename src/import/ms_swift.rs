@@ -194,10 +194,10 @@ pub(super) fn keys() -> Keys {
         .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
         .read("bnb_4bit_use_double_quant=true", "train.quantize.double_quantization")
         .missing(OTHER_BASE, &["hqq_axis"])
+        .read("new_special_tokens", "wider.added_special_tokens")
         .missing(
             "nothing here stands for it",
             &[
-                "new_special_tokens",
                 "rope_scaling",
                 "max_model_len",
                 "init_strategy",
@@ -278,6 +278,10 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     }
     if reading.text("acc_strategy").as_deref() == Some("seq") {
         reading.differs("acc_strategy", "`seq` means over rows there; here the mean over the target tokens of a step");
+    }
+    match reading.texts("new_special_tokens").iter().any(|token| token.ends_with(".txt")) {
+        true => reading.missing("new_special_tokens", "a file of tokens: write them out one by one"),
+        false => job.add_tokens(reading, "new_special_tokens", "wider.added_special_tokens", "modules_to_save"),
     }
     job.output = reading.text("output_dir");
     job
