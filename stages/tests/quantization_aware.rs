@@ -252,7 +252,9 @@ fn what_does_not_go_with_it_is_refused() {
     assert!(error.message.starts_with("the model was trained for 4-bit weights"), "{error:?}");
     let torch = json!({"model": "trained", "data": "rows", "metrics": ["perplexity"], "backend": "torch"});
     let error = bench.run::<Evaluate>(torch.clone()).unwrap_err();
-    assert!(error.message.contains("trained for 4-bit weights") || error.cause == Cause::Machine, "{error:?}");
+    let said =
+        "a model that was trained for 4-bit weights is for `backend: native`, and the stage says `backend: torch`";
+    assert_eq!((error.message.as_str(), error.cause), (said, Cause::BadParameters));
     let known = InputFacts::from([("trained.model".to_owned(), outputs["model"].description.facts.clone())]);
     let mut reader = Reader::default();
     let bound = stages::registry().get("evaluate").unwrap().read(&Node::from_json(&torch), &mut reader).unwrap();

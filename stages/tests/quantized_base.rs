@@ -188,7 +188,11 @@ fn the_base_is_the_one_that_the_adapter_was_trained_on() {
         }
     }
     let error = evaluated(&bench, "base", json!({"adapter": "trained", "backend": "torch"})).unwrap_err();
-    let message = "the adapter was trained on a quantised base, which the torch worker does not compute";
+    let message = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
+                   `backend: torch`";
+    assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
+    let error = evaluated(&bench, "base", json!({"adapter": "trained", "dtype": "f16"})).unwrap_err();
+    let message = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
     assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
 }
 
@@ -235,6 +239,8 @@ fn what_cannot_be_is_found_before_a_run() {
     let native = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
                   `backend: torch`";
     assert_eq!(generate(json!({"backend": "torch"})), [native]);
+    let half = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
+    assert_eq!(generate(json!({"dtype": "f16"})), [half]);
     assert!(generate(json!({})).is_empty());
     assert!(generate(json!({"backend": "torch", "quantize": "none"})).is_empty());
     assert_eq!(generate(json!({"quantize": {"base": "nf4", "block_size": 96}})).len(), 1);
@@ -295,7 +301,10 @@ fn what_does_not_go_with_weights_in_4_bits_is_refused_when_it_runs() {
     let bench = bench.input("tokens.tokens", "tokens", &tokens, facts).unwrap();
     for (more, message) in [
         (json!({"method": "full"}), "the model's weights are stored quantised, and `method: full` trains every weight"),
-        (json!({"backend": "torch"}), "the model's weights are stored quantised, which the torch worker does not read"),
+        (
+            json!({"backend": "torch"}),
+            "a model whose weights are stored quantised is for `backend: native`, and the stage says `backend: torch`",
+        ),
     ] {
         let error = training::train(&bench, more).unwrap_err();
         assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));

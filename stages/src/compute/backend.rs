@@ -175,14 +175,20 @@ impl Backend {
 
     /// What is wrong where the parameters are for the other one.
     pub fn problem(self, serves: Serves, span: Span) -> Option<Problem> {
+        let (message, help) = self.contradiction(serves)?;
+        let problem = Problem::error("bad-value", span, message, "they do not go together");
+        Some(problem.with_help(help).at("backend"))
+    }
+
+    /// Why what is asked for is not for the backend that was named, and what to do.
+    fn contradiction(self, serves: Serves) -> Option<(String, &'static str)> {
         let (what, other, field) = match (self, serves) {
             (Self::Native, Serves::Torch(what)) => (what, "torch", "native"),
             (Self::Torch, Serves::Native(what)) => (what, "native", "torch"),
             _ => return None,
         };
         let message = format!("{what} is for `backend: {other}`, and the stage says `backend: {field}`");
-        let problem = Problem::error("bad-value", span, message, "they do not go together");
-        Some(problem.with_help("leave `backend` out: the one that serves is taken").at("backend"))
+        Some((message, "leave `backend` out: the one that serves is taken"))
     }
 }
 
@@ -222,8 +228,8 @@ impl Choice {
     /// Who computes a model in this stage; recorded with the result.
     ///
     /// # Errors
-    /// Fails where neither computes on the device that the stage was given, or what is asked for does not compute the
-    /// model.
+    /// Fails where neither computes on the device that the stage was given, or the one that is asked for does not
+    /// compute the model or what is asked of it.
     pub fn of(
         asked: Backend,
         serves: Serves,
@@ -237,11 +243,14 @@ impl Choice {
             context.log(&format!("{outline}: {}", outline.because));
         }
         let serves = serves.on(model);
-        let is_quantized = matches!(model, Architecture::Native(config) if config.stored_quantized.is_some());
-        if is_quantized && (asked == Backend::Torch || matches!(serves, Serves::Torch(_))) {
-            let message = "the model's weights are stored quantised, which the torch worker does not read";
-            return Err(StageError::new(Cause::BadParameters, message)
-                .with_help("leave out what asks for `backend: torch`: this program reads them"));
+        if let Some((message, help)) = asked.contradiction(serves) {
+            return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+        }
+        if let (Serves::Torch(what), Architecture::Native(config)) = (serves, model)
+            && config.stored_quantized.is_some()
+        {
+            let message = format!("the model's weights are stored quantised, which is not computed with {what}");
+            return Err(StageError::new(Cause::BadParameters, message).with_help(format!("leave {what} out")));
         }
         let device = context.devices().kind;
         let workers = context.devices().workers();

@@ -164,13 +164,17 @@ impl InferenceParams {
     }
 
     /// As [`InferenceParams::serves`], where what is known of the model and the adapter decides it, too.
-    fn serves_with(&self, is_aware: bool, adapter: Option<&Facts>) -> Serves {
+    ///
+    /// # Errors
+    /// Fails where they are for the native backend and `dtype` is for the other one.
+    fn serves_with(&self, is_aware: bool, adapter: Option<&Facts>) -> Result<Serves, String> {
         let is_quantized =
             self.precision.quantize.is_none() && adapter.is_some_and(|facts| facts.contains_key(QUANTIZE));
-        match self.serves() {
-            Serves::Both if is_quantized => Serves::Native("an adapter that was trained on a quantised base"),
-            Serves::Both if is_aware => Serves::Native(aware::WHAT),
-            serves => serves,
+        let native = is_quantized.then_some("an adapter that was trained on a quantised base");
+        match (self.serves(), native.or(is_aware.then_some(aware::WHAT))) {
+            (Serves::Both, Some(native)) => Ok(Serves::Native(native)),
+            (Serves::Torch(asked), Some(native)) => Err(format!("{native} is not computed with {asked}")),
+            (serves, _) => Ok(serves),
         }
     }
 
@@ -185,8 +189,13 @@ impl InferenceParams {
         let of_model = not_native(&self.model.reference, inputs);
         let of_model = of_model.and_then(|outline| self.backend.problem_on(self.serves(), &outline, span));
         let (model, adapter) = self.facts(inputs);
-        let serves = self.serves_with(model.is_some_and(aware::is_noted), adapter);
-        let of_format = self.backend.problem(serves, span).filter(|_| serves != self.serves());
+        let of_format = match self.serves_with(model.is_some_and(aware::is_noted), adapter) {
+            Ok(serves) => self.backend.problem(serves, span).filter(|_| serves != self.serves()),
+            Err(message) => {
+                let problem = Problem::error("bad-value", span, message, "they do not go together");
+                Some(problem.with_help("set `dtype: bf16`, or leave it out").at("dtype"))
+            }
+        };
         of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).chain(of_format).collect()
     }
 
@@ -280,18 +289,13 @@ impl Respondent {
         };
         let architecture = checkpoint::architecture(&model.folder)?;
         let adapter_facts = adapter.as_ref().map(|adapter| &adapter.description.facts);
-        let serves = params.serves_with(aware::is_aware(&model.folder), adapter_facts);
+        let serves = params
+            .serves_with(aware::is_aware(&model.folder), adapter_facts)
+            .map_err(|message| StageError::new(Cause::BadParameters, message))?;
         let choice = Choice::of(params.backend, serves, &architecture, context)?;
         let format = weight_format(params.precision.quantize.as_ref(), adapter.as_ref(), context)?;
         let model = match choice.is_torch {
             true => {
-                if let (WeightFormat::Base(_) | WeightFormat::Aware(_), None) = (&format, &params.precision.quantize) {
-                    let message =
-                        "the adapter was trained on a quantised base, which the torch worker does not compute";
-                    let help = "leave out what asks for `backend: torch`, or take the weights as they are stored with \
-                                `quantize: none`";
-                    return Err(StageError::new(Cause::BadParameters, message).with_help(help));
-                }
                 context.report(choice.report());
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
             }
