@@ -131,11 +131,14 @@ impl Stored {
         struct Version {
             version: u32,
         }
-        match serde_json::from_slice(bytes) {
-            Ok(Version { version }) if !(OLDEST_VERSION..=RECORD_VERSION).contains(&version) => return Self::Foreign,
-            Ok(_) | Err(_) => {}
-        }
-        match serde_json::from_slice::<ResultRecord>(bytes) {
+        let record = serde_json::from_slice::<ResultRecord>(bytes);
+        // A record of another version may have another form.
+        let version = match &record {
+            Ok(record) => Some(record.version),
+            Err(_) => serde_json::from_slice(bytes).ok().map(|Version { version }| version),
+        };
+        match record {
+            _ if version.is_some_and(|version| !(OLDEST_VERSION..=RECORD_VERSION).contains(&version)) => Self::Foreign,
             Ok(record) if record.key.result_key() == *key => Self::Sound(record),
             Ok(_) | Err(_) => Self::Damaged,
         }

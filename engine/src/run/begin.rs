@@ -182,7 +182,7 @@ impl Scheduler<'_> {
     }
 
     pub(super) fn output(&self, stage: &str, output: &str) -> Option<&OutputRecord> {
-        self.stages.iter().find(|run| run.id == stage)?.outputs.get(output)
+        self.stages[*self.positions.get(stage)?].outputs.get(output)
     }
 
     /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result

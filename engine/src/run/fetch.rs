@@ -61,7 +61,7 @@ impl Scheduler<'_> {
         let read: Vec<usize> = self.plan.stages[stage]
             .inputs
             .iter()
-            .filter_map(|input| self.stages.iter().position(|run| run.id == input.stage))
+            .filter_map(|input| self.positions.get(input.stage.as_str()).copied())
             .collect();
         let mut all = true;
         for before in read {

@@ -78,7 +78,7 @@ impl Scheduler<'_> {
 
     /// What a stage has made, if it has its result.
     fn outputs_of(&self, stage: &str) -> Option<&BTreeMap<String, OutputRecord>> {
-        let stage = self.stages.iter().find(|known| known.id == stage)?;
+        let stage = &self.stages[*self.positions.get(stage)?];
         stage.state.has_result().then_some(&stage.outputs)
     }
 }

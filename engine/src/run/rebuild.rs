@@ -39,7 +39,7 @@ impl Scheduler<'_> {
         let PublishError::Store(error) = error else { return false };
         let damaged = error.object().is_some()
             || matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
-        let Some(stage) = self.stages.iter().position(|run| run.id == stage) else { return false };
+        let Some(&stage) = self.positions.get(stage) else { return false };
         // A reader may have met the damage first: the stage then runs again already, and publishes what it makes.
         damaged && (!self.stages[stage].state.is_settled() || self.make_again(stage, error.object(), &[stage]))
     }

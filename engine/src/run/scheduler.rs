@@ -1,6 +1,7 @@
 //! The loop: it owns the state of every stage, hears messages, and makes every transition in one place.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ pub(super) struct Scheduler<'a> {
     pub executors: Executors,
     pub recorder: RunFolder,
     pub stages: Vec<StageRun>,
+    /// Where a stage is among them, by its id.
+    pub positions: HashMap<&'a str, usize>,
     pub cores: usize,
     pub messages: UnboundedSender<Message>,
     pub stopping: Stopping,
@@ -98,6 +101,7 @@ impl<'a> Scheduler<'a> {
             executors,
             recorder,
             stages: stage_runs(plan),
+            positions: plan.stages.iter().enumerate().map(|(at, stage)| (stage.id.as_str(), at)).collect(),
             cores,
             messages,
             stopping: Stopping::No,
