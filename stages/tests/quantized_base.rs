@@ -187,13 +187,28 @@ fn the_base_is_the_one_that_the_adapter_was_trained_on() {
             assert!(![stored, expected].contains(&blocks), "{format}");
         }
     }
-    let error = evaluated(&bench, "base", json!({"adapter": "trained", "backend": "torch"})).unwrap_err();
-    let message = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
-                   `backend: torch`";
-    assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
-    let error = evaluated(&bench, "base", json!({"adapter": "trained", "dtype": "f16"})).unwrap_err();
-    let message = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
-    assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
+}
+
+/// The torch worker has the formats of bitsandbytes alone (`tests/torch/quantized.rs`).
+#[test]
+fn a_base_that_the_worker_has_not_is_asked_here_alone() {
+    let (tiny, root) = (Tiny::new(), tempfile::tempdir().unwrap());
+    let bench = training::bench(&tiny, &root.path().join("train"), rows(), None);
+    let trained = training::train(&bench, json!({"quantize": {"base": "q8_0"}})).unwrap().remove("adapter").unwrap();
+    let bench = tiny.bench_in(&root.path().join("asked")).input_of("trained.adapter", &trained.folder).unwrap();
+    let native = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
+                  `backend: torch`";
+    let half = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
+    let inputs = InputFacts::from([("trained.adapter".to_owned(), trained.description.facts.clone())]);
+    for (more, message) in [(json!({"backend": "torch"}), native), (json!({"dtype": "f16"}), half)] {
+        let mut parameters = json!({"model": "base", "adapter": "trained", "prompts": ["a"]});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(problems("generate", parameters, &inputs), [message]);
+        let mut parameters = json!({"adapter": "trained"});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let error = evaluated(&bench, "base", parameters).unwrap_err();
+        assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
+    }
 }
 
 fn problems(kind: &str, parameters: Value, inputs: &InputFacts) -> Vec<String> {
@@ -236,12 +251,8 @@ fn what_cannot_be_is_found_before_a_run() {
         parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         problems("generate", parameters, &inputs)
     };
-    let native = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
-                  `backend: torch`";
-    assert_eq!(generate(json!({"backend": "torch"})), [native]);
-    let half = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
-    assert_eq!(generate(json!({"dtype": "f16"})), [half]);
     assert!(generate(json!({})).is_empty());
+    assert!(generate(json!({"backend": "torch"})).is_empty());
     assert!(generate(json!({"backend": "torch", "quantize": "none"})).is_empty());
     assert_eq!(generate(json!({"quantize": {"base": "nf4", "block_size": 96}})).len(), 1);
 }

@@ -29,6 +29,11 @@ import importlib.util, sys
 names = ('torch', 'transformers', 'peft', 'safetensors', 'numpy')
 sys.exit(any(importlib.util.find_spec(name) is None for name in names))";
 
+/// Looks for bitsandbytes as well.
+const LOOK_FOR_BITSANDBYTES: &str = "
+import importlib.util, sys
+sys.exit(importlib.util.find_spec('bitsandbytes') is None)";
+
 const LACKING: &str = "no Python with torch, transformers, peft, safetensors and numpy (PIPELINE_PYTHON names one)";
 
 /// Writes down, before a rank begins, some of its variables, and how many leases of devices are held.
@@ -80,6 +85,16 @@ impl Bench {
         let python = python().ok_or_else(|| Requirement::Torch.unmet(LACKING))?;
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
+    }
+
+    /// The same, where weights in 4 bits can be computed with.
+    pub(crate) fn with_bitsandbytes() -> Result<Self, Unmet> {
+        let bench = Self::new()?;
+        let found = Command::new(&bench.python).args(["-c", LOOK_FOR_BITSANDBYTES]).status();
+        match found.is_ok_and(|status| status.success()) {
+            true => Ok(bench),
+            false => Err(Requirement::Torch.unmet("no bitsandbytes beside torch")),
+        }
     }
 
     /// Writes down some variables of each rank from here on, for [`Bench::witnessed`].

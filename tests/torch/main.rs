@@ -15,6 +15,7 @@ mod npu;
 mod options;
 mod peft;
 mod preference;
+mod quantized;
 mod ranks;
 mod serve;
 #[path = "../support/slurm.rs"]

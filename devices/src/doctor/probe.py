@@ -4,7 +4,7 @@ import json
 import sys
 from importlib import metadata, util
 
-NAMES = ["torch", "torch_npu", "transformers", "peft", "safetensors", "pyarrow", "numpy", "pipeline_torch_worker"]
+NAMES = ["torch", "torch_npu", "transformers", "peft", "safetensors", "pyarrow", "numpy", "bitsandbytes", "pipeline_torch_worker"]
 
 
 def version(name):

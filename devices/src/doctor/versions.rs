@@ -16,6 +16,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let Some(installed) = &subject.python.installed else { return findings };
     findings.extend(imports(subject, installed));
     findings.extend(missing_packages(subject, installed));
+    findings.extend(missing_bitsandbytes(subject, installed));
     if subject.has(DeviceKind::Cuda) {
         findings.extend(cuda(subject, installed));
     }
@@ -73,6 +74,18 @@ fn missing_packages(subject: &Subject, installed: &Installed) -> Option<Finding>
     let help = format!("in a checkout of this project: `{program} -m pip install ./workers/torch`");
     let seen = format!("{program} has no {}", missing.join(", "));
     Some(finding(severity, "python-packages", "packages that the torch worker needs are missing", seen, help))
+}
+
+fn missing_bitsandbytes(subject: &Subject, installed: &Installed) -> Option<Finding> {
+    let has_gpu = subject.has(DeviceKind::Cuda) || subject.has(DeviceKind::Rocm);
+    if !has_gpu || installed.version("pipeline_torch_worker").is_none() || installed.version("bitsandbytes").is_some() {
+        return None;
+    }
+    let message =
+        "without bitsandbytes, adapters on a base in 4 bits (`quantize: { base: nf4 }`) are trained on the CPU";
+    let seen = format!("{} has no bitsandbytes", installed.executable);
+    let help = format!("`{} -m pip install bitsandbytes`, to train them on the GPU", installed.executable);
+    Some(finding(Severity::Note, "python-bitsandbytes", message, seen, help))
 }
 
 fn cuda(subject: &Subject, installed: &Installed) -> Option<Finding> {
@@ -241,7 +254,8 @@ mod tests {
     use crate::{Device, Inventory};
 
     fn python(packages: &[(&str, &str)]) -> Python {
-        let all = ["pipeline_torch_worker", "transformers", "peft", "safetensors", "numpy"].map(|name| (name, "1.0"));
+        let all = ["pipeline_torch_worker", "transformers", "peft", "safetensors", "numpy", "bitsandbytes"];
+        let all = all.map(|name| (name, "1.0"));
         let packages = packages
             .iter()
             .copied()

@@ -54,6 +54,9 @@ pub enum Attention {
 pub enum Serves {
     /// Either.
     Both,
+    /// This program, and the torch worker on a processor or a GPU where bitsandbytes lies beside it; with the parameter
+    /// that decides it.
+    WithBitsandbytes(&'static str),
     /// This program alone; with the parameter that decides it.
     Native(&'static str),
     /// The torch worker alone; with the parameter that decides it.
@@ -64,8 +67,12 @@ impl Serves {
     /// Which of the two can compute it on a model.
     pub(crate) fn on(self, model: &Architecture) -> Self {
         match (self, model) {
-            (Self::Both, Architecture::Transformers(_)) => Self::Torch("a model that is not native"),
-            (Self::Both, Architecture::Native(config)) if config.stored_quantized.is_some() => {
+            (Self::Both | Self::WithBitsandbytes(_), Architecture::Transformers(_)) => {
+                Self::Torch("a model that is not native")
+            }
+            (Self::Both | Self::WithBitsandbytes(_), Architecture::Native(config))
+                if config.stored_quantized.is_some() =>
+            {
                 Self::Native("a model whose weights are stored quantised")
             }
             (serves, _) => serves,
@@ -92,10 +99,17 @@ impl Backend {
     /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor
     /// today does not need PyTorch because the machine has one.
     pub fn devices(self, serves: Serves) -> Vec<DeviceKind> {
-        let processor_last = ACCELERATORS.into_iter().chain([DeviceKind::Cpu]).collect();
+        let processor_last = || ACCELERATORS.into_iter().chain([DeviceKind::Cpu]);
+        let with_bitsandbytes = || processor_last().filter(|device| *device != DeviceKind::Npu).collect();
+        let processor_last = processor_last().collect();
         match (self, serves) {
-            (Self::Native, Serves::Native(_)) | (Self::Auto, Serves::Native(_)) => vec![DeviceKind::Cpu],
+            (Self::Native | Self::Auto, Serves::Native(_)) | (Self::Native, Serves::WithBitsandbytes(_)) => {
+                vec![DeviceKind::Cpu]
+            }
             (Self::Native, _) => native_devices().to_vec(),
+            (Self::Torch, Serves::WithBitsandbytes(_)) => with_bitsandbytes(),
+            (Self::Auto, Serves::WithBitsandbytes(_)) if torch::has_folder_of_bitsandbytes() => with_bitsandbytes(),
+            (Self::Auto, Serves::WithBitsandbytes(_)) => vec![DeviceKind::Cpu],
             (Self::Torch, _) | (Self::Auto, Serves::Torch(_)) => processor_last,
             (Self::Auto, Serves::Both) if torch::is_installed() => processor_last,
             (Self::Auto, Serves::Both) => {
@@ -123,7 +137,9 @@ impl Backend {
             (Self::Torch, ..) => torch("`backend: torch` asks for it".to_owned()),
             (Self::Auto, Serves::Native(what), _) => native(format!("{what} is for it alone")),
             (Self::Auto, Serves::Torch(what), _) => torch(format!("{what} is for it alone")),
-            (Self::Auto, Serves::Both, DeviceKind::Cpu) => native("it serves the CPU".to_owned()),
+            (Self::Auto, Serves::Both | Serves::WithBitsandbytes(_), DeviceKind::Cpu) => {
+                native("it serves the CPU".to_owned())
+            }
             (Self::Auto, Serves::Both, device) if native_devices().contains(&device) && workers == 1 => {
                 native(format!("it serves {device}"))
             }
@@ -131,23 +147,40 @@ impl Backend {
                 torch("it adds gradients up on the devices, and this program in the machine's memory".to_owned())
             }
             (Self::Auto, Serves::Both, device) => torch(format!("this program does not compute on {device}")),
+            (Self::Auto, Serves::WithBitsandbytes(what), device) => {
+                torch(format!("this program does not compute {what} on {device}"))
+            }
         }
     }
 
     /// What is missing where nothing but the torch worker can compute it, and that is not on this machine.
     pub fn lacks(self, serves: Serves, span: Span) -> Option<Problem> {
-        self.lacks_worker(serves, span).filter(|_| !torch::is_usable())
+        let worker = self.lacks_worker(serves, span).filter(|_| !torch::is_usable());
+        worker.or_else(|| self.lacks_bitsandbytes(serves, span).filter(|_| !torch::has_bitsandbytes()))
+    }
+
+    /// What is missing without bitsandbytes.
+    fn lacks_bitsandbytes(self, serves: Serves, span: Span) -> Option<Problem> {
+        let (Self::Torch, Serves::WithBitsandbytes(what)) = (self, serves) else { return None };
+        let message =
+            format!("{what} with `backend: torch` needs bitsandbytes, which does not lie beside the torch worker");
+        let help = format!("leave `backend` out, or install it: {}", torch::how_to_install_bitsandbytes());
+        Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at("backend"))
     }
 
     /// What is missing without the torch worker.
     fn lacks_worker(self, serves: Serves, span: Span) -> Option<Problem> {
         let (what, field, instead) = match (self, serves) {
-            (Self::Torch, Serves::Both) => ("`backend: torch`", "backend", "leave `backend` out"),
+            (Self::Torch, Serves::Both | Serves::WithBitsandbytes(_)) => {
+                ("`backend: torch`", "backend", "leave `backend` out")
+            }
             // What goes without the worker is any other number type.
             (Self::Torch | Self::Auto, Serves::Torch(what)) => {
                 (what, "dtype", "say `dtype: bf16`, which this program computes itself")
             }
-            (Self::Native, _) | (Self::Auto, Serves::Both) | (_, Serves::Native(_)) => return None,
+            (Self::Native, _) | (Self::Auto, Serves::Both | Serves::WithBitsandbytes(_)) | (_, Serves::Native(_)) => {
+                return None;
+            }
         };
         let message = format!("{what} needs the torch worker, which is not installed here");
         let help = format!("{instead}, or install the worker: {}", torch::how_to_install());

@@ -44,8 +44,8 @@ struct Written {
     /// `int8` and `int4` are older names of `quantize: int8` and `quantize: int4`.
     #[semantic(default = WrittenDtype::Dtype(Dtype::F32))]
     dtype: WrittenDtype,
-    /// The format that weights are quantised to when the model is loaded, for `backend: native`: `int8` or `int4`
-    /// (`cpu` kernels alone), or a base as in `train` (`{ base: nf4 }`). If left out, they are those that the adapter
+    /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (`backend: native`, `cpu`
+    /// kernels alone), or a base as in `train` (`{ base: nf4 }`, on the same backends). If left out, they are those that the adapter
     /// was trained on, and as they are stored without one; `none` is as they are stored in any case.
     #[semantic]
     quantize: Option<WeightFormat>,

@@ -20,6 +20,8 @@ use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Qua
 use serde_json::json;
 
 pub use super::aware::{AwareParams, Scheme};
+use super::backend::Serves;
+use super::torch::job;
 
 /// The fact of an adapter that says in which format the frozen weights were that it was trained on, where that is not
 /// the one that they are stored in.
@@ -100,6 +102,22 @@ impl QuantizeParams {
             BaseFormat::Q8_0 => StoredFormat::Q8_0,
         };
         QuantizedBase { format, skip_modules: self.skip_modules.clone() }
+    }
+
+    /// As the torch worker takes it, which has the formats of bitsandbytes.
+    pub(crate) fn of_worker(&self) -> Option<job::Quantize> {
+        let Self { base, double_quantization, block_size, skip_modules } = self;
+        matches!(base, BaseFormat::Nf4 | BaseFormat::Fp4).then(|| job::Quantize {
+            base: base.name(),
+            double_quantization: *double_quantization,
+            block_size: *block_size,
+            skip_modules: skip_modules.clone(),
+        })
+    }
+
+    /// Which backend computes on such a base; `asked` is what asks for it.
+    pub(crate) fn serves(&self, asked: &'static str) -> Serves {
+        self.of_worker().map_or(Serves::Native(asked), |_| Serves::WithBitsandbytes(asked))
     }
 
     /// What is noted of an adapter that was trained on such a base: its fact [`QUANTIZE`].
@@ -184,6 +202,11 @@ impl TrainQuantize {
         }
     }
 
+    /// As the torch worker takes it, where it does.
+    pub(crate) fn of_worker(&self) -> Option<job::Quantize> {
+        self.base()?.of_worker()
+    }
+
     /// What is noted of what is trained so: its fact [`QUANTIZE`].
     pub fn fact(&self) -> Json {
         match self {
@@ -260,6 +283,29 @@ impl WeightFormat {
             Self::Base(params) => params.base.as_written(),
             Self::Aware(_) => unreachable!("a format that no file can ask for"),
         })
+    }
+
+    /// Which backend computes with it; `asked` is what asks for it.
+    pub(crate) fn serves(&self, asked: &'static str) -> Serves {
+        match self {
+            Self::AsStored => Serves::Both,
+            Self::Blocks(_) | Self::Aware(_) => Serves::Native(asked),
+            Self::Base(params) => params.serves(asked),
+        }
+    }
+
+    /// As the torch worker takes it.
+    ///
+    /// # Errors
+    /// Fails where it has no such format, which who asks for it is told before.
+    pub(crate) fn of_worker(&self) -> Result<Option<job::Quantize>, StageError> {
+        let quantize = match self {
+            Self::AsStored => return Ok(None),
+            Self::Base(params) => params.of_worker(),
+            Self::Blocks(_) | Self::Aware(_) => None,
+        };
+        let no_such = || StageError::internal(format!("{} is for the native backend", self.name()));
+        quantize.ok_or_else(no_such).map(Some)
     }
 
     /// What is wrong with it.

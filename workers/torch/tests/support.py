@@ -75,6 +75,7 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "dtype": "f32",
         "threads": 1,
         "model": str(GOLDEN / family),
+        "quantize": None,
         "method": "lora",
         "adapter": str(adapter if adapter.exists() else adapter_folder(family, variant, adapter)),
         "dropout": steps["lora"].get("lora_dropout", 0.0),
@@ -98,13 +99,13 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
 def serve_job(family: str, **changes: Any) -> dict[str, Any]:
     """The job of a model whose logits are asked for."""
     job = {"protocol": 1, "task": "serve", "device": "cpu", "dtype": "f32", "threads": 1}
-    return {**job, "model": str(GOLDEN / family), **changes}
+    return {**job, "model": str(GOLDEN / family), "quantize": None, **changes}
 
 
 def infer_job(family: str, **changes: Any) -> dict[str, Any]:
     """The job of a model that is scored and completes prompts."""
     job = {"protocol": 1, "task": "infer", "device": "cpu", "dtype": "f32", "threads": 1}
-    return {**job, "model": str(GOLDEN / family), "adapter": None, **changes}
+    return {**job, "model": str(GOLDEN / family), "quantize": None, "adapter": None, **changes}
 
 
 @dataclass

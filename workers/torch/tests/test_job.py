@@ -28,6 +28,8 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_nullable(schema: dict[str, Any]) -> bool:
+    if "$ref" in schema:
+        return is_nullable(SCHEMA["$defs"][schema["$ref"].rsplit("/", 1)[1]])
     has_null = any(option.get("type") == "null" for option in schema.get("anyOf", []))
     return has_null or "null" in schema.get("type", [])
 

@@ -56,7 +56,7 @@ use crate::compute::backend::{self, Backend, Choice, Serves};
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::precision::Precision;
-use crate::compute::quantize::{QUANTIZE, WeightFormat, weight_format};
+use crate::compute::quantize::{WeightFormat, weight_format};
 use crate::compute::resources::peak_resident_bytes;
 use crate::compute::{adapter, aware};
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
@@ -150,11 +150,20 @@ impl InferenceParams {
 
     /// Which backend can compute what is asked for.
     pub fn serves(&self) -> Serves {
-        match (self.precision.says(), self.precision.dtype, self.kernels) {
+        let of_format = self.of_format();
+        match (of_format, self.precision.dtype, self.kernels) {
             (_, Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
-            (Some(quantized), _, _) => Serves::Native(quantized),
-            (None, Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (None, Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+            (Serves::Native(_), ..) => of_format,
+            (_, Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (_, Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => of_format,
+        }
+    }
+
+    /// Which backend can compute the format that is asked for.
+    fn of_format(&self) -> Serves {
+        match (&self.precision.quantize, self.precision.says()) {
+            (Some(format), Some(said)) => format.serves(said),
+            _ => Serves::Both,
         }
     }
 
@@ -168,12 +177,17 @@ impl InferenceParams {
     /// # Errors
     /// Fails where they are for the native backend and `dtype` is for the other one.
     fn serves_with(&self, is_aware: bool, adapter: Option<&Facts>) -> Result<Serves, String> {
-        let is_quantized =
-            self.precision.quantize.is_none() && adapter.is_some_and(|facts| facts.contains_key(QUANTIZE));
-        let native = is_quantized.then_some("an adapter that was trained on a quantised base");
-        match (self.serves(), native.or(is_aware.then_some(aware::WHAT))) {
-            (Serves::Both, Some(native)) => Ok(Serves::Native(native)),
-            (Serves::Torch(asked), Some(native)) => Err(format!("{native} is not computed with {asked}")),
+        let trained_on = adapter.filter(|_| self.precision.quantize.is_none()).map(WeightFormat::of_adapter);
+        let of_inputs = match trained_on {
+            // What this program does not know it says where it reads it.
+            Some(Ok(format)) if format != WeightFormat::AsStored => format.serves(ON_QUANTIZED),
+            _ if is_aware => Serves::Native(aware::WHAT),
+            _ => Serves::Both,
+        };
+        match (self.serves(), of_inputs) {
+            (serves, Serves::Both) => Ok(serves),
+            (Serves::Both, of_inputs) => Ok(of_inputs),
+            (Serves::Torch(asked), Serves::Native(native)) => Err(format!("{native} is not computed with {asked}")),
             (serves, _) => Ok(serves),
         }
     }
@@ -211,7 +225,7 @@ impl InferenceParams {
         let mut problems: Vec<Problem> = self.backend.problem(self.serves(), span).into_iter().collect();
         problems.extend(backend::problems_of_env(&self.env, span));
         problems.extend(self.precision.problem(span));
-        if let (Dtype::F16, Some(quantized)) = (self.precision.dtype, self.precision.says()) {
+        if let (Dtype::F16, Serves::Native(quantized)) = (self.precision.dtype, self.of_format()) {
             let message = format!("{quantized} is computed in `f32` or `bf16`, and `dtype` is `f16`");
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("dtype"));
         }
@@ -242,6 +256,9 @@ impl InferenceParams {
         problems
     }
 }
+
+/// What an adapter is called whose base is computed with in another format than it is stored in.
+pub(super) const ON_QUANTIZED: &str = "an adapter that was trained on a quantised base";
 
 /// Positions that the model of a folder has, without its weights.
 ///
@@ -297,7 +314,7 @@ impl Respondent {
         let model = match choice.is_torch {
             true => {
                 context.report(choice.report());
-                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
+                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture, &format)?))
             }
             false => {
                 if context.devices().workers() > 1 {

@@ -13,7 +13,7 @@ use model::generation::{GenerateError, Load, Progress, QueuedRequest, RequestId}
 use model::peft::Adapter as AdapterWeights;
 use profile::Profile;
 
-use super::{native, static_batches};
+use super::{ON_QUANTIZED, native, static_batches};
 use crate::compute::backend::{Backend, Choice, Serves};
 use crate::compute::kernels::Dtype;
 use crate::compute::precision::Precision;
@@ -166,25 +166,23 @@ pub fn open(folder: &Path, adapters: &[AdapterWeights], settings: &EngineSetting
 
 /// Which backend computes a model in a precision.
 fn serves(precision: &Precision, model: &Architecture, folder: &Path) -> Result<Serves, StageError> {
-    let quantized = match (&precision.quantize, model) {
-        (Some(WeightFormat::Blocks(_)), _) => Some("`--quantize`"),
-        (Some(WeightFormat::Base(_) | WeightFormat::Aware(_)), _) => {
-            Some("an adapter that was trained on a quantised base")
+    let format = precision.quantize.as_ref().unwrap_or(&WeightFormat::AsStored);
+    let of_format = match (format, model) {
+        (WeightFormat::Blocks(_), _) => format.serves("`--quantize`"),
+        (WeightFormat::Base(_) | WeightFormat::Aware(_), _) => format.serves(ON_QUANTIZED),
+        (WeightFormat::AsStored, Architecture::Native(config)) if config.stored_quantized.is_some() => {
+            Serves::Native("a model whose weights are stored quantised")
         }
-        (_, Architecture::Native(config)) if config.stored_quantized.is_some() => {
-            Some("a model whose weights are stored quantised")
-        }
-        (None | Some(WeightFormat::AsStored), _) if aware::is_aware(folder) => Some(aware::WHAT),
-        (None | Some(WeightFormat::AsStored), _) => None,
+        (WeightFormat::AsStored, _) if aware::is_aware(folder) => Serves::Native(aware::WHAT),
+        (WeightFormat::AsStored, _) => Serves::Both,
     };
-    match (precision.dtype, quantized) {
-        (Dtype::F16, Some(quantized)) => {
+    match (precision.dtype, of_format) {
+        (Dtype::F16, Serves::Native(quantized)) => {
             let message = format!("{quantized} is for the native backend, which does not compute in f16");
             Err(StageError::new(Cause::BadParameters, message).with_help("give `--dtype bf16`"))
         }
-        (Dtype::F16, None) => Ok(Serves::Torch("`--dtype f16`")),
-        (Dtype::F32 | Dtype::Bf16, Some(quantized)) => Ok(Serves::Native(quantized)),
-        (Dtype::F32 | Dtype::Bf16, None) => Ok(Serves::Both),
+        (Dtype::F16, _) => Ok(Serves::Torch("`--dtype f16`")),
+        (Dtype::F32 | Dtype::Bf16, serves) => Ok(serves),
     }
 }
 

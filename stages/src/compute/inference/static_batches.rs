@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::requests::{Batching, EngineSettings, InferenceEngine};
+use crate::compute::quantize::WeightFormat;
 use crate::compute::torch::job::Job;
 use crate::compute::torch::{Connection, Work};
 
@@ -188,7 +189,8 @@ pub(super) fn open(
     let mut work = Work::on(folder.path().to_owned(), grant, settings.threads)?;
     work.env.extend(env.into_iter().map(|(name, value)| (name.to_owned(), value)));
     work.inherit = lease.as_ref().map(Lease::descriptors).unwrap_or_default();
-    let job = Job::Serve(work.common(settings.precision.dtype.in_job(), model));
+    let quantize = settings.precision.quantize.as_ref().map_or(Ok(None), WeightFormat::of_worker)?;
+    let job = Job::Serve(work.common(settings.precision.dtype.in_job(), model, quantize));
     let (mut connection, mut command) = (Connection::start(&work, &job)?, Command { log: settings.log });
     let (described, _) = connection.numbers(&mut command)?;
     let positions = architecture.max_position_embeddings().unwrap_or(POSITIONS);

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Flow, InferenceParams};
 use crate::compute::adapter;
+use crate::compute::quantize::WeightFormat;
 use crate::compute::torch::batches::{MicroBatch, encode};
-use crate::compute::torch::job::{Infer, Job};
+use crate::compute::torch::job::{Infer, Job, Quantize};
 use crate::compute::torch::{Connection, PEAK_MEMORY_OF_RANKS, Work};
 use crate::data::prompt::Encoded;
 
@@ -25,6 +26,7 @@ pub(super) struct Worker {
     model: PathBuf,
     adapter: Option<PathBuf>,
     dtype: &'static str,
+    quantize: Option<Quantize>,
     batch_size: usize,
     env: BTreeMap<String, String>,
     /// From the first request on.
@@ -112,18 +114,17 @@ impl Worker {
         model: &Artifact,
         adapter: Option<&Artifact>,
         architecture: Architecture,
+        format: &WeightFormat,
     ) -> Result<Self, StageError> {
         // That it belongs to this model and holds numbers is looked at here; the worker loads it by itself.
         adapter.map(|adapter| adapter::open(adapter, model)).transpose()?;
-        if let Some(quantized) = params.precision.says() {
-            return Err(StageError::internal(format!("{quantized} is for the native backend")));
-        }
         let dtype = params.precision.dtype.in_job();
         Ok(Self {
             architecture,
             model: model.folder.clone(),
             adapter: adapter.map(|adapter| adapter.folder.clone()),
             dtype,
+            quantize: format.of_worker()?,
             batch_size: params.batch_size,
             env: params.env.clone(),
             connection: None,
@@ -245,7 +246,7 @@ impl Worker {
     fn connect(&self, context: &mut StageContext) -> Result<Connection, StageError> {
         let mut work = Work::begin("torch", context)?;
         work.env.clone_from(&self.env);
-        let common = work.common(self.dtype, self.model.clone());
+        let common = work.common(self.dtype, self.model.clone(), self.quantize.clone());
         let job = Job::Infer(Infer { common, adapter: self.adapter.clone() });
         let (mut connection, _) = Connection::open(&work, &job, context)?;
         connection.end_when_cancelled();

@@ -15,12 +15,15 @@ const VARIABLE: &str = "PIPELINE_PYTHON";
 
 pub(super) const PACKAGE: &str = "pipeline_torch_worker";
 
+/// What the worker computes weights in 4 bits with.
+const BITSANDBYTES: &str = "bitsandbytes";
+
 /// Looks for the package and what it needs, without importing any of it: that takes seconds, and some of it needs a
 /// device.
 const LOOK: &str = "
 import importlib.metadata, importlib.util, json, sys
 found = {'python': sys.version.split()[0]}
-for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'numpy', 'torch_npu'):
+for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'numpy', 'torch_npu', 'bitsandbytes'):
     if importlib.util.find_spec(name) is not None:
         try:
             found[name] = importlib.metadata.version(name.replace('_', '-'))
@@ -122,6 +125,32 @@ pub(crate) fn is_usable() -> bool {
     is_installed() || *ANSWER.get_or_init(|| Python::find().packages().is_ok())
 }
 
+/// The command that installs bitsandbytes beside the worker.
+pub(crate) fn how_to_install_bitsandbytes() -> String {
+    format!("`{} -m pip install {BITSANDBYTES}`", Python::find().program.display())
+}
+
+/// Whether bitsandbytes lies beside the torch worker, where nothing else will do: as [`is_usable`].
+pub(crate) fn has_bitsandbytes() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let asked = || Python::find().packages().is_ok_and(|packages| packages.contains_key(BITSANDBYTES));
+    has_folder_of_bitsandbytes() || *ANSWER.get_or_init(asked)
+}
+
+/// Whether bitsandbytes lies beside the torch worker, as far as folders tell.
+pub(crate) fn has_folder_of_bitsandbytes() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let named = std::env::var_os(VARIABLE).filter(|program| !program.is_empty()).map(PathBuf::from);
+        let prefixes = match named.as_deref().map(Path::parent) {
+            // Of a Python that a path names, what its environment has.
+            Some(Some(folder)) if folder != Path::new("") => vec![folder.join("..")],
+            _ => prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")),
+        };
+        is_installed() && is_below(prefixes, BITSANDBYTES)
+    })
+}
+
 /// Whether the torch worker can be started here, as Python says itself.
 #[cfg(test)]
 pub(crate) fn can_start() -> bool {
@@ -133,7 +162,7 @@ pub(crate) fn is_installed() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let is_named = std::env::var_os(VARIABLE).is_some_and(|program| !program.is_empty());
-        is_named || is_below(prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")))
+        is_named || is_below(prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")), PACKAGE)
     })
 }
 
@@ -147,8 +176,8 @@ fn prefixes(path: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
     [Some(prefix), Some(local), home.map(|home| PathBuf::from(home).join(".local"))].into_iter().flatten().collect()
 }
 
-/// Whether the package, or the record of its installation, lies below one of these.
-fn is_below(prefixes: Vec<PathBuf>) -> bool {
+/// Whether a package, or the record of its installation, lies below one of these.
+fn is_below(prefixes: Vec<PathBuf>, package: &str) -> bool {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let named = |path: &Path, start: &str| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(start))
@@ -156,7 +185,7 @@ fn is_below(prefixes: Vec<PathBuf>) -> bool {
     let of_versions = prefixes.iter().flat_map(|prefix| entries(&prefix.join("lib")));
     let of_versions = of_versions.filter(|path| named(path, "python3"));
     let packages = of_versions.flat_map(|lib| ["site-packages", "dist-packages"].map(|name| lib.join(name)));
-    packages.into_iter().any(|folder| entries(&folder).any(|path| named(&path, PACKAGE)))
+    packages.into_iter().any(|folder| entries(&folder).any(|path| named(&path, package)))
 }
 
 #[cfg(test)]
@@ -199,11 +228,11 @@ mod tests {
         let bin = folder.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
         fs::write(bin.join("python3"), "").unwrap();
-        let found = || is_below(prefixes(Some(bin.clone().into()), None));
+        let found = || is_below(prefixes(Some(bin.clone().into()), None), PACKAGE);
         assert!(!found());
         fs::create_dir_all(folder.path().join("lib/python3.12/site-packages/pipeline_torch_worker-0.1.0.dist-info"))
             .unwrap();
         assert!(found());
-        assert!(!is_below(prefixes(Some("/nowhere".into()), None)));
+        assert!(!is_below(prefixes(Some("/nowhere".into()), None), PACKAGE));
     }
 }

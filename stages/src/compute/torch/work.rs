@@ -12,7 +12,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::execute::{Ranks, RunningRanks};
 
 use super::environment;
-use super::job::{Common, Job};
+use super::job::{Common, Job, Quantize};
 use super::python::{PACKAGE, Python};
 
 /// How many times longer than a collective may take the ranks may be silent: rank 0 speaks after each step.
@@ -65,8 +65,9 @@ impl Work {
     }
 
     /// What every job says.
-    pub(crate) fn common(&self, dtype: &'static str, model: PathBuf) -> Common {
-        Common { protocol: Common::PROTOCOL, device: self.devices.kind, dtype, threads: self.threads, model }
+    pub(crate) fn common(&self, dtype: &'static str, model: PathBuf, quantize: Option<Quantize>) -> Common {
+        let (device, threads) = (self.devices.kind, self.threads);
+        Common { protocol: Common::PROTOCOL, device, dtype, threads, model, quantize }
     }
 
     /// Starts the ranks.

@@ -54,7 +54,7 @@ impl Worker {
         batches: &[Batch],
         context: &mut StageContext,
     ) -> Result<Proof, StageError> {
-        let common = self.work.common("f32", base.folder.clone());
+        let common = self.work.common("f32", base.folder.clone(), None);
         let job = Job::Infer(Infer { common, adapter: Some(self.adapter.clone()) });
         let (mut connection, _) = Connection::open(&self.work, &job, context)?;
         connection.end_when_cancelled();

@@ -141,6 +141,11 @@ pub(super) fn first_values(
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
     let files = Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+    // DoRA's magnitudes begin as those of the weights that the adapter is on.
+    let files = match params.quantize.as_ref().and_then(TrainQuantize::base) {
+        Some(quantize) => files.quantizing(quantize.base()),
+        None => files,
+    };
     let model = &match architecture {
         Architecture::Native(config) => Modules::from(&**config),
         Architecture::Transformers(outline) => Modules::of_checkpoint(&files, outline),
@@ -148,6 +153,13 @@ pub(super) fn first_values(
     let (adapter, settings) = match &params.adapter {
         None => {
             let settings = settings(params, model, base, context)?;
+            if let (Architecture::Transformers(outline), Some(_)) = (architecture, &params.quantize)
+                && settings.use_dora
+            {
+                let message = format!("DoRA on a quantised base is not there for `{}`", outline.model_type);
+                let help = "leave `lora.use_dora` out, or `quantize`";
+                return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+            }
             let adapter = Adapter::fresh(model, &files, &settings, params.seed);
             let adapter = adapter.or_fail(Cause::BadParameters, cannot_make)?;
             (adapter, settings)

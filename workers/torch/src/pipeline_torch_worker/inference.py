@@ -18,7 +18,7 @@ from .draws import Draws
 from .events import Voice
 from .generate import CachedModel, Generator, Options
 from .job import DType, InferJob
-from .model import DocumentLoss, load_base, read_config
+from .model import DocumentLoss, load, load_base, read_config
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES
 from .requests import CLOSE, Request, Requests
@@ -30,7 +30,7 @@ def run(job: InferJob, device: Device, ranks: Ranks, voice: Voice, requests: Req
     config = read_config(job.model)
     kernel = choose("auto", device, job.dtype, config)
     # To complete prompts and to be compared, a model has the attention of its family.
-    model = load_base(job.model, config, COMPUTE_TYPES[job.dtype], attention=None)
+    model = load(job.model, config, COMPUTE_TYPES[job.dtype], None, job.quantize, device.torch)
     adapted = None if job.adapter is None else adapter.attach(model, job.adapter, trained=False)
     inference = Inference(DocumentLoss(model, kernel, Draws(seed=0)).to(device.torch), config, job.dtype, device, ranks)
     voice.answer(computing.describe(device, ranks, kernel))

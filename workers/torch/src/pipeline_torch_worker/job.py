@@ -51,6 +51,16 @@ class DistillationSettings:
 
 
 @dataclass(frozen=True)
+class QuantizeSettings:
+    """Frozen linear layers in 4 bits, by bitsandbytes."""
+
+    base: Literal["nf4", "fp4"]
+    double_quantization: bool
+    block_size: Count
+    skip_modules: list[str]
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """An adapter or all weights in training, which requests direct."""
 
@@ -60,6 +70,7 @@ class TrainJob:
     dtype: DType
     threads: Count
     model: Path
+    quantize: QuantizeSettings | None
     method: Literal["lora", "full"]
     adapter: Path | None
     dropout: NotNegative
@@ -88,6 +99,7 @@ class InferJob:
     dtype: DType
     threads: Count
     model: Path
+    quantize: QuantizeSettings | None
     adapter: Path | None
 
 
@@ -101,6 +113,7 @@ class ServeJob:
     dtype: DType
     threads: Count
     model: Path
+    quantize: QuantizeSettings | None
 
 
 Job = TrainJob | InferJob | ServeJob
@@ -130,6 +143,8 @@ def _contradictions(job: TrainJob) -> list[str]:
     problems = []
     if job.method == "lora" and job.adapter is None:
         problems.append("`method` is `lora`, and `adapter` is null")
+    if job.quantize is not None and (job.method == "full" or job.parallel == "fsdp2"):
+        problems.append("`quantize` is for `lora`, and for weights that every rank has whole")
     if job.dropout >= 1:
         problems.append(f"`dropout` is {job.dropout}, which is not below 1")
     if job.dtype == "f16" and job.loss_scale is None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import transformers
@@ -28,6 +28,7 @@ from .attention import Documents, Kernel
 from .data import IGNORE_INDEX, Batch
 from .draws import Draws
 from .failure import JobFailure
+from .job import QuantizeSettings
 from .losses import CrossEntropy, Distillation
 from .weights import WeightFiles
 
@@ -54,7 +55,28 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def load_base(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+def load(
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attention: str | None,
+    quantize: QuantizeSettings | None,
+    device: torch.device,
+) -> PreTrainedModel:
+    """As `load_base`, with linear layers in 4 bits on the device where that is asked for."""
+    if quantize is None:
+        return load_base(folder, config, dtype, attention)
+    try:
+        from .quantization import load_quantized
+    except ImportError as error:
+        help_ = f"install it with `{sys.executable} -m pip install bitsandbytes`"
+        raise JobFailure("machine", "`quantize` needs bitsandbytes, which cannot be imported", help_) from error
+    return load_quantized(folder, config, dtype, attention, quantize, device)
+
+
+def load_base(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype | Literal["auto"], attention: str | None
+) -> PreTrainedModel:
     """Loads the model on the processor, every weight frozen; `attention` by the name that transformers knows it by.
 
     An architecture whose attention cannot be cut between documents keeps transformers' own.
@@ -62,10 +84,10 @@ def load_base(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attent
     if attention is None or hands_attention_over(config):
         model = _from_files(folder, config, dtype, attention)
         if attention is None or shares_state(model) is None:
-            return _frozen(model)
+            return frozen(model)
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-        return _frozen(model)
-    return _frozen(_from_files(folder, config, dtype, None))
+        return frozen(model)
+    return frozen(_from_files(folder, config, dtype, None))
 
 
 def load_empty(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -73,26 +95,42 @@ def load_empty(folder: Path, config: PretrainedConfig, dtype: torch.dtype, atten
 
     It is loaded as a whole where transformers makes other tensors of those in the files.
     """
-    if not hands_attention_over(config):
-        return load_base(folder, config, dtype, attention)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    model.tie_weights()
-    reason = WeightFiles(folder, model).differ_from(model)
-    if reason is None and shares_state(model) is None:
-        return _frozen(model)
-    print(f"each rank reads the whole checkpoint: {reason or shares_state(model)}", file=sys.stderr)
+    model = without_weights(folder, config, dtype, attention)
+    if isinstance(model, PreTrainedModel):
+        return model
+    print(f"each rank reads the whole checkpoint: {model}", file=sys.stderr)
     return load_base(folder, config, dtype, attention)
 
 
-def _from_files(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+def without_weights(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None
+) -> PreTrainedModel | str:
+    """The model with its buffers alone, every weight on the meta device; why not, where its files have other tensors, or its
+    attention is its own.
+    """
+    if attention is not None and not hands_attention_over(config):
+        return "attention that is computed by code of its own"
+    given = {} if attention is None else {"attn_implementation": attention}
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **given)
+    model.tie_weights()
+    reason = WeightFiles(folder, model).differ_from(model)
+    if reason is None and attention is not None:
+        reason = shares_state(model)
+    return frozen(model) if reason is None else reason
+
+
+def _from_files(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype | Literal["auto"], attention: str | None
+) -> PreTrainedModel:
     given = {} if attention is None else {"attn_implementation": attention}
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True, **given)
     assert isinstance(model, PreTrainedModel)
     return model
 
 
-def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+def frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with every weight frozen, as it is asked."""
     model.requires_grad_(False)
     model.train(False)
     return model

@@ -18,7 +18,7 @@ from .events import Voice
 from .failure import JobFailure, failure_of, messages
 from .generate import CachedModel, Sequences
 from .job import ServeJob
-from .model import load_base, read_config
+from .model import load, read_config
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES
 from .requests import CLOSE, Request, Requests
@@ -27,7 +27,7 @@ from .requests import CLOSE, Request, Requests
 def run(job: ServeJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
     """Serves requests until the one to close."""
     config = read_config(job.model)
-    loaded = load_base(job.model, config, COMPUTE_TYPES[job.dtype], attention=None)
+    loaded = load(job.model, config, COMPUTE_TYPES[job.dtype], None, job.quantize, device.torch)
     torch.nn.Module.to(loaded, device.torch)
     model = CachedModel(loaded, config, job.dtype, device)
     served = Served(model, Adapters(loaded), voice)

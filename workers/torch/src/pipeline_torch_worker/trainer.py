@@ -24,7 +24,7 @@ from .failure import JobFailure
 from .inference import Inference
 from .job import TrainJob
 from .losses import CrossEntropy, Distillation
-from .model import DocumentLoss, Taught, load_base, load_empty, read_config, recompute_layers
+from .model import DocumentLoss, Taught, load, load_base, load_empty, read_config, recompute_layers
 from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
@@ -72,7 +72,10 @@ class Trainer:
         # What is trained is kept in f32 throughout.
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
         self._sharded = job.parallel == "fsdp2" and ranks.world > 1
-        model = (load_empty if self._sharded else load_base)(job.model, config, kept_in, NAME)
+        if self._sharded:
+            model = load_empty(job.model, config, kept_in, NAME)
+        else:
+            model = load(job.model, config, kept_in, NAME, job.quantize, device.torch)
         state = shares_state(model)
         if state is not None and job.packed:
             raise refuse_packs(model, state)

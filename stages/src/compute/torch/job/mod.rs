@@ -30,6 +30,17 @@ pub(crate) struct Common {
     pub dtype: &'static str,
     pub threads: usize,
     pub model: PathBuf,
+    /// The format of frozen linear layers, where that is not the stored one.
+    pub quantize: Option<Quantize>,
+}
+
+/// Linear layers in 4 bits, by bitsandbytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Quantize {
+    pub base: &'static str,
+    pub double_quantization: bool,
+    pub block_size: usize,
+    pub skip_modules: Vec<String>,
 }
 
 impl Common {

@@ -28,6 +28,7 @@ fn common(device: DeviceKind) -> Common {
         dtype: Dtype::Bf16.in_job(),
         threads: 4,
         model: "/inputs/model".into(),
+        quantize: None,
     }
 }
 
@@ -72,6 +73,10 @@ fn a_training_job_is_as_described() {
         ..train()
     };
     check(&Job::Train(Box::new(plain)));
+    let base =
+        Quantize { base: "nf4", double_quantization: true, block_size: 64, skip_modules: vec!["lm_head".to_owned()] };
+    let quantized = Common { quantize: Some(base), ..common(DeviceKind::Cuda) };
+    check(&Job::Train(Box::new(Train { common: quantized, ..train() })));
 }
 
 #[test]

@@ -25,6 +25,7 @@ use super::{
     StepWork, Written, documents, rows_of, score_not_finite,
 };
 use crate::compute::inference::ContinuationScores;
+use crate::compute::quantize::TrainQuantize;
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
@@ -157,7 +158,11 @@ fn job(
     };
     let folder = adapter.map(|_| work.folder.join("adapter"));
     Ok(job::Train {
-        common: work.common(params.dtype.in_job(), inputs.model.folder.clone()),
+        common: work.common(
+            params.dtype.in_job(),
+            inputs.model.folder.clone(),
+            params.quantize.as_ref().and_then(TrainQuantize::of_worker),
+        ),
         adapter: folder,
         method: match params.method {
             Method::Lora => "lora",

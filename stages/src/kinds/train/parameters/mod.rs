@@ -52,8 +52,9 @@ pub struct TrainParams {
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or
-    /// with `aware` what they are trained for (QAT); for the native backend. As they are stored if left out. The
-    /// `cpu` kernels keep frozen ones so in memory.
+    /// with `aware` what they are trained for (QAT). As they are stored if left out. The `cpu` kernels keep frozen
+    /// ones so in memory. The torch worker computes `nf4` and `fp4`, on a processor or a GPU where bitsandbytes lies
+    /// beside it; all else is for the native backend.
     #[semantic(omit_default)]
     pub quantize: Option<TrainQuantize>,
     /// What training minimises.
@@ -274,7 +275,13 @@ impl TrainParams {
         match (self.dtype, self.kernels) {
             (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
             (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => self.native_only().map_or(Serves::Both, Serves::Native),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => {
+                match (self.native_only(), self.quantize.as_ref().and_then(TrainQuantize::base)) {
+                    (Some(what), _) => Serves::Native(what),
+                    (None, Some(base)) => base.serves("`quantize`"),
+                    (None, None) => Serves::Both,
+                }
+            }
         }
     }
 
@@ -285,7 +292,7 @@ impl TrainParams {
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
             None if self.matmul_precision != MatmulPrecision::Highest => Some("`matmul_precision`"),
-            None if self.quantize.is_some() => Some("`quantize`"),
+            None if self.quantize.as_ref().is_some_and(|quantize| quantize.of_worker().is_none()) => Some("`quantize`"),
             None if self.validation_tasks.is_some() => Some("`validation_tasks`"),
             None => None,
         }
@@ -306,6 +313,11 @@ impl TrainParams {
             let message = format!("{what} is for the native backend, which does not compute in f16");
             let problem = Problem::error("bad-value", span, message, "in this stage").at("dtype");
             problems.push(problem.with_help("set `dtype: bf16` or `dtype: f32`"));
+        }
+        if self.parallel == Parallel::Fsdp2 && self.quantize.is_some() {
+            let message = "`quantize` is not computed with `parallel: fsdp2`";
+            let problem = Problem::error("bad-value", span, message, "they do not go together").at("parallel");
+            problems.push(problem.with_help("leave `parallel` out: every device has the whole model in few bits"));
         }
         if self.backend == Backend::Native && !self.env.is_empty() {
             let message = "`env` is for the processes of `backend: torch`";

@@ -81,7 +81,8 @@ fn what_the_native_backend_alone_computes_is_refused_by_name_elsewhere() {
     for (more, name) in [
         (json!({"neftune_noise_alpha": 5}), "`neftune_noise_alpha`"),
         (json!({"matmul_precision": "high"}), "`matmul_precision`"),
-        (json!({"quantize": {"base": "nf4"}}), "`quantize`"),
+        (json!({"quantize": {"base": "nf4_torchao"}}), "`quantize`"),
+        (json!({"quantize": {"base": "q8_0"}}), "`quantize`"),
         (json!({"lora": {"learning_rate_ratio": 16}}), "`lora.learning_rate_ratio`"),
     ] {
         assert_eq!(problems(more.clone()), [""; 0]);
@@ -92,6 +93,19 @@ fn what_the_native_backend_alone_computes_is_refused_by_name_elsewhere() {
             assert!(found.len() == 1 && found[0].contains(name), "{key}: {found:?}");
         }
     }
+}
+
+#[test]
+fn formats_of_bitsandbytes_go_with_the_worker_but_not_in_shards() {
+    let problems = |more: Json| -> Vec<String> {
+        read(more).problems(Span::default()).into_iter().map(|problem| problem.message).collect()
+    };
+    for (backend, dtype) in [("torch", "bf16"), ("torch", "f16"), ("auto", "f16"), ("native", "f32")] {
+        let more = json!({"quantize": {"base": "fp4"}, "backend": backend, "dtype": dtype});
+        assert_eq!(problems(more), [""; 0], "{backend} {dtype}");
+    }
+    let found = problems(json!({"quantize": {"base": "nf4"}, "parallel": "fsdp2"}));
+    assert_eq!(found, ["`quantize` is not computed with `parallel: fsdp2`"]);
 }
 
 #[test]

@@ -1,0 +1,56 @@
+//! Adapters on a base in 4 bits (QLoRA) by bitsandbytes: trained and asked as by the native backend, whose formats are
+//! bitsandbytes' to the bit.
+
+use serde_json::Value;
+use test_harness::{Unmet, test};
+
+use crate::bench::{Bench, LOSS_BOUND, PIPELINE};
+
+/// Blocks of one row and of several, with and without second scales; DoRA reads the widened weights.
+const BASES: [&[&str]; 3] = [
+    &["adapter.quantize={base: nf4}"],
+    &["adapter.quantize={base: fp4, double_quantization: false, block_size: 128}"],
+    &["adapter.quantize={base: nf4, skip_modules: [lm_head, q_proj]}", "adapter.lora.use_dora=true"],
+];
+
+#[test]
+fn an_adapter_is_trained_as_by_the_native_backend() -> Result<(), Unmet> {
+    let bench = Bench::with_bitsandbytes()?;
+    for base in BASES {
+        let base = [base, &["adapter.max_steps=6"]].concat();
+        bench.train(&base).ends_with(0);
+        let expected = bench.trained(&base);
+        for more in [
+            &["--home=torch", "adapter.backend=torch"][..],
+            &["--home=ranks", "adapter.backend=torch", "adapter.resources.count=2"],
+        ] {
+            let torch = [&base[..], more].concat();
+            bench.train(&torch).ends_with(0).says("computed by torch");
+            bench.trained(&torch).is_like(&expected);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_with_it_is_asked_as_by_the_native_backend() -> Result<(), Unmet> {
+    let bench = Bench::with_bitsandbytes()?;
+    let base = ["adapter.quantize={base: nf4}", "adapter.max_steps=6"];
+    let figures = |more: &[&str]| -> Value {
+        serde_json::from_slice(&bench.result("scores.metrics", "metrics.json", &[&base, more].concat())).unwrap()
+    };
+    let answers = |more: &[&str]| {
+        String::from_utf8(bench.result("samples.samples", "samples.txt", &[&base, more].concat())).unwrap()
+    };
+    let run = |more: &[&str]| bench.run(&[&["run", PIPELINE], &base[..], more].concat());
+    run(&[]).ends_with(0);
+    let torch = ["--home=torch", "scores.backend=torch", "samples.backend=torch"];
+    run(&torch).ends_with(0).says("computed by torch");
+    run(&["scores.quantize=none"]).ends_with(0).warns("the adapter was trained on its base in `nf4`");
+    let perplexity = |more: &[&str]| figures(more)["perplexity"]["value"].as_f64().unwrap();
+    let (one, two, stored) = (perplexity(&torch), perplexity(&[]), perplexity(&["scores.quantize=none"]));
+    assert!((one - two).abs() <= LOSS_BOUND * two, "{one} {two}");
+    assert!((stored - two).abs() > 10.0 * LOSS_BOUND * two, "{stored} {two}");
+    assert_eq!(answers(&torch), answers(&[]));
+    Ok(())
+}
