@@ -1,13 +1,14 @@
 """Times training steps of a Llama with random weights in PyTorch, transformers and PEFT, on the CPU.
 
 The rival of `cargo bench -p model --bench lora_step`, with its arguments and one line of JSON as it prints. Run by
-`benches/lora_step.py`.
+`benches/lora_step.py` and `benches/qlora.py`. `--quantize nf4` holds the linear layers but the head in 4 bits, by bitsandbytes.
 """
 
 import argparse
 import json
 import os
 import statistics
+import threading
 import time
 
 arguments = argparse.ArgumentParser()
@@ -20,6 +21,7 @@ arguments.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
 arguments.add_argument("--targets", default="q_proj,v_proj")
 arguments.add_argument("--trained", choices=["adapter", "weights"], default="adapter")
 arguments.add_argument("--recompute", choices=["none", "layers"], default="none")
+arguments.add_argument("--quantize", choices=["nf4"])
 arguments.add_argument("--compile", action="store_true")
 arguments = arguments.parse_args()
 
@@ -34,8 +36,25 @@ torch.set_num_threads(arguments.threads)
 torch.manual_seed(0)
 
 
+def quantized(model):
+    """The model with its linear layers in NF4, which is what `load_in_4bit` of transformers makes of them."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for path, linear in list(model.named_modules()):
+        if not isinstance(linear, torch.nn.Linear) or path == "lm_head":
+            continue
+        made = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, torch.bfloat16, device="meta")
+        made.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=made).to("cpu")
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, made)
+    model.is_loaded_in_4bit = True
+    return model
+
+
 def build():
     """The model, ready to train."""
+    if arguments.dtype == "bf16":
+        torch.set_default_dtype(torch.bfloat16)
     model = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=arguments.hidden,
@@ -50,8 +69,9 @@ def build():
             use_cache=False,
         )
     )
-    if arguments.dtype == "bf16":
-        model = model.to(torch.bfloat16)
+    torch.set_default_dtype(torch.float32)
+    if arguments.quantize:
+        model = quantized(model)
     if arguments.trained == "adapter":
         from peft import LoraConfig, get_peft_model
 
@@ -65,12 +85,29 @@ def build():
     return model.train()
 
 
+class Memory(threading.Thread):
+    """The most anonymous memory of this process from now on."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.peak = 0
+
+    def run(self):
+        while True:
+            with open("/proc/self/status", encoding="utf-8") as status:
+                line = next(line for line in status if line.startswith("RssAnon:"))
+            self.peak = max(self.peak, int(line.split()[1]) / 1024)
+            time.sleep(0.02)
+
+
 def main():
     model = build()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     ids = torch.randint(0, arguments.vocab, (arguments.batch, arguments.seq))
     run = torch.compile(model) if arguments.compile else model
+    memory = Memory()
+    memory.start()
     wall, cpu, losses = [], [], []
     for number in range(arguments.warmup + arguments.steps):
         began, processor = time.perf_counter(), time.process_time()
@@ -91,6 +128,7 @@ def main():
         "tokens_per_s": tokens / statistics.median(wall),
         "seconds_per_step": statistics.median(wall),
         "cpu_seconds_per_step": statistics.median(cpu),
+        "peak_anonymous_mib": memory.peak,
         "losses": losses,
     }))
 

@@ -34,6 +34,13 @@ pub(in crate::cpu) trait BlockWeight: Send + Sync {
 
     /// Dequantises a part, whose first element goes to the first of the target.
     fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]);
+
+    /// Dequantises a part to pairs of bf16, as the set multiplies them: the two elements that make a word lie behind one
+    /// another in a row where columns are contiguous, and in a column where rows are. `false` where it has no way of its
+    /// own to do so, and nothing was written.
+    fn widen_pairs(&self, _set: InstructionSet, _part: WeightBlock, _words: &mut [u32]) -> bool {
+        false
+    }
 }
 
 /// Some rows and columns of a weight, and how they come to lie.
@@ -88,13 +95,18 @@ impl<'a> Widened<'a> {
 
     /// Writes rows `inner` of some columns to `[inner][stride]`, in f32 and not rounded.
     fn widen(self, inner: Range<usize>, columns: Range<usize>, stride: usize, target: &mut [f32]) {
+        self.weight.widen(self.set, self.part(inner, columns, stride), target);
+    }
+
+    /// The part of the weight that rows `inner` of some columns are.
+    fn part(self, inner: Range<usize>, columns: Range<usize>, stride: usize) -> WeightBlock {
         assert!(columns.end <= self.columns && inner.end <= self.rows(), "a part of the operand");
         let columns = self.first_column + columns.start..self.first_column + columns.end;
         let (rows, columns) = match self.order {
             Order::Rows => (inner, columns),
             Order::Columns => (columns, inner),
         };
-        self.weight.widen(self.set, WeightBlock { rows, columns, order: self.order, stride }, target);
+        WeightBlock { rows, columns, order: self.order, stride }
     }
 
     /// Runs a function for blocks of a few columns each, given the columns as the rows of a matrix in f32.
@@ -201,6 +213,11 @@ impl PairsRight for Widened<'_> {
         let mut values = [0.0; 2 * WORDS * COLUMNS];
         for (first, words) in inner.step_by(WORDS).zip(panel.chunks_mut(WORDS * width)) {
             let rows = 2 * first..self.rows().min(2 * first + 2 * words.len() / width);
+            if columns.len() == width
+                && self.weight.widen_pairs(self.set, self.part(rows.clone(), columns.clone(), width), words)
+            {
+                continue;
+            }
             let values = &mut values[..2 * words.len()];
             // The last word of an odd number of rows has no second half, and what pads the columns is zero.
             if columns.len() < width || rows.len() * width < values.len() {
