@@ -1,6 +1,8 @@
 //! Adapters on a base in 4 bits (QLoRA) by bitsandbytes: trained and asked as by the native backend, whose formats are
 //! bitsandbytes' to the bit.
 
+use std::fs;
+
 use serde_json::Value;
 use test_harness::{Unmet, test};
 
@@ -29,6 +31,30 @@ fn an_adapter_is_trained_as_by_the_native_backend() -> Result<(), Unmet> {
             bench.trained(&torch).is_like(&expected);
         }
     }
+    Ok(())
+}
+
+/// What the Hub has of models that were saved after `load_in_4bit`.
+#[test]
+fn a_model_that_is_stored_so_is_trained_on_and_asked_as_by_the_native_backend() -> Result<(), Unmet> {
+    let bench = Bench::with_bitsandbytes()?;
+    let file = bench.project.path(PIPELINE);
+    let stored = "  stored:\n    uses: quantize\n    with: { model: fresh, format: bnb_nf4 }\n";
+    fs::write(&file, fs::read_to_string(&file).unwrap() + stored).unwrap();
+    let base = ["adapter.model=stored", "adapter.max_steps=6", "scores.model=stored", "samples.model=stored"];
+    let torch = ["--home=torch", "adapter.backend=torch", "scores.backend=torch", "samples.backend=torch"];
+    let torch = [&base[..], &torch].concat();
+    bench.run(&[&["run", PIPELINE], &base[..]].concat()).ends_with(0);
+    bench.run(&[&["run", PIPELINE], &torch[..]].concat()).ends_with(0).says("computed by torch");
+    bench.trained(&torch).is_like(&bench.trained(&base));
+    let perplexity = |more: &[&str]| {
+        let figures: Value = serde_json::from_slice(&bench.result("scores.metrics", "metrics.json", more)).unwrap();
+        figures["perplexity"]["value"].as_f64().unwrap()
+    };
+    let (one, two) = (perplexity(&torch), perplexity(&base));
+    assert!((one - two).abs() <= LOSS_BOUND * two, "{one} {two}");
+    let answers = |more: &[&str]| bench.result("samples.samples", "samples.txt", more);
+    assert_eq!(answers(&torch), answers(&base));
     Ok(())
 }
 

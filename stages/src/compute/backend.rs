@@ -8,7 +8,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Mapping, Parameters};
 use engine::stage::Workers;
-use model::config::{Architecture, Outline};
+use model::config::{Architecture, Outline, StoredQuantized};
 use serde::Serialize;
 
 use crate::compute::kernels::native_devices;
@@ -63,6 +63,9 @@ pub enum Serves {
     Torch(&'static str),
 }
 
+/// What a model is called whose weights are stored quantised.
+const STORED_QUANTIZED: &str = "a model whose weights are stored quantised";
+
 impl Serves {
     /// Which of the two can compute it on a model.
     pub(crate) fn on(self, model: &Architecture) -> Self {
@@ -70,11 +73,11 @@ impl Serves {
             (Self::Both | Self::WithBitsandbytes(_), Architecture::Transformers(_)) => {
                 Self::Torch("a model that is not native")
             }
-            (Self::Both | Self::WithBitsandbytes(_), Architecture::Native(config))
-                if config.stored_quantized.is_some() =>
-            {
-                Self::Native("a model whose weights are stored quantised")
-            }
+            (Self::Both | Self::WithBitsandbytes(_), Architecture::Native(config)) => match config.stored_quantized {
+                None => self,
+                Some(StoredQuantized::Nf4(_)) => Self::WithBitsandbytes(STORED_QUANTIZED),
+                Some(StoredQuantized::Gguf { .. }) => Self::Native(STORED_QUANTIZED),
+            },
             (serves, _) => serves,
         }
     }
@@ -280,7 +283,7 @@ impl Choice {
             return Err(StageError::new(Cause::BadParameters, message).with_help(help));
         }
         if let (Serves::Torch(what), Architecture::Native(config)) = (serves, model)
-            && config.stored_quantized.is_some()
+            && matches!(config.stored_quantized, Some(StoredQuantized::Gguf { .. }))
         {
             let message = format!("the model's weights are stored quantised, which is not computed with {what}");
             return Err(StageError::new(Cause::BadParameters, message).with_help(format!("leave {what} out")));

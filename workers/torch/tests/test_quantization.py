@@ -83,6 +83,17 @@ def test_a_weight_is_widened_to_the_dtype_of_its_file(tmp_path: Path) -> None:
     assert float((model(input_ids=expected["input_ids"]).logits - expected["logits"]).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["llama31-bnb4", "qwen2-bnb4-bf16"])
+@torch.no_grad()
+def test_a_checkpoint_that_is_stored_in_4_bits_computes_what_it_stands_for(name: str) -> None:
+    expected = load_file(NF4 / name / "expected.safetensors")
+    folder = NF4 / name
+    model = load(folder, read_config(folder), torch.float32, None, None, torch.device("cpu"))
+    assert float((model(input_ids=expected["input_ids"]).logits - expected["logits"]).abs().max()) < 1e-5
+    with pytest.raises(JobFailure, match="stored in 4 bits already"):
+        loaded(folder, settings())
+
+
 def test_layers_that_are_skipped_stay_as_they_are() -> None:
     model = loaded(GOLDEN / "llama31", settings(skip_modules=["lm_head", "o_proj", "layers.0"]), torch.bfloat16)
     kinds = {path: module.weight.dtype for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}

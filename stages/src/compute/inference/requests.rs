@@ -170,11 +170,8 @@ fn serves(precision: &Precision, model: &Architecture, folder: &Path) -> Result<
     let of_format = match (format, model) {
         (WeightFormat::Blocks(_), _) => format.serves("`--quantize`"),
         (WeightFormat::Base(_) | WeightFormat::Aware(_), _) => format.serves(ON_QUANTIZED),
-        (WeightFormat::AsStored, Architecture::Native(config)) if config.stored_quantized.is_some() => {
-            Serves::Native("a model whose weights are stored quantised")
-        }
         (WeightFormat::AsStored, _) if aware::is_aware(folder) => Serves::Native(aware::WHAT),
-        (WeightFormat::AsStored, _) => Serves::Both,
+        (WeightFormat::AsStored, _) => Serves::Both.on(model),
     };
     match (precision.dtype, of_format) {
         (Dtype::F16, Serves::Native(quantized)) => {

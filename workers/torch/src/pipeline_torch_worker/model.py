@@ -38,8 +38,6 @@ transformers.utils.logging.disable_progress_bar()
 # Targets whose logits exist at a time.
 HEAD_CHUNK = 1024
 NLL = CrossEntropy()
-# A quantised weight is no tensor that the rest of this worker could train on or read a share of.
-_REFUSED = ("quantization_config",)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -48,11 +46,20 @@ def read_config(folder: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise JobFailure("bad_parameters", f"transformers cannot read the model in `{folder}`") from error
-    for name in _REFUSED:
-        value = getattr(config, name, None)
-        if value:
-            raise JobFailure("bad_parameters", f"`{name}` = {value} in the model's config.json is not supported")
+    stored = getattr(config, "quantization_config", None)
+    if stored and not stored_in_4_bits(config):
+        raise JobFailure(
+            "bad_parameters", f"`quantization_config` = {stored} in the model's config.json is not supported"
+        )
     return config
+
+
+def stored_in_4_bits(config: PretrainedConfig) -> bool:
+    """Whether bitsandbytes has stored the model's linear layers in 4 bits."""
+    stored = getattr(config, "quantization_config", None)
+    return (
+        isinstance(stored, dict) and stored.get("quant_method") == "bitsandbytes" and bool(stored.get("load_in_4bit"))
+    )
 
 
 def load(
@@ -63,31 +70,40 @@ def load(
     quantize: QuantizeSettings | None,
     device: torch.device,
 ) -> PreTrainedModel:
-    """As `load_base`, with linear layers in 4 bits on the device where that is asked for."""
-    if quantize is None:
+    """As `load_base`, with linear layers in 4 bits on the device where that is asked for, or they are stored so."""
+    is_stored = stored_in_4_bits(config)
+    if quantize is None and not is_stored:
         return load_base(folder, config, dtype, attention)
     try:
-        from .quantization import load_quantized
+        from .quantization import load_quantized, load_stored
     except ImportError as error:
         help_ = f"install it with `{sys.executable} -m pip install bitsandbytes`"
-        raise JobFailure("machine", "`quantize` needs bitsandbytes, which cannot be imported", help_) from error
+        raise JobFailure("machine", "weights in 4 bits need bitsandbytes, which cannot be imported", help_) from error
+    if quantize is None:
+        return load_stored(folder, config, dtype, attention, device)
+    if is_stored:
+        raise JobFailure("bad_parameters", "the model's weights are stored in 4 bits already", "leave `quantize` out")
     return load_quantized(folder, config, dtype, attention, quantize, device)
 
 
 def load_base(
-    folder: Path, config: PretrainedConfig, dtype: torch.dtype | Literal["auto"], attention: str | None
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype | Literal["auto"],
+    attention: str | None,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Loads the model on the processor, every weight frozen; `attention` by the name that transformers knows it by.
+    """Loads the model on the processor or a device, every weight frozen; `attention` by the name that transformers knows it by.
 
     An architecture whose attention cannot be cut between documents keeps transformers' own.
     """
     if attention is None or hands_attention_over(config):
-        model = _from_files(folder, config, dtype, attention)
+        model = _from_files(folder, config, dtype, attention, device)
         if attention is None or shares_state(model) is None:
             return frozen(model)
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         return frozen(model)
-    return frozen(_from_files(folder, config, dtype, None))
+    return frozen(_from_files(folder, config, dtype, None, device))
 
 
 def load_empty(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -121,9 +137,15 @@ def without_weights(
 
 
 def _from_files(
-    folder: Path, config: PretrainedConfig, dtype: torch.dtype | Literal["auto"], attention: str | None
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype | Literal["auto"],
+    attention: str | None,
+    device: torch.device | None,
 ) -> PreTrainedModel:
-    given = {} if attention is None else {"attn_implementation": attention}
+    given: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    if device is not None:
+        given["device_map"] = {"": device}
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True, **given)
     assert isinstance(model, PreTrainedModel)
     return model

@@ -53,6 +53,22 @@ def load_quantized(
     return frozen(model)
 
 
+def load_stored(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None, device: torch.device
+) -> PreTrainedModel:
+    """Loads a model whose linear layers bitsandbytes has stored in 4 bits, on the device, every weight frozen."""
+    if device.type == "cpu":
+        _mend_the_cpu()
+    model = load_base(folder, config, dtype, attention, device)
+    for module in model.modules():
+        if type(module) is Linear4bit:
+            module.__class__ = Linear4Bits
+            cast(Any, module).compute_dtype = dtype
+    # transformers leaves the rest in the dtype of the file.
+    _fill(model, dtype, None)
+    return frozen(model)
+
+
 def _covered(model: PreTrainedModel, skip_modules: Sequence[str]) -> Iterator[tuple[str, torch.nn.Linear]]:
     """Linear layers by their paths, but those that are skipped, and a head that is the embeddings once more."""
     embeddings = model.get_input_embeddings()

@@ -24,7 +24,7 @@ from .failure import JobFailure
 from .inference import Inference
 from .job import TrainJob
 from .losses import CrossEntropy, Distillation
-from .model import DocumentLoss, Taught, load, load_base, load_empty, read_config, recompute_layers
+from .model import DocumentLoss, Taught, load, load_empty, read_config, recompute_layers, stored_in_4_bits
 from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
@@ -73,6 +73,9 @@ class Trainer:
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
         self._sharded = job.parallel == "fsdp2" and ranks.world > 1
         if self._sharded:
+            if stored_in_4_bits(config):
+                message = "`parallel: fsdp2` does not go with weights that are stored in 4 bits"
+                raise JobFailure("bad_parameters", message, "leave `parallel` out: every device has the whole model")
             model = load_empty(job.model, config, kept_in, NAME)
         else:
             model = load(job.model, config, kept_in, NAME, job.quantize, device.torch)
@@ -117,7 +120,7 @@ class Trainer:
         if settings is None:
             return CrossEntropy(job.label_smoothing)
         config = read_config(settings.teacher)
-        teacher = load_base(settings.teacher, config, COMPUTE_TYPES[job.dtype], NAME)
+        teacher = load(settings.teacher, config, COMPUTE_TYPES[job.dtype], NAME, None, self._device.torch)
         self._apart = self._apart or shares_state(teacher) is not None or turns_by_length(config)
         kernel = choose(job.attention, self._device, job.dtype, config)
         scored = DocumentLoss(teacher, kernel, self._draws).to(self._device.torch)
