@@ -8,6 +8,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(target_arch = "x86_64")]
+use half::bf16;
+
 use super::InstructionSet;
 use super::product::{BlockWeight, Order, WeightBlock};
 #[cfg(target_arch = "x86_64")]
@@ -66,17 +69,13 @@ impl BlockWeight for Nf4Weight {
         let matrix = &self.0;
         let is_even =
             |range: &Range<usize>, part: usize| range.start.is_multiple_of(part) && range.len().is_multiple_of(part);
-        let [_, in_features] = matrix.shape;
         // Sixteen rows of 16 words, or a word of 16 columns, are looked up at a time: in one block each, from a whole byte
-        // on. What is rounded to f16 first is looked up one by one.
+        // on.
         let fits = match part.order {
             Order::Columns => part.rows.len().is_multiple_of(16) && is_even(&part.columns, 32),
             Order::Rows => part.rows.len().is_multiple_of(2) && is_even(&part.columns, 16),
         };
-        let lies_well = in_features.is_multiple_of(32)
-            && matrix.block_size.is_multiple_of(32)
-            && matrix.block_size.is_power_of_two();
-        if !(set.multiplies_pairs() && fits && lies_well && matrix.dtype != Dtype::F16) {
+        if !(fits && is_looked_up(matrix, set)) {
             return false;
         }
         // SAFETY: such a set is only ever chosen where the machine has these instructions.
@@ -87,6 +86,59 @@ impl BlockWeight for Nf4Weight {
             }
         }
         true
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn widen_halves(&self, set: InstructionSet, rows: Range<usize>, halves: &mut [bf16]) -> bool {
+        let is_looked_up = is_looked_up(&self.0, set);
+        if is_looked_up {
+            // SAFETY: such a set is only ever chosen where the machine has these instructions.
+            unsafe { halves_of_rows(&self.0, rows, halves) };
+        }
+        is_looked_up
+    }
+}
+
+/// Whether values are looked up as bf16: rows are then whole vectors of them, each in one block. What is rounded to f16
+/// first is looked up one by one.
+#[cfg(target_arch = "x86_64")]
+fn is_looked_up(matrix: &Nf4Matrix, set: InstructionSet) -> bool {
+    let lies_well = matrix.shape[1].is_multiple_of(32) && matrix.block_size.is_multiple_of(32);
+    set.multiplies_pairs() && lies_well && matrix.block_size.is_power_of_two() && matrix.dtype != Dtype::F16
+}
+
+/// Thirty-two elements from a multiple of as many on, by their codes and what the levels stand for, in bf16.
+///
+/// # Safety
+/// The machine has the instructions.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn halves_of(matrix: &Nf4Matrix, first: usize, shift: u32) -> __m512i {
+    let codes: &[u8; 16] = matrix.codes[first / 2..].first_chunk().expect("codes of 32 elements");
+    // SAFETY: the caller vouches for the instructions, and the codes are as long as what is read.
+    unsafe {
+        let levels = _mm512_cvtepi32_epi16(levels_of(matrix, first >> shift));
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
+        // The first of a byte is in its high half.
+        let second = _mm512_slli_epi32::<16>(_mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+        let lanes = _mm512_or_si512(_mm512_srli_epi32::<4>(bytes), second);
+        _mm512_permutexvar_epi16(lanes, _mm512_castsi256_si512(levels))
+    }
+}
+
+/// Rows in bf16.
+///
+/// # Safety
+/// The machine has the instructions.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn halves_of_rows(matrix: &Nf4Matrix, rows: Range<usize>, halves: &mut [bf16]) {
+    let shift = matrix.block_size.trailing_zeros();
+    let firsts = (rows.start * matrix.shape[1]..).step_by(32);
+    for (first, halves) in firsts.zip(halves.as_chunks_mut::<32>().0) {
+        // SAFETY: the caller vouches for the instructions; there is room for all lanes.
+        unsafe { _mm512_storeu_si512(halves.as_mut_ptr().cast(), halves_of(matrix, first, shift)) };
     }
 }
 
@@ -122,17 +174,8 @@ unsafe fn pairs_of_rows(matrix: &Nf4Matrix, part: &WeightBlock, words: &mut [u32
         for column in columns.clone().step_by(32) {
             let mut square = [_mm512_setzero_ps(); 16];
             for (row, line) in (first_row..).zip(&mut square) {
-                let first = row * matrix.shape[1] + column;
-                let codes: &[u8; 16] = matrix.codes[first / 2..].first_chunk().expect("codes of 32 elements");
-                // SAFETY: the caller vouches for the instructions, and the codes are as long as what is read.
-                unsafe {
-                    let levels = _mm512_cvtepi32_epi16(levels_of(matrix, first >> shift));
-                    let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
-                    let low = _mm512_srli_epi32::<4>(bytes);
-                    let high = _mm512_slli_epi32::<16>(_mm512_and_si512(bytes, _mm512_set1_epi32(15)));
-                    let pairs = _mm512_permutexvar_epi16(_mm512_or_si512(low, high), _mm512_castsi256_si512(levels));
-                    *line = _mm512_castsi512_ps(pairs);
-                }
+                // SAFETY: the caller vouches for the instructions.
+                *line = _mm512_castsi512_ps(unsafe { halves_of(matrix, row * matrix.shape[1] + column, shift) });
             }
             let at = (column - columns.start) / 2 * stride + first_row - rows.start;
             // SAFETY: the caller vouches for the instructions.
@@ -340,6 +383,12 @@ mod tests {
                         }
                         assert_eq!(line[stride - 5..], [7; 5], "between the words");
                     }
+                }
+                let mut halves = vec![bf16::ZERO; 5 * shape[1]];
+                assert_eq!(weight.widen_halves(set, 3..8, &mut halves), set.multiplies_pairs());
+                if set.multiplies_pairs() {
+                    let found = halves.iter().map(|half| u32::from(half.to_bits()));
+                    assert!(found.eq(expected[3 * shape[1]..8 * shape[1]].iter().copied()), "{}", set.name());
                 }
                 for (rows, columns, order) in
                     [(0..60, 0..192, Order::Columns), (0..64, 16..48, Order::Columns), (1..2, 0..192, Order::Rows)]

@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
@@ -39,6 +38,11 @@ pub(in crate::cpu) trait BlockWeight: Send + Sync {
     /// another in a row where columns are contiguous, and in a column where rows are. `false` where it has no way of its
     /// own to do so, and nothing was written.
     fn widen_pairs(&self, _set: InstructionSet, _part: WeightBlock, _words: &mut [u32]) -> bool {
+        false
+    }
+
+    /// Dequantises whole rows to bf16. `false` where it has no way of its own to do so, and nothing was written.
+    fn widen_halves(&self, _set: InstructionSet, _rows: Range<usize>, _halves: &mut [bf16]) -> bool {
         false
     }
 }
@@ -101,32 +105,41 @@ impl<'a> Widened<'a> {
     /// The part of the weight that rows `inner` of some columns are.
     fn part(self, inner: Range<usize>, columns: Range<usize>, stride: usize) -> WeightBlock {
         assert!(columns.end <= self.columns && inner.end <= self.rows(), "a part of the operand");
-        let columns = self.first_column + columns.start..self.first_column + columns.end;
         let (rows, columns) = match self.order {
-            Order::Rows => (inner, columns),
-            Order::Columns => (columns, inner),
+            Order::Rows => (inner, self.own(&columns)),
+            Order::Columns => (self.own(&columns), inner),
         };
         WeightBlock { rows, columns, order: self.order, stride }
     }
 
-    /// Runs a function for blocks of a few columns each, given the columns as the rows of a matrix in f32.
-    fn each_few_columns(self, mut run: impl FnMut(Range<usize>, &[f32])) {
-        /// Columns of a block: those that are stored together, so that none is dequantised twice.
+    /// The columns in blocks of those that are stored together, so that none is dequantised twice.
+    fn few_columns(self) -> impl Iterator<Item = Range<usize>> {
+        /// Columns of a block.
         const COLUMNS: usize = 16;
-        let (inner, mut block) = (self.rows(), vec![0.0; COLUMNS * self.rows()]);
+        let ends = (self.first_column / COLUMNS + 1..).map(move |block| block * COLUMNS - self.first_column);
         let mut first = 0;
-        while first < self.columns {
-            let next = (self.first_column + first + COLUMNS) / COLUMNS * COLUMNS - self.first_column;
-            let columns = first..next.min(self.columns);
-            let own = self.first_column + columns.start..self.first_column + columns.end;
-            let (rows, of_rows, order) = match self.order {
-                Order::Columns => (own, 0..inner, Order::Rows),
-                Order::Rows => (0..inner, own, Order::Columns),
-            };
-            self.weight.widen(self.set, WeightBlock { rows, columns: of_rows, order, stride: inner }, &mut block);
-            run(columns.clone(), &block[..columns.len() * inner]);
-            first = columns.end;
-        }
+        ends.map_while(move |end| {
+            let columns = first..end.min(self.columns);
+            first = end;
+            (!columns.is_empty()).then_some(columns)
+        })
+    }
+
+    /// Writes some columns as the rows of a matrix, in f32 and not rounded.
+    fn widen_columns(self, columns: &Range<usize>, values: &mut Vec<f32>) {
+        let inner = self.rows();
+        values.resize(columns.len() * inner, 0.0);
+        let own = self.own(columns);
+        let (rows, of_rows, order) = match self.order {
+            Order::Columns => (own, 0..inner, Order::Rows),
+            Order::Rows => (0..inner, own, Order::Columns),
+        };
+        self.weight.widen(self.set, WeightBlock { rows, columns: of_rows, order, stride: inner }, values);
+    }
+
+    /// Some columns, as the weight counts them.
+    fn own(self, columns: &Range<usize>) -> Range<usize> {
+        self.first_column + columns.start..self.first_column + columns.end
     }
 }
 
@@ -183,20 +196,22 @@ impl Right for Widened<'_> {
 
     unsafe fn few_rows(self, set: InstructionSet, a: View<'_>, finish: Finish<'_>, c: Target<'_>) {
         let inner = self.rows();
-        let mut rounded = vec![0.0; 0];
-        self.each_few_columns(|columns, values| {
+        let (mut values, mut rounded) = (Vec::new(), Vec::new());
+        for columns in self.few_columns() {
+            self.widen_columns(&columns, &mut values);
             let values = match self.compute {
-                Compute::F32 => values,
+                Compute::F32 => &values,
                 Compute::Bf16 => {
                     rounded.resize(values.len(), 0.0);
-                    round_within_f32(set, values, &mut rounded);
+                    round_within_f32(set, &values, &mut rounded);
                     &rounded
                 }
             };
             let b = View::new(values, columns.len(), inner, inner).transposed();
+            let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
             // SAFETY: the caller vouches for `c`, of which these are some columns.
-            unsafe { few_rows::of_floats(set, a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
-        });
+            unsafe { few_rows::of_floats(set, a, b, finish, c) };
+        }
     }
 }
 
@@ -230,15 +245,20 @@ impl PairsRight for Widened<'_> {
 
     unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         let inner = self.rows();
-        let mut rounded = Vec::new();
-        self.each_few_columns(|columns, values| {
-            rounded.resize(values.len(), bf16::ZERO);
-            round(set, values, &mut rounded);
+        let (mut values, mut rounded) = (Vec::new(), Vec::new());
+        for columns in self.few_columns() {
+            rounded.resize(columns.len() * inner, bf16::ZERO);
+            let is_looked_up =
+                self.order == Order::Columns && self.weight.widen_halves(self.set, self.own(&columns), &mut rounded);
+            if !is_looked_up {
+                self.widen_columns(&columns, &mut values);
+                round(set, &values, &mut rounded);
+            }
             let b = View::new(&rounded, columns.len(), inner, inner).transposed();
             let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
             // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
             unsafe { few_rows::of_pairs(set, few_rows::Source::Cache, a, b, finish, c) };
-        });
+        }
     }
 }
 
