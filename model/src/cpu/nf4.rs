@@ -69,8 +69,8 @@ impl BlockWeight for Nf4Weight {
         let matrix = &self.0;
         let is_even =
             |range: &Range<usize>, part: usize| range.start.is_multiple_of(part) && range.len().is_multiple_of(part);
-        // Sixteen rows of 16 words, or a word of 16 columns, are looked up at a time: in one block each, from a whole byte
-        // on.
+        // Sixteen rows of 16 words, or a word of 16 columns, are looked up at a time: in one block each, from a whole
+        // byte on.
         let fits = match part.order {
             Order::Columns => part.rows.len().is_multiple_of(16) && is_even(&part.columns, 32),
             Order::Rows => part.rows.len().is_multiple_of(2) && is_even(&part.columns, 16),
@@ -336,8 +336,8 @@ mod tests {
         }
     }
 
-    /// The words of products in bf16 are the rounded values, of every part that is looked up in pairs; others are left to
-    /// the caller.
+    /// The words of products in bf16 are the rounded values, of every part that is looked up in pairs; others are left
+    /// to the caller.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn pairs_are_the_rounded_values() {

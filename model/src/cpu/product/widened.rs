@@ -34,9 +34,9 @@ pub(in crate::cpu) trait BlockWeight: Send + Sync {
     /// Dequantises a part, whose first element goes to the first of the target.
     fn widen(&self, set: InstructionSet, part: WeightBlock, target: &mut [f32]);
 
-    /// Dequantises a part to pairs of bf16, as the set multiplies them: the two elements that make a word lie behind one
-    /// another in a row where columns are contiguous, and in a column where rows are. `false` where it has no way of its
-    /// own to do so, and nothing was written.
+    /// Dequantises a part to pairs of bf16, as the set multiplies them: the two elements that make a word lie behind
+    /// one another in a row where columns are contiguous, and in a column where rows are. `false` where it has no
+    /// way of its own to do so, and nothing was written.
     fn widen_pairs(&self, _set: InstructionSet, _part: WeightBlock, _words: &mut [u32]) -> bool {
         false
     }
