@@ -14,6 +14,11 @@ class JsonTokenizer:
         self.bos_id, self.eos_id = self.tokenizer.token_to_id(bos), self.tokenizer.token_to_id(eos)
         self.pad_id, self.max_seq_len = self.eos_id, max_seq_len
 
+    def encode(self, text, add_bos=True, add_eos=True):
+        """What its `text_completion_dataset` asks of one."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return [self.bos_id] * add_bos + ids + [self.eos_id] * add_eos
+
     def __call__(self, sample, inference=False):
         tokens, mask = [self.bos_id], [True]
         for message in sample.pop("messages"):

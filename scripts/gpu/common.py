@@ -1,6 +1,7 @@
 """What the scripts share: a project in a temporary folder, the program, checks that are written down as they come."""
 
 import argparse
+import copy
 import json
 import os
 import shutil
@@ -57,6 +58,12 @@ class Project:
             "PYTHONPATH": str(ROOT / "workers/torch/src"),
             "XDG_RUNTIME_DIR": str(self.folder),
         }
+
+    def with_program(self, program):
+        """The same project for another program."""
+        other = copy.copy(self)
+        other.program = str(Path(program).resolve())
+        return other
 
     def start(self, *arguments):
         """Starts the program."""

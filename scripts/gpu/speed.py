@@ -1,9 +1,11 @@
-"""LoRA steps in bf16 on rows of one length: this worker through the program, plain PyTorch with PEFT, and the same compiled, in turn.
+"""LoRA steps in bf16 on rows of one length: the torch worker and the native kernels through the program, PyTorch with PEFT, the same compiled, and
+torchtune's recipe, in turn.
 
 A random checkpoint of a shape of Llama is made on the machine. Every linear layer but the head has an adapter of rank 8, layers are
 computed again in the backward, and the optimizer is AdamW; tokens a second are medians over steps after the first five.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -36,7 +38,7 @@ stages:
       model: base
       data: packs
       dtype: bf16
-      backend: torch
+      backend: {backend}
       lora: {{ rank: 8, target_modules: all-linear }}
       optimizer: {{ learning_rate: 1e-4 }}
       activation_checkpointing: true
@@ -70,8 +72,9 @@ def make(project, options):
     text = " ".join(f"the fox sees the hen {number}" for number in range(options.seq // 4))
     rows = 4 * options.rows
     (project.folder / "speed.jsonl").write_text((json.dumps({"text": text}) + "\n") * rows)
-    written = FILE.format(seq=options.seq, rows=options.rows, steps=options.steps, device=options.device)
-    (project.folder / "speed.yaml").write_text(written)
+    for backend in ("torch", "native"):
+        written = FILE.format(seq=options.seq, rows=options.rows, steps=options.steps, device=options.device, backend=backend)
+        (project.folder / f"{backend}.yaml").write_text(written)
     weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name) + vocabulary * hidden
     return {"weights": weights, "bytes": sum(file.stat().st_size for file in folder.iterdir())}
 
@@ -85,18 +88,25 @@ def of_steps(found, options, weights, name):
     return {"tokens_per_second": round(speed, 1), "utilisation": share, "steps": len(found)}
 
 
-def ours(project, options, weights, name):
-    """This worker, through the program."""
+def ours(project, options, weights, name, backend):
+    """A backend through the program: `torch` through the one that is installed, `native` through one that is built with CUDA."""
+    if backend == "native" and not options.native and options.device != "cpu":
+        raise Left("`--native` names a program that scripts/build-cuda.sh has built")
+    if backend == "native" and options.device not in ("cuda", "cpu"):
+        raise Left("the native kernels compute on NVIDIA's devices and on the CPU")
     home = project.folder / f"home-{time.monotonic_ns()}"
-    project.run("run", "speed.yaml", f"--home={home}")
+    if backend == "native" and options.native:
+        project = project.with_program(options.native)
+    project.run("run", f"{backend}.yaml", f"--home={home}")
     (events,) = home.glob("runs/*/events.jsonl")
     said = [json.loads(line)["what"].get("said", {}) for line in events.read_text().splitlines()]
     steps = [event["values"] for event in said if event.get("event") == "metrics" and event["values"]["kind"] == "train"]
     seconds = [step["tokens"] / step["tokens_per_second"] for step in steps[5:]]
     shown = project.json("runs", "show", "latest", "adapter", f"--home={home}")
-    peak = max(shown["how"]["peak_memory_bytes_of_ranks"])
+    # The native kernels do not count the device's memory.
+    peaks = shown["how"].get("peak_memory_bytes_of_ranks")
     shutil.rmtree(home)
-    return {**of_steps(seconds, options, weights, name), "peak_bytes": peak}
+    return {**of_steps(seconds, options, weights, name), "peak_bytes": peaks and max(peaks)}
 
 
 RIVAL = """
@@ -141,8 +151,95 @@ def rival(project, options, weights, name, compiled):
     return {**of_steps(found["seconds"], options, weights, name), "peak_bytes": found["peak"]}
 
 
+RECIPE = """
+tokenizer: {{ _component_: torchtune_tokenizer.JsonTokenizer, path: {model}/tokenizer.json, bos: "<|begin_of_text|>", eos: "<|end_of_text|>", max_seq_len: {seq} }}
+model:
+  _component_: torchtune.models.llama3_2.lora_llama3_2
+  lora_attn_modules: [q_proj, k_proj, v_proj, output_proj]
+  apply_lora_to_mlp: True
+  vocab_size: {vocabulary}
+  num_layers: {layers}
+  num_heads: {heads}
+  num_kv_heads: {kv_heads}
+  embed_dim: {hidden}
+  intermediate_dim: {intermediate}
+  max_seq_len: 8192
+  attn_dropout: 0.0
+  norm_eps: 1.0e-06
+  rope_base: 10000
+  scale_factor: 1
+  lora_rank: 8
+  lora_alpha: 16
+  lora_dropout: 0.0
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: {model}
+  checkpoint_files: {files}
+  recipe_checkpoint: null
+  output_dir: {out}
+  model_type: LLAMA3_2
+resume_from_checkpoint: False
+save_adapter_weights_only: True
+dataset: {{ _component_: torchtune.datasets.text_completion_dataset, source: json, data_files: {rows}, column: text, packed: True, split: train }}
+seed: 0
+shuffle: False
+batch_size: {batch}
+optimizer: {{ _component_: torch.optim.AdamW, fused: {fused}, weight_decay: 0.01, lr: 1e-4 }}
+lr_scheduler: {{ _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup, num_warmup_steps: 0 }}
+loss: {{ _component_: torchtune.modules.loss.CEWithChunkedOutputLoss }}
+epochs: 100
+max_steps_per_epoch: {steps}
+gradient_accumulation_steps: 1
+clip_grad_norm: 1.0
+compile: {compiled}
+output_dir: {out}
+metric_logger: {{ _component_: torchtune.training.metric_logging.DiskLogger, log_dir: {out}/logs }}
+log_every_n_steps: 1
+log_peak_memory_stats: {fused}
+device: {device}
+dtype: bf16
+enable_activation_checkpointing: True
+enable_activation_offloading: False
+profiler: {{ _component_: torchtune.training.setup_torch_profiler, enabled: False }}
+"""
+
+
+def torchtune(project, options, weights, name, compiled):
+    """torchtune's recipe for one device, on the same checkpoint and text, packed."""
+    if importlib.util.find_spec("torchtune") is None:
+        raise Left("torchtune is not installed")
+    if compiled and options.device == "cpu":
+        raise Left("compiling takes minutes there")
+    hidden, intermediate, layers, heads, kv_heads, vocabulary = SHAPES[options.shape]
+    folder, model = project.folder / "torchtune", project.folder / "checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    # As many rows as the steps of one epoch need.
+    rows = (project.folder / "torch.jsonl", project.folder / "speed.jsonl")
+    rows[0].write_text(rows[1].read_text() * options.steps)
+    device = "cpu" if options.device == "cpu" else "cuda"
+    (folder / "recipe.yaml").write_text(RECIPE.format(
+        model=model, files=sorted(file.name for file in model.glob("*.safetensors")), out=folder / "out", rows=rows[0], seq=options.seq,
+        vocabulary=vocabulary, layers=layers, heads=heads, kv_heads=kv_heads, hidden=hidden, intermediate=intermediate, batch=options.rows,
+        fused=device == "cuda", steps=options.steps, compiled=compiled, device=device,
+    ))  # fmt: skip
+    recipe = f"{importlib.util.find_spec('recipes').submodule_search_locations[0]}/lora_finetune_single_device.py"
+    path = os.pathsep.join(filter(None, [str(ROOT / "benches/rivals"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, recipe, "--config", folder / "recipe.yaml", "epochs=1"]
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, cwd=folder)
+    if ran.returncode != 0:
+        raise RuntimeError(ran.stderr[-2000:])
+    [log] = (folder / "out/logs").glob("log_*.txt")
+    lines = [dict(word.split(":") for word in line.split("|")[1].split()) for line in log.read_text().splitlines()][5:]
+    # By its own count, which leaves out the last token of a row.
+    seconds = [options.seq * options.rows / float(line["tokens_per_second_per_gpu"]) for line in lines]
+    peaks = [float(line["peak_memory_alloc"]) for line in lines if "peak_memory_alloc" in line]
+    return {**of_steps(seconds, options, weights, name), "peak_bytes": int(max(peaks) * 2**30) if peaks else None}
+
+
 def main():
-    options = arguments(__doc__.splitlines()[0], shape="1b", seq=2048, rows=4, steps=25, rounds=3)
+    options = arguments(__doc__.splitlines()[0], shape="1b", seq=2048, rows=4, steps=25, rounds=3, native="")
     if options.device == "cpu":
         options.shape, options.seq, options.rows, options.steps, options.rounds = "tiny", 128, 2, 8, 1
     project, report = Project(options.pipeline, options.device), Report(options.out)
@@ -155,9 +252,12 @@ def main():
         weights = report.checks["checkpoint"].get("weights", 0)
         for number in range(options.rounds):
             programs = {
-                "pipeline": lambda: ours(project, options, weights, name),
+                "pipeline": lambda: ours(project, options, weights, name, "torch"),
+                "pipeline, native": lambda: ours(project, options, weights, name, "native"),
                 "PEFT": lambda: rival(project, options, weights, name, compiled=False),
                 "PEFT, compiled": lambda: rival(project, options, weights, name, compiled=True),
+                "torchtune": lambda: torchtune(project, options, weights, name, compiled=False),
+                "torchtune, compiled": lambda: torchtune(project, options, weights, name, compiled=True),
             }
             for program, measure in programs.items():
                 if options.only in program:
