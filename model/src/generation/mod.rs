@@ -93,7 +93,7 @@ pub trait Listener {
     fn token(&mut self, request: usize, token: u32) -> Result<Flow, Box<dyn std::error::Error + Send + Sync>>;
 
     /// The answer of the request at this index is whole.
-    fn answered(&mut self, _request: usize) {}
+    fn answered(&mut self, _request: usize, _completion: &Completion) {}
 
     /// Whether to give up.
     fn cancelled(&self) -> bool {
@@ -268,8 +268,9 @@ impl<'a, B: Blocks> Generator<'a, B> {
                     }
                 }
                 if let Some(stop) = stop {
-                    answers[*index] = Some(Completion { ids: std::mem::take(ids), stop });
-                    listener.answered(*index);
+                    let completion = Completion { ids: std::mem::take(ids), stop };
+                    listener.answered(*index, &completion);
+                    answers[*index] = Some(completion);
                 }
             }
         }

@@ -5,6 +5,7 @@ pub mod aware;
 pub mod backend;
 pub mod checkpoint;
 pub mod inference;
+pub mod journal;
 pub mod kernels;
 pub mod precision;
 pub mod quantize;

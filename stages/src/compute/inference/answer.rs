@@ -7,6 +7,7 @@ use engine::error::StageError;
 use engine::protocol::WorkerEvent;
 use model::generation::{Completion, Flow, Listener, Request, Stop};
 
+use super::pieces::Pieces;
 use super::{Asked, CompletionText, Respondent, StopStrings, worker};
 use crate::data::tokenizer::Tokenizer;
 
@@ -84,27 +85,38 @@ impl Respondent {
             let text = format!("{}\n{}", visible(prompt), " ".repeat(ANSWER_INDENT));
             context.emit(WorkerEvent::Text { text });
         }
+        let mut completions: Vec<Option<Completion>> = match &mut self.model {
+            Asked::Here(_) => requests.iter().map(|request| self.pieces.completion_of(request)).collect(),
+            Asked::Worker(worker) => {
+                worker.complete(requests, &self.options, &mut self.pieces, context)?.into_iter().map(Some).collect()
+            }
+        };
+        let (there, missing): (Vec<usize>, Vec<usize>) =
+            (0..requests.len()).partition(|request| completions[*request].is_some());
         let mut scribe = Scribe {
             tokenizer: &self.tokenizer,
             stop_strings: &self.stop_strings,
+            requests,
+            numbers: there,
             drafts: vec![CompletionText::default(); requests.len()],
             standing,
             tokens: 0,
+            pieces: None,
             context,
         };
-        let completions = match &mut self.model {
-            Asked::Here(model) => {
-                let (completions, effort) = model.complete(requests, &self.options, &mut scribe)?;
-                self.effort += effort;
-                completions
-            }
-            Asked::Worker(worker) => {
-                let mut completions = worker.complete(requests, &self.options, scribe.context)?;
-                worker::follow(&mut completions, &mut scribe)?;
-                completions
-            }
-        };
+        let mut followed: Vec<Completion> = completions.iter_mut().filter_map(Option::take).collect();
+        worker::follow(&mut followed, &mut scribe)?;
+        let there = std::mem::replace(&mut scribe.numbers, missing);
+        there.into_iter().zip(followed).for_each(|(request, completion)| completions[request] = Some(completion));
+        if let (Asked::Here(model), false) = (&mut self.model, scribe.numbers.is_empty()) {
+            scribe.pieces = Some(&mut self.pieces);
+            let asked: Vec<Request<'_>> = scribe.numbers.iter().map(|request| requests[*request]).collect();
+            let (found, effort) = model.complete(&asked, &self.options, &mut scribe)?;
+            self.effort += effort;
+            scribe.numbers.iter().zip(found).for_each(|(request, completion)| completions[*request] = Some(completion));
+        }
         let drafts = std::mem::take(&mut scribe.drafts);
+        let completions = completions.into_iter().map(|completion| completion.expect("each request is completed"));
         drafts.into_iter().zip(completions).map(|(draft, completion)| scribe.finish(draft, completion)).collect()
     }
 }
@@ -113,9 +125,14 @@ impl Respondent {
 struct Scribe<'a> {
     tokenizer: &'a Tokenizer,
     stop_strings: &'a StopStrings,
+    requests: &'a [Request<'a>],
+    /// Which of the requests those are that are followed.
+    numbers: Vec<usize>,
     drafts: Vec<CompletionText>,
     standing: Standing<'a>,
     tokens: u64,
+    /// Where completions that are new are noted.
+    pieces: Option<&'a mut Pieces>,
     context: &'a mut StageContext,
 }
 
@@ -127,7 +144,7 @@ impl Listener for Scribe<'_> {
         if self.stop_strings.is_empty() && aloud == Aloud::Count {
             return Ok(Flow::Continue);
         }
-        let draft = &mut self.drafts[request];
+        let draft = &mut self.drafts[self.numbers[request]];
         draft.push(token, self.tokenizer, self.stop_strings)?;
         if aloud != Aloud::Count {
             say(self.context, draft.take_settled(self.stop_strings));
@@ -135,8 +152,11 @@ impl Listener for Scribe<'_> {
         Ok(if draft.stopped().is_some() { Flow::Stop } else { Flow::Continue })
     }
 
-    fn answered(&mut self, _: usize) {
+    fn answered(&mut self, request: usize, completion: &Completion) {
         self.standing.done += 1;
+        if let Some(pieces) = &mut self.pieces {
+            pieces.add_completion(&self.requests[self.numbers[request]], completion);
+        }
     }
 
     fn cancelled(&self) -> bool {

@@ -9,6 +9,7 @@ mod detokenizer;
 mod grammar;
 mod less_memory;
 mod native;
+mod pieces;
 mod requests;
 mod score;
 mod speed;
@@ -44,6 +45,7 @@ pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
 pub use native::not_scored;
 use native::{Evaluator, NativeEngine};
+use pieces::Pieces;
 pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};
 pub use score::{ContinuationScores, continuations as score_continuations};
 use speed::speed;
@@ -283,6 +285,8 @@ pub struct Respondent {
     options: Options,
     stop_strings: StopStrings,
     effort: Effort,
+    /// What has been answered and scored, for an attempt after this one.
+    pieces: Pieces,
 }
 
 impl Respondent {
@@ -311,20 +315,26 @@ impl Respondent {
             .map_err(|message| StageError::new(Cause::BadParameters, message))?;
         let choice = Choice::of(params.backend, serves, &architecture, context)?;
         let format = weight_format(params.precision.quantize.as_ref(), adapter.as_ref(), context)?;
-        let model = match choice.is_torch {
+        let (model, computed_by) = match choice.is_torch {
             true => {
                 context.report(choice.report());
-                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture, &format)?))
+                let worker = Worker::open(params, &model, adapter.as_ref(), architecture, &format)?;
+                let (devices, batch_size) = (context.devices(), params.batch_size);
+                let computed_by = format!("torch, {} {}, by {batch_size}", devices.workers(), devices.kind);
+                (Asked::Worker(Box::new(worker)), Some(computed_by))
             }
             false => {
                 if context.devices().workers() > 1 {
                     context.warn("the native backend asks the model in one process: `resources.count` has no effect");
                 }
-                Asked::Here(open(&model, adapter.as_ref(), params, &format, context)?)
+                let (model, computed_by) = open(&model, adapter.as_ref(), params, &format, context)?;
+                (Asked::Here(model), computed_by)
             }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
-        Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
+        let mut pieces = Pieces::open(computed_by, context);
+        pieces.complete_as(params.max_new_tokens, &params.stop_strings, sampling);
+        Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default(), pieces })
     }
 
     /// How its next answers come about: when they end, beside the model's own ends (after so many tokens, or before one
@@ -333,6 +343,7 @@ impl Respondent {
         self.options.max_new_tokens = max_new_tokens;
         self.options.sampling = sampling;
         self.stop_strings = StopStrings::new(stop_strings);
+        self.pieces.complete_as(max_new_tokens, stop_strings, sampling);
     }
 
     /// Positions the model has.
@@ -359,8 +370,8 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<RowScore>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => score::rows(&mut **model, rows, told, context),
-            Asked::Worker(worker) => worker.score(rows, told, context),
+            Asked::Here(model) => score::rows(&mut **model, rows, told, &mut self.pieces, context),
+            Asked::Worker(worker) => worker.score(rows, told, &mut self.pieces, context),
         }
     }
 
@@ -376,7 +387,22 @@ impl Respondent {
     ) -> Result<Vec<Vec<RowScore>>, StageError> {
         match &mut self.model {
             Asked::Here(model) => {
-                score::continuations(&mut |some| model.score_continuations(some), contexts, told, context)
+                let pieces = &mut self.pieces;
+                let mut scores: Vec<_> = contexts.iter().map(|context| pieces.scores_of(context)).collect();
+                let missing: Vec<usize> = (0..contexts.len()).filter(|at| scores[*at].is_none()).collect();
+                let asked: Vec<Context<'_>> = missing.iter().map(|at| contexts[*at].clone()).collect();
+                let there: usize = scores.iter().flatten().map(Vec::len).sum();
+                let mut score = |some: &[Context<'_>]| {
+                    let found = model.score_continuations(some)?;
+                    for (context, tokens) in some.iter().zip(&found) {
+                        pieces.add_scores_of(context, tokens.iter().map(|tokens| score::of_tokens(tokens)).collect());
+                    }
+                    Ok(found)
+                };
+                let mut told = |done, context: &mut StageContext| told(there + done, context);
+                let found = score::continuations(&mut score, &asked, &mut told, context)?;
+                missing.into_iter().zip(found).for_each(|(at, found)| scores[at] = Some(found));
+                Ok(scores.into_iter().map(|scores| scores.expect("each context is scored")).collect())
             }
             Asked::Worker(worker) => {
                 let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
@@ -386,7 +412,7 @@ impl Respondent {
                 order.sort_by_key(|at| std::cmp::Reverse(rows[*at].input_ids.len()));
                 let sorted: Vec<Encoded> = order.iter().map(|at| rows[*at].clone()).collect();
                 let mut found = vec![RowScore::default(); rows.len()];
-                for (at, score) in order.into_iter().zip(worker.score(&sorted, told, context)?) {
+                for (at, score) in order.into_iter().zip(worker.score(&sorted, told, &mut self.pieces, context)?) {
                     found[at] = score;
                 }
                 let mut found = found.into_iter();
@@ -433,27 +459,30 @@ impl Respondent {
     }
 }
 
-/// Opens a model with its weights in a format, and with an adapter on it where there is one.
+/// Opens a model with its weights in a format, and with an adapter on it where there is one; and what computes it, where that gives each request the
+/// same bits in whatever company.
 fn open(
     model: &Artifact,
     adapter: Option<&Artifact>,
     params: &InferenceParams,
     format: &WeightFormat,
     context: &mut StageContext,
-) -> Result<Box<dyn Evaluator>, StageError> {
+) -> Result<(Box<dyn Evaluator>, Option<String>), StageError> {
     let compute = params.precision.dtype.compute();
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
     match params.kernels.on(context.devices().kind) {
         Kernels::Cpu => {
             let ops = Arc::new(format.applied_to(kernels::cpu_on(context.threads(), compute, context)?));
-            context.record("kernel_set", ops.describe());
-            Ok(Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?))
+            let computed_by = ops.describe();
+            context.record("kernel_set", computed_by.clone());
+            let engine = NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?;
+            Ok((Box::new(engine), Some(computed_by)))
         }
         Kernels::Candle => {
             let ops = Arc::new(kernels::candle_computing(compute, context)?);
             context.record("kernel_set", ops.describe());
-            Ok(Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?))
+            Ok((Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?), None))
         }
     }
 }

@@ -8,6 +8,7 @@ use model::scoring::{Context, common_tokens};
 
 use super::RowScore;
 use super::native::Evaluator;
+use super::pieces::Pieces;
 use crate::data::prompt::Encoded;
 
 /// Tokens that are scored together.
@@ -21,24 +22,38 @@ pub(super) fn rows(
     model: &mut dyn Evaluator,
     rows: &[Encoded],
     told: &mut dyn FnMut(usize, &mut StageContext),
+    pieces: &mut Pieces,
     context: &mut StageContext,
 ) -> Result<Vec<RowScore>, StageError> {
-    let mut scores = Vec::with_capacity(rows.len());
-    let mut batch = Batch::default();
-    for (index, row) in rows.iter().enumerate() {
-        batch.push_row(index as u64, &row.input_ids, &row.labels, &[row.input_ids.len()]);
-        if batch.tokens() >= TOKENS_PER_BATCH || index + 1 == rows.len() {
+    let mut scores: Vec<Option<RowScore>> = rows.iter().map(|row| pieces.score_of(row)).collect();
+    let missing: Vec<usize> = (0..rows.len()).filter(|row| scores[*row].is_none()).collect();
+    let mut done = rows.len() - missing.len();
+    let (mut batch, mut of_batch) = (Batch::default(), Vec::new());
+    for (number, row) in missing.iter().enumerate() {
+        let encoded = &rows[*row];
+        batch.push_row(*row as u64, &encoded.input_ids, &encoded.labels, &[encoded.input_ids.len()]);
+        of_batch.push(*row);
+        if batch.tokens() >= TOKENS_PER_BATCH || number + 1 == missing.len() {
             context.stop_if_cancelled()?;
-            scores.extend(of_rows(model, &batch, &rows[scores.len()..=index])?);
+            let found = of_rows(model, &batch, of_batch.iter().map(|row| &rows[*row]))?;
+            done += found.len();
+            for (row, score) in of_batch.drain(..).zip(found) {
+                pieces.add_score(&rows[row], score);
+                scores[row] = Some(score);
+            }
             batch = Batch::default();
-            told(scores.len(), context);
+            told(done, context);
         }
     }
-    Ok(scores)
+    Ok(scores.into_iter().map(|score| score.expect("each row is scored")).collect())
 }
 
 /// Scores a batch that holds these rows.
-fn of_rows(model: &mut dyn Evaluator, batch: &Batch, rows: &[Encoded]) -> Result<Vec<RowScore>, StageError> {
+fn of_rows<'a>(
+    model: &mut dyn Evaluator,
+    batch: &Batch,
+    rows: impl Iterator<Item = &'a Encoded>,
+) -> Result<Vec<RowScore>, StageError> {
     let scores = if batch.tokens() == 0 { Vec::new() } else { model.score(batch)? };
     let mut scores = scores.into_iter().peekable();
     let mut end = 0;
@@ -52,7 +67,7 @@ fn of_rows(model: &mut dyn Evaluator, batch: &Batch, rows: &[Encoded]) -> Result
         }
         found
     };
-    Ok(rows.iter().map(of_row).collect())
+    Ok(rows.map(of_row).collect())
 }
 
 /// The scores of the tokens of continuations of contexts: `[context][continuation][token]`.
@@ -106,7 +121,7 @@ fn fitting(contexts: &[Context<'_>], order: &[usize]) -> usize {
 }
 
 /// What the tokens of a continuation score together.
-fn of_tokens(scores: &[TokenScore]) -> RowScore {
+pub(super) fn of_tokens(scores: &[TokenScore]) -> RowScore {
     RowScore {
         nll: scores.iter().map(|score| f64::from(score.nll)).sum(),
         tokens: scores.len() as u64,

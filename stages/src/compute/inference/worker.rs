@@ -12,6 +12,7 @@ use model::generation::{Completion, Listener, Options, Request, Stop};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::pieces::Pieces;
 use super::{Flow, InferenceParams};
 use crate::compute::adapter;
 use crate::compute::quantize::WeightFormat;
@@ -85,7 +86,7 @@ struct Answer<T> {
 type Scored = (u64, Option<f64>, f64, f64);
 
 /// What a model makes of a row.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RowScore {
     /// Summed negative log-likelihood of its targets, in nats.
     pub nll: f64,
@@ -136,45 +137,56 @@ impl Worker {
         &self.architecture
     }
 
-    /// Scores rows, some on each rank at a time; `told` hears how many are done.
+    /// Scores rows, some on each rank at a time; `told` hears how many are done. Rows that an interrupted attempt scored together are taken from it:
+    /// others beside a row might change its last digits.
     pub(super) fn score(
         &mut self,
         rows: &[Encoded],
         told: &mut dyn FnMut(usize, &mut StageContext),
+        pieces: &mut Pieces,
         context: &mut StageContext,
     ) -> Result<Vec<RowScore>, StageError> {
         let (batch_size, size) = (self.batch_size, context.devices().workers());
-        let mut scores = vec![RowScore::default(); rows.len()];
+        let mut scores: Vec<Option<RowScore>> = rows.iter().map(|row| pieces.score_of(row)).collect();
         let numbered: Vec<(usize, &Encoded)> = rows.iter().enumerate().collect();
-        let rounds: Vec<_> = numbered.chunks(batch_size * size).collect();
+        let rounds = numbered.chunks(batch_size * size);
+        let rounds: Vec<_> = rounds.filter(|round| round.iter().any(|(row, _)| scores[*row].is_none())).collect();
         let request = |connection: &mut Connection, round: &[(usize, &Encoded)]| {
             let batches: Vec<Batch> = round.chunks(batch_size).map(batch_of).collect();
             let (ranks, payload) = encode(of_ranks(&batches, size), TargetScope::Response);
             connection.request(&Asked::ScoreRows { ranks: &ranks }, &payload);
         };
-        let mut done = 0;
+        let mut done = rows.len() - rounds.iter().map(|round| round.len()).sum::<usize>();
         self.converse(&rounds, request, context, |round, answers: Vec<Vec<Scored>>, context| {
             for (row, nll, tokens, correct) in answers.into_iter().flatten() {
                 let nll = nll.unwrap_or(f64::NAN);
-                scores[row as usize] = RowScore { nll, tokens: tokens as u64, correct: correct as u64 };
+                scores[row as usize] = Some(RowScore { nll, tokens: tokens as u64, correct: correct as u64 });
+            }
+            for (row, encoded) in round {
+                pieces.add_score(encoded, scores[*row].unwrap_or_default());
             }
             done += round.len();
             told(done, context);
         })?;
-        Ok(scores)
+        Ok(scores.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// Completes prompts, those of about one length together, so that little is padded.
+    /// Completes prompts, those of about one length together, so that little is padded. Prompts that an interrupted attempt completed together are
+    /// taken from it.
     pub(super) fn complete(
         &mut self,
         requests: &[Request<'_>],
         options: &Options,
+        pieces: &mut Pieces,
         context: &mut StageContext,
     ) -> Result<Vec<Completion>, StageError> {
+        let mut completions: Vec<Option<Completion>> =
+            requests.iter().map(|request| pieces.completion_of(request)).collect();
         let (batch_size, size) = (self.batch_size, context.devices().workers());
         let mut by_length: Vec<usize> = (0..requests.len()).collect();
         by_length.sort_by_key(|index| requests[*index].prompt.len());
-        let rounds: Vec<_> = by_length.chunks(batch_size * size).collect();
+        let rounds = by_length.chunks(batch_size * size);
+        let rounds: Vec<_> = rounds.filter(|round| round.iter().any(|index| completions[*index].is_none())).collect();
         let sampling = &options.sampling;
         let prompt = |index: &usize| {
             let Request { prompt, row, .. } = &requests[*index];
@@ -196,11 +208,12 @@ impl Worker {
             };
             connection.request(&Asked::Generate { prompts, options }, &[]);
         };
-        let mut completions: Vec<Option<Completion>> = requests.iter().map(|_| None).collect();
-        let mut done = 0;
+        let mut done = (requests.len() - rounds.iter().map(|round| round.len()).sum::<usize>()) as u64;
         self.converse(&rounds, request, context, |round, answers: Vec<Vec<Answered>>, context| {
             for (index, answered) in round.iter().zip(answers.into_iter().flatten()) {
-                completions[*index] = Some(answered.into());
+                let completion = answered.into();
+                pieces.add_completion(&requests[*index], &completion);
+                completions[*index] = Some(completion);
             }
             done += round.len() as u64;
             context.progress("prompts", done, Some(requests.len() as u64), None);
@@ -309,7 +322,7 @@ pub(super) fn follow(completions: &mut [Completion], listener: &mut dyn Listener
                 break;
             }
         }
-        listener.answered(request);
+        listener.answered(request, completion);
     }
     Ok(())
 }
@@ -328,7 +341,7 @@ mod tests {
             Ok(if token == self.0 { Flow::Stop } else { Flow::Continue })
         }
 
-        fn answered(&mut self, request: usize) {
+        fn answered(&mut self, request: usize, _: &Completion) {
             self.1.push(request);
         }
 

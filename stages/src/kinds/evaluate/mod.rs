@@ -13,6 +13,8 @@ mod preference;
 mod report;
 pub(in crate::kinds) mod tasks;
 
+use std::path::Path;
+
 use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
@@ -22,10 +24,13 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Later, OneOrMore, Parameters};
 use engine::pin::Pinned;
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers};
+use engine::stage::{
+    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState,
+};
 use model::sampling::Sampling;
 
 use crate::compute::inference::{self, InferenceParams, Respondent};
+use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
 use crate::kinds::dataset::pin_on_hub;
@@ -218,6 +223,10 @@ impl Stage for Evaluate {
         params.inference.lacks(span)
     }
 
+    fn working_state(_: &EvaluateParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+        journal::progress(folder)
+    }
+
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
@@ -261,7 +270,9 @@ impl Stage for Evaluate {
         let table = report::table(context.stage(), &found, &others);
         context.report(table);
         context.report_detail(report::conventions(&found));
-        context.seal(draft, found.facts(), None)
+        context.seal(draft, found.facts(), None)?;
+        journal::forget(context.working());
+        Ok(())
     }
 }
 

@@ -8,6 +8,8 @@ mod prompts;
 mod report;
 pub(crate) mod samples;
 
+use std::path::Path;
+
 use devices::DeviceKind;
 use engine::artifact::{Facts, Output};
 use engine::context::StageContext;
@@ -16,11 +18,12 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, WorkingState};
 use model::generation::Request;
 use model::sampling::Sampling;
 
 use crate::compute::inference::{self, Aloud, InferenceParams, Respondent, Standing};
+use crate::compute::journal;
 use crate::data::artifact::{OutputKind, Rows, Samples};
 use crate::data::prompt::PromptParams;
 use crate::smoke;
@@ -171,6 +174,10 @@ impl Stage for Generate {
         params.inference.lacks(span)
     }
 
+    fn working_state(_: &GenerateParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+        journal::progress(folder)
+    }
+
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
@@ -219,7 +226,9 @@ impl Stage for Generate {
         if let Some(identity) = prompts.identity() {
             facts.insert(samples::PROMPTS.to_owned(), identity.into());
         }
-        context.seal(draft, facts, None)
+        context.seal(draft, facts, None)?;
+        journal::forget(context.working());
+        Ok(())
     }
 }
 

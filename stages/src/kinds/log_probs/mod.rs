@@ -5,8 +5,10 @@
 
 mod table;
 
+use std::path::Path;
 use std::sync::Arc;
 
+use cache::Digest;
 use engine::artifact::{Facts, Output};
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
@@ -14,13 +16,14 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, Threads, WorkingState};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::compute::adapter;
+use crate::compute::journal::{self, Journal};
 use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::quantize::{WeightFormat, weight_format};
 use crate::data::artifact::{Adapter, LogProbs, Model, OutputKind, TokensOrPacks, TokensReader};
@@ -120,6 +123,10 @@ impl Stage for LogProbabilities {
         Preflight { work: rows.map(|rows| Work::new("rows", rows)), ..Preflight::default() }
     }
 
+    fn working_state(_: &LogProbsParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+        journal::progress(folder)
+    }
+
     fn threads(_: &LogProbsParams) -> Threads {
         Threads::Many
     }
@@ -161,6 +168,10 @@ fn run<B: Blocks>(
     }
     let draft = context.create("log_probs")?;
     let mut writer = table::Writer::create(&draft.folder);
+    // Only the kernels of this program give a row the same bits in whatever company.
+    let mut journal: Option<Journal<Vec<Record>>> =
+        (params.kernels == Kernels::Cpu).then(|| Journal::open(context.working(), computed_by.clone()));
+    journal::note(journal.as_ref().map_or(0, Journal::known), context);
     let (total, mut next) = (rows.len(), 0);
     while next < total {
         context.stop_if_cancelled()?;
@@ -169,8 +180,13 @@ fn run<B: Blocks>(
         for row in next..end {
             batch.push(row, &rows.row(row)?);
         }
-        let mut records = vec![Record { log_prob: 0.0, targets: 0 }; batch.document_lengths.len()];
-        if batch.tokens() > 0 {
+        let piece = Digest::of(format!("{next} {end}").as_bytes());
+        let known = journal.as_ref().and_then(|journal| journal.get(&piece));
+        let mut records = match known {
+            Some(known) => known.clone(),
+            None => vec![Record { log_prob: 0.0, targets: 0 }; batch.document_lengths.len()],
+        };
+        if batch.tokens() > 0 && known.is_none() {
             let scores = decoder.score_documents(&batch, TargetScope::Response);
             let scores = scores.or_fail(Cause::BadData, || format!("cannot score rows {} to {end}", next + 1))?;
             for (document, score) in scores {
@@ -184,6 +200,9 @@ fn run<B: Blocks>(
             return Err(StageError::new(Cause::Numeric, message));
         }
         writer.write(&records)?;
+        if let Some(journal) = &mut journal {
+            journal.add(piece, records);
+        }
         next = end;
         context.progress("rows", next, Some(total), None);
     }
@@ -206,5 +225,7 @@ fn run<B: Blocks>(
     facts.insert("perplexity".to_owned(), (-mean).exp().into());
     let text = format!("{documents} documents, {targets} targets, perplexity {:.4}", (-mean).exp());
     context.report(text);
-    context.seal(draft, facts, None)
+    context.seal(draft, facts, None)?;
+    journal::forget(context.working());
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Float64Array, UInt64Array};
 use engine::error::{Cause, OrFail, StageError};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::{Deserialize, Serialize};
 
 use crate::data::results::TableWriter;
 
@@ -17,7 +18,7 @@ const TABLE: &str = "log_probs.parquet";
 const GROUP: usize = 1 << 14;
 
 /// A document.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Summed log-probability of its targets, in nats.
     pub log_prob: f64,

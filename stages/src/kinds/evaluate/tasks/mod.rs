@@ -19,6 +19,7 @@ use model::sampling::Sampling;
 
 use super::{Evaluate, EvaluateParams};
 use crate::compute::inference::{self, Respondent};
+use crate::compute::journal;
 use crate::data::artifact::RowsReader;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::forget_working_files;
@@ -71,5 +72,6 @@ pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result
     let of_tasks = prepared.iter().map(|of| answers.by_ref().take(of.samples.len()).collect()).collect();
     outcome::finish(&prepared, &groups, of_tasks, &others, &contamination, context)?;
     context.offer(&family, "metrics", earlier::pieces(&rows))?;
+    journal::forget(context.working());
     forget_working_files(context.working())
 }
