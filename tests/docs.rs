@@ -234,6 +234,58 @@ fn no_test_of_a_suite_with_its_own_harness_is_left_out() {
     assert!(left_out.is_empty(), "`use test_harness::test` is missing in {}", left_out.join(", "));
 }
 
+/// Names in backquotes that are places in this tree: `engine/src/keys.rs`, `engine/src/keys.rs::stage_key`, `tests/golden/`.
+fn places(page: &str) -> impl Iterator<Item = &str> {
+    let tops = [
+        "benches/",
+        "cache/",
+        "devices/",
+        "docs/",
+        "engine/",
+        "fuzz/",
+        "http-server/",
+        "model/",
+        "pipelines/",
+        "profile/",
+        "scripts/",
+        "src/",
+        "stages/",
+        "tests/",
+        "ui/",
+        "workers/",
+    ];
+    let in_words = page.split('`').skip(1).step_by(2);
+    // The map of the tree: a place is the first word of an indented line.
+    let in_map = page.lines().filter_map(|line| line.strip_prefix("    ")?.split(' ').next());
+    let is_place =
+        move |word: &&str| tops.iter().any(|top| word.starts_with(top)) && !word.contains([' ', '<', '{', '*', '…']);
+    in_words.chain(in_map).filter(is_place)
+}
+
+#[test]
+fn the_maps_of_the_code_name_what_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut missing = Vec::new();
+    let mut seen = 0;
+    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/walk.md"] {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        for place in places(&text) {
+            seen += 1;
+            let (path, item) = place.split_once("::").unwrap_or((place, ""));
+            let is_word = |text: String| {
+                text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == item)
+            };
+            let found =
+                root.join(path).exists() && (item.is_empty() || fs::read_to_string(root.join(path)).is_ok_and(is_word));
+            if !found {
+                missing.push(format!("{page}: {place}"));
+            }
+        }
+    }
+    assert!(seen > 100, "found only {seen} places");
+    assert!(missing.is_empty(), "not in the tree:\n{}", missing.join("\n"));
+}
+
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
