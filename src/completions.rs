@@ -23,7 +23,7 @@ pub(crate) struct CompletionsArgs {
 /// Write a man page for each command into a folder, such as `~/.local/share/man/man1`.
 #[derive(Args)]
 pub(crate) struct ManArgs {
-    /// The folder; it is made where it is not there.
+    /// The folder, which is created if it does not exist.
     folder: PathBuf,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct LockArgs {
     /// The pipeline files.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Resolve again what is pinned already: all of it, or the names given (`owner/name`, `owner/name@revision`).
+    /// Resolve existing pins again: all, or the given names (`owner/name`, `owner/name@revision`).
     #[arg(long, value_name = "NAME", num_args = 0.., value_delimiter = ',')]
     upgrade: Option<Vec<String>>,
     /// Change nothing, and exit with 1 if something would change. Without `--upgrade`, uses no network.

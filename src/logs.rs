@@ -16,7 +16,7 @@ use crate::runs::{Past, stage_of};
 use crate::terminal::{self, Look};
 use crate::{Format, Global};
 
-/// Print what a stage's process wrote on standard error.
+/// Print the standard error of a stage's process.
 #[derive(Args)]
 #[command(allow_missing_positional = true)]
 pub(crate) struct LogsArgs {

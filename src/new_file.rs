@@ -23,5 +23,5 @@ pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
 
 /// A file of this name is there, and would be lost.
 pub(crate) fn taken(file: &Path) -> Failure {
-    Failure::wrong(format!("`{}` is there already", words::path(file))).with_help("`--overwrite` replaces it")
+    Failure::wrong(format!("`{}` exists already", words::path(file))).with_help("`--overwrite` replaces it")
 }

@@ -38,10 +38,10 @@ pub(crate) struct PlanArgs {
     overrides: Vec<String>,
     #[command(flatten)]
     selection: SelectionArgs,
-    /// What `run --smoke` would do: a few rows and steps, with keys of their own.
+    /// Plan a smoke run (`run --smoke`): a few rows and steps, with separate keys.
     #[arg(long)]
     smoke: bool,
-    /// Query the shared cache for what is not here: the one named, else the one that a run would use.
+    /// Query the shared cache for results that the home lacks: the given one, else the one that a run would use.
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true)]
     remote: Option<Option<String>>,
     /// How to print the result.
@@ -254,7 +254,7 @@ fn conclusion(forecasts: &[StageForecast]) -> String {
         (0, 0) => format!("nothing will run: {} in the remote", words::plural(of(Forecast::Remote), "result")),
         (run, 0) => format!("{run} of {} will run", words::plural(all, "stage")),
         (run, depend) => {
-            format!("{run} of {all} stages will run, and {depend} more if what they read comes out different")
+            format!("{run} of {all} stages will run, and {depend} more if their inputs are different")
         }
     }
 }

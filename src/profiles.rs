@@ -151,7 +151,7 @@ fn kernels(summary: &Summary) -> Table {
 fn limits_line(limits: &Limits) -> String {
     let Limits { threads, f32_flops, bf16_flops, read_bytes } = limits;
     format!(
-        "limits of {}, measured beside it: {:.0} GFLOP/s in f32, {:.0} in bf16; {:.1} GB/s read from memory",
+        "limits of {}, measured at the same time: {:.0} GFLOP/s in f32, {:.0} in bf16; {:.1} GB/s read from memory",
         words::plural(*threads, "thread"),
         f32_flops / 1e9,
         bf16_flops / 1e9,

@@ -311,7 +311,7 @@ pub(crate) fn left_out(plan: &Plan, verbosity: Verbosity) {
     if verbosity > Verbosity::Quiet {
         plan.left_out.iter().for_each(|left_out| terminal::tell_line(words::left_out(left_out, &plan.sources)));
         if let Some(gate) = plan.withheld.first() {
-            let text = format!("nothing is published: this run leaves out a stage that the gate `{gate}` asks for");
+            let text = format!("nothing is published: this run leaves out a stage of the gate `{gate}`");
             terminal::tell_line(Look::stderr().wrap(&text, 2));
         }
     }

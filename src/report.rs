@@ -14,9 +14,9 @@ use crate::render::Failure;
 use crate::runs::{LATEST, Past, compare, state};
 use crate::{Global, figures, show, terminal, words};
 
-/// Write a report of a run to send, or for a pull request: what ran, its curves, its figures, its answers.
+/// Write a report of a run, as one file or for a pull request: its stages, curves, metrics and completions.
 ///
-/// An HTML report is one file without script, whose pictures are in it; a Markdown report has no pictures.
+/// An HTML report is one self-contained file without script; a Markdown report has no pictures.
 #[derive(Args)]
 pub(crate) struct ReportArgs {
     /// The run.
@@ -25,10 +25,10 @@ pub(crate) struct ReportArgs {
     /// The file to write [default: Markdown on standard output].
     #[arg(short, long, value_name = "FILE.html|FILE.md")]
     output: Option<PathBuf>,
-    /// Further runs, to be compared with it.
+    /// Further runs to compare with it.
     #[arg(long, value_name = "RUN", num_args = 1..)]
     compare: Vec<String>,
-    /// How many answers of each generation are shown.
+    /// Number of completions to show of each `generate` stage.
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     samples: u64,
 }

@@ -16,18 +16,18 @@ pub(crate) struct SelectionArgs {
     /// Only this stage and what it needs; may be given several times.
     #[arg(long, value_name = "STAGE")]
     until: Vec<String>,
-    /// Only this stage and what depends on it; what they read from others must exist. May be given several
+    /// Only this stage and what depends on it; results of other stages that they read must exist. May be given several
     /// times.
     #[arg(long, value_name = "STAGE")]
     from: Vec<String>,
-    /// This stage alone; what it reads must exist. May be given several times.
+    /// Only this stage; the results that it reads must exist. May be given several times.
     #[arg(long, value_name = "STAGE", conflicts_with_all = ["until", "from"])]
     only: Vec<String>,
     /// Run this stage again although it has a result, from the beginning, and compare the two; without a STAGE, all
     /// that are selected.
     #[arg(long, value_name = "STAGE", num_args = 0..=1, default_missing_value = "")]
     force: Vec<String>,
-    /// The number of a slot that stages use, in place of the file's value.
+    /// The number of a slot that stages use; overrides the file.
     #[arg(long, value_name = "NAME=COUNT")]
     slots: Vec<String>,
 }

@@ -25,7 +25,7 @@ use crate::{Format, Global, figures, locate, words};
 pub(crate) struct ShowArgs {
     /// The pipeline file.
     file: PathBuf,
-    /// The stage, or one of its outputs; of a stage alone all are shown.
+    /// The stage, or one of its outputs; without an output all are shown.
     #[arg(value_name = "STAGE[.OUTPUT]")]
     output: String,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.

@@ -24,7 +24,7 @@ use crate::words;
 /// Nothing runs, and nothing is fetched. Exits with 2 if any file has an error.
 #[derive(Args)]
 pub(crate) struct ValidateArgs {
-    /// Pipeline files, and changes to all of them, as `stage.path=value` or `vars.name=value`.
+    /// Pipeline files, and changes that apply to all of them, as `stage.path=value` or `vars.name=value`.
     #[arg(required = true, value_name = "FILE")]
     arguments: Vec<PathBuf>,
     /// How to print the problems.
@@ -43,7 +43,7 @@ enum Format {
     Github,
     /// SARIF 2.1.0, for code scanning.
     Sarif,
-    /// JUnit XML, for servers that show tests.
+    /// JUnit XML, for CI servers.
     Junit,
 }
 

@@ -266,7 +266,7 @@ fn secrets_are_named_and_never_written() {
         if kind == "argo" {
             assert!(!variables("cleaned").contains_key("OUR_TOKEN"), "a pod gets what its own stage names");
         }
-        assert!(ran.stdout.contains("# The Secret `keys` holds: AWS_ACCESS_KEY_ID,"), "{ran}");
+        assert!(ran.stdout.contains("# The Secret `keys` contains: AWS_ACCESS_KEY_ID,"), "{ran}");
     }
 }
 
@@ -404,7 +404,7 @@ fn what_no_pod_can_do_is_refused_with_what_to_do() {
     let all = with(&["text.resources.device=npu", "text.resources.count=all"]);
     refused("argo", &all, &["`count: all`", "text.resources.count=8"]);
     refused("argo", &with(&["text.resources.nodes=2"]), &["several nodes", "data.yaml:8:11"]);
-    refused("argo", &with(&["name=of {{x}}"]), &["which Argo reads as a reference"]);
+    refused("argo", &with(&["name=of {{x}}"]), &["which Argo reads as one of its references"]);
     refused("argo", &with(&["--env", "HF_TOKEN=x"]), &["would write a secret", "Secret `pipeline`"]);
     let two = ["text.resources.device=cuda", "fresh.resources.device=npu"];
     refused("kubernetes", &with(&two), &["no pod has both", "export argo"]);
@@ -422,7 +422,7 @@ fn what_no_pod_can_do_is_refused_with_what_to_do() {
     refused(
         "argo",
         &with(&["text.source=./large.jsonl"]),
-        &["a ConfigMap holds less than 1 MiB", "large.jsonl (1.2 MiB)", "--folder"],
+        &["a ConfigMap has less than 1 MiB", "large.jsonl (1.2 MiB)", "--folder"],
     );
     let ran = export(&project, "argo", "data.yaml", &with(&["text.source=./large.jsonl", "--folder", "/work/job"]))
         .ends_with(0);

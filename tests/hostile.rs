@@ -78,7 +78,7 @@ fn no_template_takes_the_machine() {
         let project = project(key, text);
         let ended = ended(&project, &["validate", "hostile.yaml"]);
         assert_eq!(ended.code, Some(2), "{text}: {}", ended.said);
-        let told = ["makes a text of more than 256 MiB", "takes more than 10000000 steps", "nested deeper than 200"];
+        let told = ["makes a string of more than 256 MiB", "needs more than 10000000 steps", "nested deeper than 200"];
         let said = ended.said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(told.iter().any(|told| said.contains(told)), "{text}: {}", ended.said);
         assert!(ended.peak < 500 << 20, "{text}: {} MB", ended.peak >> 20);

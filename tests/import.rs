@@ -250,7 +250,7 @@ fn what_cannot_be_carried_over_is_an_error_with_its_line_unless_only_a_part_is_a
         .run(&["import", "a.yaml", "-o", "b.yaml"])
         .ends_with(2)
         .warns("[a.yaml:8:1]")
-        .warns("`nf4` and `fp4` alone are there");
+        .warns("only the formats `nf4` and `fp4`");
     assert!(!project.path("b.yaml").exists());
     project.run(&["import", "a.yaml", "-o", "b.yaml", "--partial"]).ends_with(0).warns("not carried over:");
     project.run(&["validate", "b.yaml"]).ends_with(0);
@@ -273,7 +273,7 @@ fn a_file_that_is_there_is_left_alone() {
     let project = project();
     project.write("a.yaml", AXOLOTL);
     project.write("b.yaml", "mine\n");
-    project.run(&["import", "a.yaml", "-o", "b.yaml"]).ends_with(2).warns("`b.yaml` is there already");
+    project.run(&["import", "a.yaml", "-o", "b.yaml"]).ends_with(2).warns("`b.yaml` exists already");
     assert_eq!(fs::read_to_string(project.path("b.yaml")).unwrap(), "mine\n");
     project.run(&["import", "a.yaml", "-o", "b.yaml", "--overwrite"]).ends_with(0);
     assert!(fs::read_to_string(project.path("b.yaml")).unwrap().contains("stages:"));

@@ -111,7 +111,7 @@ fn an_included_file_may_include_others_and_is_shown_where_it_is_wrong() {
     let validated = project.run(&["validate", "outer.yaml", "common/base.yaml"]).ends_with(0);
     validated.says("outer.yaml: ok, 5 stages").says("common/base.yaml: ok, 2 stages");
     let ran = project.run(&["validate", "outer.yaml"]);
-    assert!(ran.stderr.contains("`publish` of an included file is not taken over"), "{ran}");
+    assert!(ran.stderr.contains("`publish` of an included file is ignored"), "{ran}");
     let graph = project.run(&["graph", "outer.yaml"]).ends_with(0);
     assert!(graph.stdout.contains("m/asked/tokens"), "{graph}");
 

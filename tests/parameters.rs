@@ -18,6 +18,11 @@ use support::Project;
 const BEGIN: &str = "<!-- parameters: written by `PIPELINE_BLESS=1 cargo test --release --test parameters` -->\n";
 const END: &str = "<!-- end of parameters -->";
 
+/// What the classes of the table mean, in one sentence each.
+const CLASSES: &str = "The [class](../cache.md#keys) of a parameter is the effect of changing it. *Semantic*: the stage \
+    runs again. *Resumable*: it runs again and continues from its saved state. *Cosmetic*: the result and its cache key \
+    stay.";
+
 /// How the schema describes a path.
 const A_PATH: &str = "A path relative to the pipeline file; its content is in the key.";
 
@@ -272,8 +277,7 @@ fn limits(schema: &Value) -> String {
 fn table(definition: &Value) -> String {
     let mut found = Vec::new();
     rows(inner(definition).unwrap(), "", "semantic", &mut found);
-    let mut table =
-        "| parameter | type | default | [class](../cache.md#keys) | meaning |\n|---|---|---|---|---|\n".to_owned();
+    let mut table = format!("{CLASSES}\n\n| parameter | type | default | class | meaning |\n|---|---|---|---|---|\n");
     for Row { path, kind, default, class, meaning } in found {
         writeln!(table, "| `{path}` | {kind} | {default} | {class} | {meaning} |").unwrap();
     }

@@ -134,7 +134,7 @@ fn a_copy_is_named_for_its_file_and_never_written_over_another() {
     }
     // Written from where the file is.
     assert!(text.contains(&format!("data: {}\n", project.path("chats.jsonl").display())), "{text}");
-    project.run(&["cp", "lora", "jobs/pip.yaml"]).ends_with(2).warns("is there already").warns("--overwrite");
+    project.run(&["cp", "lora", "jobs/pip.yaml"]).ends_with(2).warns("exists already").warns("--overwrite");
     project.run(&["cp", "lora", "x.yaml", "modle=a/b"]).ends_with(2).warns("no variable `modle`").warns("`model`");
     project.run(&["cp", "lorra", "x.yaml"]).ends_with(2).warns("did you mean `lora`?");
     assert!(!project.path("x.yaml").exists());
@@ -149,7 +149,7 @@ fn a_copy_brings_what_it_reads() {
     project.run(&["run", "own.yaml", "--until", "cleaned"]).ends_with(0);
     // What the user has changed stays.
     project.write("command/questions.txt", "mine");
-    project.run(&["cp", "command", "other.yaml"]).ends_with(0).warns("stays");
+    project.run(&["cp", "command", "other.yaml"]).ends_with(0).warns("is kept");
     assert_eq!(fs::read_to_string(project.path("command/questions.txt")).unwrap(), "mine");
 }
 

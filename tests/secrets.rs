@@ -116,7 +116,7 @@ fn an_output_that_holds_it_is_refused_and_nothing_of_it_stays() {
     let project = Project::new();
     project.write("p.yaml", &pipeline("echo \"x${MY_SECRET}x\" >$OUTPUT_made/config.ini", ""));
     project.edit("p.yaml", "${MY_SECRET}", "$MY_SECRET\"\"");
-    let said = run(&project, &["run", "p.yaml"]).ends_with(1).warns("holds the value of a variable of `pass_env`");
+    let said = run(&project, &["run", "p.yaml"]).ends_with(1).warns("contains the value of a variable of `pass_env`");
     nowhere(&project, &[said], &[SECRET, TOKEN]);
 }
 

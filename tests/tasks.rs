@@ -138,7 +138,7 @@ fn evaluated(project: &Project, changes: &[&str]) -> (Vec<(String, Vec<u8>)>, u6
     let shown = project.run(&["runs", "show", "latest", "scores", "--format", "json"]).ends_with(0);
     let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
     let taken_over = shown["how"]["rows_taken_over"].as_u64().unwrap_or_else(|| panic!("{shown}"));
-    let noted = run.stderr.contains("taken over from an earlier evaluation");
+    let noted = run.stderr.contains("reused from an earlier evaluation");
     assert_eq!(noted, taken_over > 0, "{}", run.stderr);
     (files, taken_over)
 }
@@ -280,7 +280,7 @@ publish: { scores: ./scores, after: ./after }
     project.write("contamination.yaml", &pipeline.replace("MODEL", model));
     let run = project.run(&["run", "contamination.yaml"]).ends_with(0);
     assert!(run.stdout.contains("sums: 2 of 3 rows stand in the training data, in 2 of its rows"), "{}", run.stdout);
-    assert!(run.stderr.contains("1 rows hold one of `decontaminate`"), "{}", run.stderr);
+    assert!(run.stderr.contains("1 rows contain one of `decontaminate`"), "{}", run.stderr);
     let found = |folder: &str| -> Value {
         let text = std::fs::read(project.path(folder).join("metrics.json")).unwrap();
         serde_json::from_slice::<Value>(&text).unwrap()["contamination"]["sums"].clone()

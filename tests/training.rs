@@ -43,7 +43,7 @@ fn a_longer_run_continues_where_the_schedule_allows_and_starts_over_where_not() 
     for (schedule, longer, says) in [
         ("constant", "adapter.epochs=16", "resuming from step 48 of 96"),
         ("inverse_sqrt", "adapter.epochs=9", "resuming from step 48 of 54"),
-        ("constant", "adapter.max_steps=40", "starting over: the saved run stands at step 48, beyond the 40 steps"),
+        ("constant", "adapter.max_steps=40", "starting over: the saved run is at step 48, beyond the 40 steps"),
         ("cosine", "adapter.epochs=16", "starting over: the saved run of 48 steps had another learning rate"),
         ("linear", "adapter.max_steps=47", "starting over: the saved run of 48 steps had another learning rate"),
     ] {

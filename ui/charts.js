@@ -169,7 +169,7 @@ export function Charts({ trainings, changes = 0 }) {
   }, [JSON.stringify(trainings), changes > 0 && kinds && kinds.length < 3 ? changes : 0]);
   if (trainings.length === 0) return html`<p class="quiet">${t("No training in this run")}</p>`;
   if (!kinds) return html`<p class="quiet">${t("Loading")} …</p>`;
-  if (kinds.length === 0) return html`<p class="quiet">${t("The stage has told nothing of its steps")}</p>`;
+  if (kinds.length === 0) return html`<p class="quiet">${t("The stage has logged no steps")}</p>`;
   return html`
     <form class="bar" onSubmit=${(event) => event.preventDefault()}>
       <label>${t("Across")} <select value=${axis} onChange=${(event) => along(event.target.value)}>

@@ -20,7 +20,7 @@ function Histogram({ of }) {
   const lost = [
     of.truncated > 0 && `${figure(of.truncated)} ${t("cut to")} ${figure(of.max_seq_len)}`,
     of.dropped > 0 && `${figure(of.dropped)} ${t("left out")}`,
-    of.fully_masked > 0 && `${figure(of.fully_masked)} ${t("without anything to learn")}`,
+    of.fully_masked > 0 && `${figure(of.fully_masked)} ${t("without a token to train on")}`,
   ].filter(Boolean);
   const cut = of.max_seq_len && of.max_seq_len <= last ? 5 + (of.max_seq_len / of.width) * step : null;
   const told = of.documents.map((count, bar) => [bar, count]).filter(([, count]) => count > 0);

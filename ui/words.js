@@ -14,10 +14,10 @@ const CHINESE = {
   "trained": "参与训练", "row": "行", "document": "文档", "padding": "填充", "Files": "文件", "best": "最佳", "Language": "语言", "Host": "主机",
   "Failures": "失败", "holds": "满足", "does not hold": "不满足", "Key": "键", "Reset zoom": "重置缩放", "Free": "可释放", "In use by": "使用者",
   "Back to all runs": "返回所有运行", "Choose two runs or more to compare them": "选择两个或更多运行进行比较", "Rows": "行", "of": "共",
-  "The stage has told nothing of its steps": "该阶段没有步骤记录", "Results of this run": "此运行的结果", "nothing": "无",
+  "The stage has logged no steps": "该阶段没有步骤记录", "Results of this run": "此运行的结果", "nothing": "无",
   "to come": "计划", "Reports": "报告", "Leased by": "租用者", "another run": "另一个运行", "free": "空闲", "Parallel coordinates": "平行坐标", "Figure": "指标",
   "over": "随", "linear": "线性", "Speed-up and efficiency": "加速比与效率", "Lengths": "长度", "Documents": "文档数", "cut to": "截断至",
-  "left out": "未采用", "without anything to learn": "没有可学内容", "of the first rows": "前若干行",
+  "left out": "未采用", "without a token to train on": "没有可学内容", "of the first rows": "前若干行",
 };
 
 const KEY = "pipeline.language";

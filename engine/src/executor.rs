@@ -180,10 +180,10 @@ fn wrong_option(node: &Node) -> Option<Problem> {
     let Value::String(text) = &node.value else { return None };
     let name = text.split(['=', ' ']).next().unwrap_or_default();
     if !text.starts_with('-') {
-        let message = format!("`{text}` is no option of `sbatch`");
+        let message = format!("`{text}` is not an option of `sbatch`");
         return Some(
             Problem::error("bad-option", node.span, message, "does not begin with `-`")
-                .with_help("write each option with its value as one text: `--reservation=tuesday`"),
+                .with_help("write each option with its value as one string: `--reservation=tuesday`"),
         );
     }
     let is_short = |short: &str| !name.starts_with("--") && !short.is_empty() && name.starts_with(short);

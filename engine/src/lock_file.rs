@@ -138,7 +138,7 @@ impl LockError {
                     .to_owned(),
             ),
             Self::Form { .. } => {
-                Some("take it from git again, or remove it: `pipeline lock FILE` writes it anew".to_owned())
+                Some("restore it from git, or remove it: `pipeline lock FILE` writes a new one".to_owned())
             }
             Self::Version { .. } => Some("a newer version of this program wrote it: use that".to_owned()),
             Self::NotPinned { .. } => {

@@ -42,7 +42,7 @@ pub fn json_schema(registry: &Registry) -> Value {
 
 fn file_key(key: &str) -> Value {
     match key {
-        "version" => json!({ "const": FORMAT_VERSION, "description": "The version of the file's form." }),
+        "version" => json!({ "const": FORMAT_VERSION, "description": "The version of the file format." }),
         "name" => json!({ "type": "string", "description": "The pipeline's name; without one, the file's." }),
         "include" => json!({
             "type": "object",
@@ -63,7 +63,8 @@ fn file_key(key: &str) -> Value {
                 ],
             },
         }),
-        "vars" => json!({ "type": "object", "description": "Values that `${vars.name}` stands for." }),
+        "vars" => json!({ "type": "object", "description": "The variables: `${vars.name}` is replaced by the value of \
+                                                            `name`." }),
         "slots" => json!({
             "type": "object",
             "description": "How many there are of each thing that stages take with `resources.slots` while they run.",
@@ -98,7 +99,7 @@ fn file_key(key: &str) -> Value {
         "track" => {
             let mut schema = TrackKey::schema();
             schema["description"] =
-                "Which trackers are told of its runs: MLflow, W&B, SwanLab. TensorBoard's curves are always written."
+                "The trackers that its runs are logged to: MLflow, W&B, SwanLab. TensorBoard files are always written."
                     .into();
             or_reference(schema)
         }
@@ -133,7 +134,8 @@ fn stage_key(key: &str) -> Value {
             "description": "Stages to wait for without reading them.",
             "items": { "type": "string" },
         }),
-        "resources" => json!({ "$ref": "#/$defs/resources", "description": "What it asks of the machine." }),
+        "resources" => json!({ "$ref": "#/$defs/resources", "description": "The devices, memory and threads that it \
+                                                                            requests." }),
         "retries" => json!({
             "$ref": "#/$defs/retries",
             "description": "How often it is tried again after a failure that may pass, or when and how often.",

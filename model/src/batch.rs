@@ -39,7 +39,7 @@ pub enum Role {
     Chosen,
     /// Is to become less likely.
     Rejected,
-    /// A prompt with the response of another one: it is scored, and nothing of it is learned.
+    /// A prompt with the response of another one: it is scored, and not trained on.
     Mismatched,
 }
 

@@ -30,15 +30,15 @@ pub struct NewModel {
     pub num_key_value_heads: usize,
     /// Width of a head; `hidden_size / num_attention_heads` if absent.
     pub head_dim: Option<usize>,
-    /// Positions the model is meant for.
+    /// Maximum number of positions.
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
     /// The epsilon of the norms.
     pub rms_norm_eps: f64,
-    /// Whether the output head is the embedding.
+    /// Whether the LM head shares the weights of the token embedding.
     pub tie_word_embeddings: bool,
-    /// Standard deviation of the fresh weights.
+    /// Standard deviation of the initial weights.
     pub initializer_range: f64,
     /// First token of a text.
     pub bos_token_id: Option<u32>,

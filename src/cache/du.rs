@@ -31,7 +31,7 @@ enum By {
     Stage,
     /// By pipeline.
     Pipeline,
-    /// By the kind of stage that made them.
+    /// By stage kind.
     Kind,
 }
 

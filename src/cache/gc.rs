@@ -17,9 +17,10 @@ use crate::{Format, words};
 /// Free disk space: remove files that no result needs, working state of finished stages and, if a limit is given,
 /// results.
 ///
-/// Results in use by an active run stay, and so do those that published links lead to (`link: symlink`), and those that
-/// the newest runs of each pipeline refer to where `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
-/// `--max-size` those go first that are large, quick to recompute and long unused.
+/// Results in use by an active run are kept, and so are those behind published links (`link: symlink`), and with
+/// `--keep-runs` those that the newest runs of each pipeline refer to. Without any limit no result is removed. With
+/// only `--keep-runs` every other result is. `--max-size` first removes results that are large, quick to recompute and
+/// long unused.
 #[derive(Args)]
 pub(super) struct GcArgs {
     /// Remove results until the store uses no more than this, such as `20GiB`.

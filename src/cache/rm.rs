@@ -13,10 +13,11 @@ use crate::render::Failure;
 
 /// Remove results, and the files that no other result needs.
 ///
-/// A result that an active run uses stays.
+/// A result that an active run uses is kept.
 #[derive(Args)]
 pub(super) struct RmArgs {
-    /// The stages whose results go, as `STAGE` or `PIPELINE/STAGE`, or the keys of results, as `cache ls` prints them.
+    /// The stages whose results are removed, as `STAGE` or `PIPELINE/STAGE`, or keys of results, as `cache ls` prints
+    /// them.
     #[arg(value_name = "STAGE|KEY", required = true)]
     names: Vec<String>,
     /// Only print what would be removed.

@@ -19,15 +19,15 @@ use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
 use crate::{Format, Global, locate, words};
 
-/// Send results to the shared cache; what is there already is not sent again.
+/// Upload results to the shared cache; existing ones are not uploaded again.
 #[derive(Args)]
 pub(super) struct PushArgs {
-    /// The pipeline file whose results are sent, as it is now; without one, all results of the home.
+    /// The pipeline file whose results are uploaded; without one, all results of the home.
     file: Option<PathBuf>,
     /// Only these stages.
     #[arg(value_name = "STAGE", requires = "file")]
     stages: Vec<String>,
-    /// Print what would be sent, and send nothing.
+    /// Only print what would be uploaded.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -37,12 +37,12 @@ pub(super) struct PushArgs {
 /// Fetch the results of a pipeline from the shared cache, each file compared with its digest.
 #[derive(Args)]
 pub(super) struct PullArgs {
-    /// The pipeline file whose results are fetched, as it is now.
+    /// The pipeline file whose results are fetched.
     file: PathBuf,
-    /// Only these stages; what they were made of stays where it is.
+    /// Only these stages, without the results that they read.
     #[arg(value_name = "STAGE")]
     stages: Vec<String>,
-    /// Print what would be fetched, and fetch nothing.
+    /// Only print what would be fetched.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -186,7 +186,7 @@ fn word(result: PushedAs, how: Pushing) -> &'static str {
         (PushedAs::New, Pushing::Send) => "sent",
         (PushedAs::New, Pushing::DryRun) => "would be sent",
         (PushedAs::Same, _) => "there already",
-        (PushedAs::OtherKept, _) => "another result of this key is there, and stays",
+        (PushedAs::OtherKept, _) => "another result of this key exists, and is kept",
     }
 }
 

@@ -14,7 +14,7 @@ use crate::render::{Exit, Failure};
 use crate::terminal::Look;
 use crate::{Format, words};
 
-/// Read everything, compare it with its digest, and name what is damaged and who uses it.
+/// Read everything, compare it with its digest, and name damaged files and the results that use them.
 ///
 /// Exits with 1 if something is damaged and not repaired.
 #[derive(Args)]

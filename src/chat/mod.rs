@@ -32,37 +32,37 @@ const COMPARED: usize = 2;
 
 const HELP: &str = "\
 /system TEXT    begin with this system message; without TEXT with none
-/adapter NAME   go on with another adapter; `none` is the base
-/compare NAME   have another one answer the same beside it; without NAME no more, or the base
+/adapter NAME   continue with another adapter; `none` is the base
+/compare NAME   show the responses of another one next to it; without NAME stop that, or compare with the base
 /undo           forget the last question and its answer
 /reset          forget the conversation, and keep the system message
 /save FILE      write the conversation as a row that can be trained on
 /quit           end, as Ctrl-D does; Ctrl-C stops an answer";
 
-/// Talk to a model: its own chat template, answers as they come.
+/// Chat with a model, with its own chat template and streamed responses.
 ///
-/// The model is the output of a stage, which is made first where it is not there, or a folder (`--model`). In a pipe each
-/// line is a question, and only answers are printed on standard output. `/help` lists the commands.
+/// The model is the output of a stage, which runs first if it has no result, or a folder (`--model`). In a pipe each
+/// line is a prompt, and only responses are printed on standard output. `/help` lists the commands.
 #[derive(Args)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Ask this and end; given several times, one question after the other in one conversation.
+    /// Use this prompt and end; given several times, one prompt after the other in one conversation.
     #[arg(long = "prompt", value_name = "TEXT", help_heading = ANSWERS)]
     prompts: Vec<String>,
     /// The system message.
     #[arg(long, value_name = "TEXT", help_heading = ANSWERS)]
     system: Option<String>,
-    /// Most tokens of an answer [default: as many as the model has positions for].
+    /// Maximum number of tokens of a response [default: the model's positions].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..), help_heading = ANSWERS)]
     max_new_tokens: Option<u32>,
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Divides the logits; 0 is greedy decoding.
     #[arg(long, value_name = "NUMBER", default_value_t = 0.0, help_heading = ANSWERS)]
     temperature: f64,
-    /// Draw among the fewest most likely tokens whose probabilities reach this sum.
+    /// Sample among the fewest most likely tokens whose probabilities reach this sum.
     #[arg(long, value_name = "NUMBER", help_heading = ANSWERS)]
     top_p: Option<f64>,
-    /// Decides the draws.
+    /// Random seed of sampling.
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = ANSWERS)]
     seed: u64,
 }
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<(), Failure> {
         false => Questions::read(),
     };
     if is_watched {
-        terminal::tell_line(format_args!("`{}` answers; /help lists the commands", chat.model.name));
+        terminal::tell_line(format_args!("chatting with `{}`; /help lists the commands", chat.model.name));
     }
     while let Some(line) = questions.next()? {
         chat.interrupted.store(false, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Chat<'_> {
         };
         let compared = self.named(name)?;
         if compared.number == self.model.number {
-            let failure = Failure::wrong(format!("`{}` is what answers already", compared.name));
+            let failure = Failure::wrong(format!("`{}` is selected already", compared.name));
             return Err(failure.with_help(format!("there are {}", self.known())));
         }
         self.compared = Some(compared);
@@ -290,8 +290,15 @@ impl Chat<'_> {
         let (messages, vocabulary) = (self.messages(), &self.opened.vocabulary);
         let prompt = vocabulary.conversation(model, &messages);
         let prompt = prompt.map_err(|error| {
-            let help = error.help().unwrap_or("`/reset` begins anew");
-            Failure::from(StageError::bad_data("the conversation cannot be asked").with_source(error)).with_help(help)
+            let help = error.help().unwrap_or("`/reset` starts a new conversation");
+            Failure::from(
+                StageError::bad_data(
+                    "the conversation cannot be used as a \
+                prompt",
+                )
+                .with_source(error),
+            )
+            .with_help(help)
         })?;
         if prompt.len() >= vocabulary.positions {
             let message = format!(
@@ -316,8 +323,15 @@ impl Chat<'_> {
         let mut growing = Vec::with_capacity(N);
         for request in requests {
             let id = self.opened.engine.push(request);
-            let id =
-                id.map_err(|error| Failure::from(StageError::bad_data("it cannot be asked").with_source(error)))?;
+            let id = id.map_err(|error| {
+                Failure::from(
+                    StageError::bad_data(
+                        "it cannot be used as a \
+                    prompt",
+                    )
+                    .with_source(error),
+                )
+            })?;
             growing.push(Growing { id, text: CompletionText::default(), ids: Vec::new(), is_over: false });
         }
         let done = self.grow(&mut growing, shown);

@@ -41,8 +41,10 @@ fn replaced_by_argo(job: &Job<'_>) -> Result<(), Failure> {
     let texts = arguments.iter().map(String::as_str).chain(ids).chain(variables).chain(given);
     match texts.into_iter().find(|text| text.contains("{{")) {
         None => Ok(()),
-        Some(text) => Err(Failure::wrong(format!("`{text}` holds `{{{{`, which Argo reads as a reference of its own"))
-            .with_help("write it into the pipeline file, where Argo does not look")),
+        Some(text) => {
+            Err(Failure::wrong(format!("`{text}` contains `{{{{`, which Argo reads as one of its references"))
+                .with_help("write it into the pipeline file, where Argo does not look"))
+        }
     }
 }
 

@@ -36,13 +36,14 @@ pub(super) struct ClusterArgs {
     /// A label that a node must have, for all pods or for those with a device; may be given several times.
     #[arg(long = "node-selector", value_name = "[DEVICE:]LABEL=VALUE")]
     pub node_selectors: Vec<NodeSelector>,
-    /// What the cluster calls a device, such as `npu=huawei.com/Ascend310P`; may be given several times.
+    /// The cluster's name of a device, such as `npu=huawei.com/Ascend310P`; may be given several times.
     #[arg(long = "device-resource", value_name = "DEVICE=RESOURCE")]
     pub device_resources: Vec<DeviceResource>,
-    /// The Secret that holds tokens and keys, each under the name of its environment variable.
+    /// The Secret with tokens and keys, each under the name of its environment variable.
     #[arg(long, value_name = "NAME", default_value = "pipeline")]
     pub secret: String,
-    /// An environment variable of the pods that is no secret, such as `HF_ENDPOINT=https://…`; may be given several times.
+    /// An environment variable of the pods that is not secret, such as `HF_ENDPOINT=https://…`; may be given several
+    /// times.
     #[arg(long = "env", value_name = "NAME=VALUE")]
     pub variables: Vec<Variable>,
     /// A persistent volume claim to mount, for a shared cache or sources that are stored there; may be given several
@@ -52,8 +53,8 @@ pub(super) struct ClusterArgs {
     /// A persistent volume claim for the pods' homes: a training run whose pod is lost continues from its saved steps.
     #[arg(long, value_name = "CLAIM")]
     pub home_claim: Option<String>,
-    /// Where the folder of the pipeline file is in the image or on a volume. Without it a ConfigMap brings the file
-    /// and its sources.
+    /// The path of the pipeline file's folder in the image or on a volume. Without it a ConfigMap contains the file and
+    /// its sources.
     #[arg(long, value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
     #[command(flatten)]

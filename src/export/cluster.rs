@@ -64,7 +64,7 @@ impl<'a> Job<'a> {
             None => files::collect(&plan, args, &global.home_to_look(&args.file), &mut problems)?,
         };
         if global.verbosity() > Verbosity::Quiet && plan.stages.iter().any(|stage| !stage.resources.slots.is_empty()) {
-            terminal::tell_line("warning: `slots` hold within one pod, and not between the pods of a workflow");
+            terminal::tell_line("warning: `slots` apply within one pod, not between the pods of a workflow");
         }
         problems.iter().for_each(render::message);
         Failure::after(if problems.is_empty() { Exit::Done } else { Exit::Wrong }, Ok(()))?;
@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
         let mut text = format!("# {} as {kind}, written by `pipeline export`.\n", self.plan.name);
         text += &format!("# Start it: kubectl apply --server-side -f {target}\n");
         if !secrets.is_empty() {
-            text += &format!("# The Secret `{}` holds: {}\n", self.args.secret, secrets.join(", "));
+            text += &format!("# The Secret `{}` contains: {}\n", self.args.secret, secrets.join(", "));
         }
         text += &yaml::documents(documents);
         match &self.args.output {
@@ -212,7 +212,7 @@ impl ClusterArgs {
                 }
                 let text = format!("the shared cache `{}` is a folder of this machine", folder.display());
                 let help = format!(
-                    "use a bucket, or mount the volume that holds it in the same place: `--volume CLAIM={}`",
+                    "use a bucket, or mount its volume at the same path: `--volume CLAIM={}`",
                     folder.display()
                 );
                 Some(Message::chain(&[text], Some(help)))

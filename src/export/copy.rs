@@ -14,10 +14,10 @@ use crate::{Global, locate, terminal, words};
 pub(super) struct CopyArgs {
     /// The pipeline file.
     file: PathBuf,
-    /// The stage, with its output where it has several.
+    /// The stage, with its output if it has several.
     #[arg(value_name = "STAGE[.OUTPUT]")]
     output: String,
-    /// The folder to make, or an empty one.
+    /// A new or empty folder.
     folder: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]

@@ -140,9 +140,8 @@ fn absolute(plan: &Plan, args: &ClusterArgs) -> Vec<Message> {
             let place = crate::run::place(plan, &stage.id);
             let text = format!("stage `{}` reads `{pattern}`, an absolute path that pods do not have{place}", stage.id);
             let folder = Path::new(&pattern).parent().unwrap_or(Path::new("/")).display().to_string();
-            let help = format!(
-                "write it relative to the pipeline file, or mount the volume that holds it: `--volume CLAIM={folder}`"
-            );
+            let help =
+                format!("write it relative to the pipeline file, or mount its volume: `--volume CLAIM={folder}`");
             Some(Message::chain(&[text], Some(help)))
         }
         _ => None,
@@ -187,7 +186,7 @@ fn too_large(paths: &[PathBuf], below: &dyn Fn(&Path) -> String) -> Result<Optio
     let largest = sizes.iter().take(3).map(|(bytes, path)| format!("{} ({})", below(path), words::bytes(*bytes)));
     let largest = largest.collect::<Vec<_>>().join(", ");
     let whole = words::bytes(whole);
-    Ok(Some(format!("what the pods read is {whole}, and a ConfigMap holds less than 1 MiB; the largest: {largest}")))
+    Ok(Some(format!("the files of the pods have {whole}, and a ConfigMap has less than 1 MiB; the largest: {largest}")))
 }
 
 fn read(path: &Path) -> Result<File, Failure> {

@@ -25,7 +25,7 @@ fn whole(stages: &[PlannedStage]) -> Result<Asks, Failure> {
     let asks = stages.iter().map(Asks::of).try_fold(Asks::default(), Asks::or);
     asks.map_err(|(one, other)| {
         Failure::wrong(format!("some stages request {}, others {}: no pod has both", words(one), words(other)))
-            .with_help("`pipeline export argo` gives each stage a pod of its own")
+            .with_help("`pipeline export argo` runs each stage in a separate pod")
     })
 }
 

@@ -278,7 +278,11 @@ pub(super) fn keys() -> Keys {
             "the reference is scored once, before the first step",
             &["precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free"],
         )
-        .missing("a variant of DPO that is not there: docs/preferences.md", &["dpo_use_weighting", "dpo_loss_weights"])
+        .missing(
+            "a variant of DPO that is not supported: \
+            docs/preferences.md",
+            &["dpo_use_weighting", "dpo_loss_weights"],
+        )
         .missing(
             preference::OTHERS,
             &[
@@ -293,7 +297,7 @@ pub(super) fn keys() -> Keys {
         )
         .missing("prompts are as long as they are: `max_seq_len` counts both", &["max_prompt_len"])
         .missing(
-            "nothing here stands for it",
+            "not supported here",
             &[
                 "shrink_embeddings",
                 "reinit_weights",
@@ -450,10 +454,10 @@ fn dataset_keys() -> Keys {
         .read("train_on_eos=turn", "train_on")
         .read("train_on_eot", "train_on")
         .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
-        .nothing("changes speed alone", &["preprocess_shards"])
+        .nothing("changes only speed", &["preprocess_shards"])
         .nothing("the roles of ShareGPT are known", &["roles"])
         .missing(
-            "nothing of `dataset` stands for it",
+            "not supported by `dataset`",
             &[
                 "shards",
                 "shards_idx",
@@ -525,8 +529,8 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     if let Some(plugins) = reading.is_given("plugins").then(|| reading.texts("plugins")) {
         let unknown = plugins.iter().find(|plugin| !plugin.contains("liger") && !plugin.contains("cut_cross_entropy"));
         match unknown {
-            Some(plugin) => reading.missing("plugins", format!("`{plugin}` is code of its own")),
-            None => reading.nothing("plugins", "kernels that change speed alone"),
+            Some(plugin) => reading.missing("plugins", format!("`{plugin}` is separate code")),
+            None => reading.nothing("plugins", "kernels that change only speed"),
         }
     }
     if let Some(tokens) = reading.entry("special_tokens") {
@@ -555,7 +559,7 @@ fn loss(reading: &mut Reading<'_>) {
     let which = match (kind.as_str(), reading.texts("dpo_loss_type").as_slice()) {
         ("dpo", [loss]) => loss.clone(),
         ("dpo", [_, _, ..]) => {
-            reading.missing("dpo_loss_type", "one loss is there");
+            reading.missing("dpo_loss_type", "only one loss is supported");
             kind.clone()
         }
         _ => kind.clone(),
@@ -654,7 +658,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     }
     if reading.flag("lora_target_linear") {
         reading.put("lora_target_linear", "train.lora.target_modules", "all-linear");
-        reading.nothing("lora_target_modules", "`lora_target_linear` takes all of them");
+        reading.nothing("lora_target_modules", "`lora_target_linear` selects all of them");
     } else if reading.is_given("lora_target_modules") {
         let modules = match reading.value("lora_target_modules") {
             Value::String(pattern) => json!(pattern),
@@ -698,7 +702,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
         }
         (_, false) => below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`"),
     }
-    below.nothing("ds_type", "the ending of the file says it");
+    below.nothing("ds_type", "the extension of the file determines it");
     let kind = match item.get("type").map(|kind| kind.value.clone()) {
         Some(Value::Map(_)) => {
             prompter(&mut below, item);
@@ -803,7 +807,7 @@ fn prompter(below: &mut Reading<'_>, item: &Node) {
     below.parameters.set("template", "none", Note::Given);
     prompter.finish();
     below.take(prompter);
-    below.nothing("type", "a prompt of its own");
+    below.nothing("type", "a separate prompt");
 }
 
 /// A text as an expression.
@@ -851,12 +855,12 @@ fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>) {
         reading.put("excess_length_strategy", "tokens.on_too_long", strategy);
     }
     if kinds.contains(&Kind::Preferences) {
-        reading.nothing("train_on_inputs", "responses alone are scored");
+        reading.nothing("train_on_inputs", "only responses are scored");
         reading.parameters.need("tokens.response_border", "joint", "TRL encodes prompt and response as one text.");
         if let Some(words) = words {
             reading.parameters.set("tokens.chat_template", words, Note::Given);
         }
-        return reading.nothing("chat_template", "the words are those of the type, or the tokenizer's own");
+        return reading.nothing("chat_template", "the template is that of the type, or the tokenizer's own");
     }
     let train_on = if reading.flag("train_on_inputs") { "all" } else { "assistant" };
     reading.put("train_on_inputs", "tokens.train_on", train_on);
@@ -928,8 +932,8 @@ fn schedule(reading: &mut Reading<'_>) {
         let (ratio, reason) = match reading.number("warmup_ratio") {
             Some(ratio) => (ratio, "the share of all steps is rounded down there, and up here".to_owned()),
             None => {
-                let reason = "where neither `warmup_steps` nor `warmup_ratio` is set, axolotl takes 3 % of the steps, \
-                              rounded down, and 100 at most; here 3 %, rounded up, without a limit";
+                let reason = "if neither `warmup_steps` nor `warmup_ratio` is set, axolotl uses 3 % of the steps, \
+                    rounded down, at most 100; here 3 %, rounded up, without a limit";
                 (0.03, reason.to_owned())
             }
         };
@@ -956,5 +960,5 @@ fn when(reading: &mut Reading<'_>, job: &Job) {
     } else if reading.is_given("early_stopping_patience") {
         reading.missing("early_stopping_patience", "there are no rows to measure the loss on");
     }
-    reading.nothing("saves_per_epoch", "the state to go on from is saved every 20 steps");
+    reading.nothing("saves_per_epoch", "the state to resume from is saved every 20 steps");
 }

@@ -88,7 +88,7 @@ pub(super) fn of_commands(
             Some(first) if call.verb.text == "export" && call.tool == first.tool => first.merges = true,
             Some(_) => {
                 let message = format!("`{}` is not carried over", call.verb.text);
-                let label = "a second command: a stage of its own here";
+                let label = "a second command: a separate stage here";
                 problems.push(Problem::warning("not-carried-over", call.verb.span, message, label));
             }
         }

@@ -30,7 +30,7 @@ pub(super) const NAMES: Names = Names {
 
 /// Why a base in another format than 4 bits of bitsandbytes is not carried over.
 pub(super) const OTHER_BASE: &str =
-    "of bitsandbytes' bases `nf4` and `fp4` alone are there: the base keeps the dtype of its files";
+    "only the formats `nf4` and `fp4` of bitsandbytes are supported: the base keeps the dtype of its files";
 
 /// A base in 4 bits of bitsandbytes, which a key asks for. `kind` and `double` are the keys of its type and of double
 /// quantisation, where the tool has them; else it is `nf4` with double quantisation.
@@ -61,12 +61,12 @@ pub(super) fn quantized_base(
 
 /// Notes that keys of a quantised base mean nothing without one.
 pub(super) fn no_quantized_base(reading: &mut Reading<'_>, keys: &[&'static str]) {
-    keys.iter().for_each(|key| reading.nothing(key, "of a quantised base alone"));
+    keys.iter().for_each(|key| reading.nothing(key, "only for a quantised base"));
 }
 
 const RECORDED: &str = "figures of every step are always recorded (`pipeline runs show`, TensorBoard)";
 pub(super) const SPEED: &str = "changes speed or memory, never the result";
-const STATES: &str = "states to go on from are kept by the store, whatever the folder";
+const STATES: &str = "the store keeps the states to resume from, whatever the folder";
 const HUB: &str = "nothing is uploaded; `publish:` writes a folder that can be";
 
 /// The rows. A tool with other defaults has rows of its own in front of these ([`Keys::and`]).
@@ -201,7 +201,7 @@ pub(super) fn keys() -> Keys {
             ],
         )
         .missing(
-            "no parameter of `train` stands for it",
+            "not supported by `train`",
             &[
                 "optim_args",
                 "optim_target_modules",
@@ -296,8 +296,8 @@ fn length(reading: &mut Reading<'_>, names: &Names) {
     match max_steps {
         // There steps decide alone, and the data begins again as often as it takes.
         Some(steps) => {
-            let reason = "ends training there, however many epochs that takes; here at the latest after `epochs`, \
-                          which is set high enough";
+            let reason = "ends training there, after any number of epochs; here at the latest after `epochs`, which \
+                is set high enough";
             reading.put_differing("max_steps", "train.max_steps", steps, reason);
             reading.parameters.need("train.epochs", 10_000, "`max_steps` ends training.");
         }
@@ -323,7 +323,7 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
     };
     match kind {
         "adamw_8bit" => {
-            let reason = "8-bit moments as bitsandbytes has them; here for the native backend alone (the CPU)";
+            let reason = "8-bit moments as in bitsandbytes; here only on the native backend (the CPU)";
             reading.put_differing(names.optimizer, "train.optimizer.name", kind, reason);
         }
         "muon" => {
@@ -343,7 +343,7 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
     }
     let decay = reading.number("weight_decay").unwrap_or(0.0);
     if decay > 0.0 && method == Method::Full {
-        let reason = format!("{decay} there for matrices alone; here norms and biases decay as well");
+        let reason = format!("there {decay} only for matrices; here norms and biases decay as well");
         reading.put_differing("weight_decay", "train.optimizer.weight_decay", decay, reason);
     } else {
         reading.put("weight_decay", "train.optimizer.weight_decay", decay);
@@ -435,11 +435,11 @@ fn saving(reading: &mut Reading<'_>) {
         && reading.text("save_strategy").as_deref() == Some("steps")
         && steps >= 1.0
     {
-        let reason = "there each is a checkpoint to keep; here it is the state to go on from, and only the result of \
-                      the stage is kept";
+        let reason = "there each is a checkpoint to keep; here it is the state to resume from, and only the result of \
+            the stage is kept";
         reading.put_differing("save_steps", "train.save_every", steps as i64, reason);
     } else {
-        reading.nothing("save_steps", "the state to go on from is saved every 20 steps");
+        reading.nothing("save_steps", "the state to resume from is saved every 20 steps");
     }
     if let Some(limit) = reading.whole("save_total_limit").filter(|limit| *limit >= 1) {
         reading.put("save_total_limit", "train.keep_last", limit);
@@ -473,8 +473,11 @@ fn devices_of(reading: &mut Reading<'_>, devices: i64) {
         let text = reading.text(name).filter(|text| !text.is_empty() && text != "[]" && text != "{}");
         let Some(text) = text else { continue };
         let reason = match text.contains("zero2") || text.contains("zero1") {
-            true => "optimizer states are sharded there; here weights as well (`fsdp2`), on devices alone",
-            false => "sharded there and here, each by its own means; on devices alone, and the result stays the same",
+            true => "there optimizer states are sharded; here weights as well (`fsdp2`), only on devices",
+            false => {
+                "sharded there and here, by different implementations; only on devices, and the result is the \
+                same"
+            }
         };
         reading.put_differing(name, "train.parallel", "fsdp2", reason);
     }

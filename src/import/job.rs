@@ -70,7 +70,7 @@ impl Job {
             (reading.texts(saved).iter().any(|module| module == "embed_tokens"), self.method == Method::Lora);
         match is_adapter && !is_saved {
             true => {
-                let reason = format!("{reason}, and the adapter trains these rows, which it leaves as they are there");
+                let reason = format!("{reason}, and the adapter trains these rows, which are frozen there");
                 reading.put_differing(key, path, json!(tokens), reason);
             }
             false => reading.put_differing(key, path, json!(tokens), reason),

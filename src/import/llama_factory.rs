@@ -188,7 +188,7 @@ pub(super) fn keys() -> Keys {
         .read("simpo_gamma=0.5", "train.loss.gamma")
         .read("kto_chosen_weight=1.0", "train.loss.desirable_weight")
         .read("kto_rejected_weight=1.0", "train.loss.undesirable_weight")
-        .missing("a variant of DPO that is not there: docs/preferences.md", &["pref_bco_weight=0.0", "ld_alpha"])
+        .missing("a variant of DPO that is not supported: docs/preferences.md", &["pref_bco_weight=0.0", "ld_alpha"])
         .missing("the reference is the model that the run starts from", &["ref_model", "ref_model_adapters"])
         .missing(
             preference::OTHERS,
@@ -207,7 +207,7 @@ pub(super) fn keys() -> Keys {
         .read("add_special_tokens", "wider.added_special_tokens")
         .nothing("tables grow where tokens are added", &["resize_vocab"])
         .missing(
-            "nothing here stands for it",
+            "not supported here",
             &[
                 "split_special_tokens",
                 "new_special_tokens_config",
@@ -267,7 +267,7 @@ fn entry_keys() -> Keys {
         .read("num_samples", "limit")
         .same("subset", "config")
         .same("split=train", "split")
-        .nothing("a name of its own", &["folder", "file_sha1"])
+        .nothing("another name", &["folder", "file_sha1"])
         .nothing("the columns of the stage", &["ranking"])
         .missing(
             "no code of a data set runs, and only these hubs are known: Hugging Face, ModelScope",
@@ -351,7 +351,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         Some("lora") => reading.put("finetuning_type", "train.method", "lora"),
         other => {
             let other = other.unwrap_or_default();
-            reading.missing("finetuning_type", format!("`{other}`: lora and full are there"));
+            reading.missing("finetuning_type", format!("`{other}`: only lora and full are supported"));
         }
     }
     if job.method == Method::Full {
@@ -416,7 +416,7 @@ impl Info {
         let names: Vec<String> = reading.texts(name).into_iter().filter(|name| !name.is_empty()).collect();
         reading.nothing(name, "a stage for each");
         let Some(root) = &self.root else {
-            let message = format!("`{}` is not there, which says what `{}` is", self.path, names.join("`, `"));
+            let message = format!("`{}` does not exist, which defines `{}`", self.path, names.join("`, `"));
             let problem = Problem::error("file-missing", given.value.span, message, "names in that file");
             let help = "start in the folder that LLaMA-Factory is started in, or set `dataset_dir`";
             reading.problems.push(problem.with_help(help));
@@ -492,7 +492,7 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
     };
     let other = ["images", "videos", "audios"];
     if let Some(name) = other.iter().find(|name| of("columns", name).is_some()) {
-        below.missing("columns", format!("`{name}`: only texts are learned from"));
+        below.missing("columns", format!("`{name}`: only text is supported"));
     } else {
         below.nothing("columns", "the columns of the stage");
     }
@@ -535,13 +535,13 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
             };
             let unknown = tags.as_object().and_then(|tags| tags.iter().find(|(_, tag)| !is_known(tag)));
             match unknown {
-                None => below.nothing("tags", "ShareGPT's and OpenAI's words are known"),
+                None => below.nothing("tags", "only ShareGPT's and OpenAI's keys are supported"),
                 Some((name, tag)) => {
-                    below.missing("tags", format!("`{name}: {tag}`: ShareGPT's and OpenAI's words are known"));
+                    below.missing("tags", format!("`{name}: {tag}`: only ShareGPT's and OpenAI's keys are supported"));
                 }
             }
             if column("system", "").is_some() {
-                below.missing("columns", "`system`: a column beside the conversation");
+                below.missing("columns", "`system`: a separate column, next to the conversation");
             }
         }
         other => {
@@ -596,14 +596,14 @@ fn tokens(reading: &mut Reading<'_>, stage: Stage) {
         reading.nothing("template", "plain text has none");
         return;
     }
-    let reason = "a longer row is cut there in proportion, prompt and answer alike; here at its end";
+    let reason = "there prompt and response of a longer row are truncated in proportion; here its end is";
     reading.put_differing("cutoff_len", "tokens.max_seq_len", length, reason);
     reading.parameters.need("tokens.on_too_long", "truncate", "The nearest to what LLaMA-Factory does.");
     let (all, last) = (reading.flag("train_on_prompt"), reading.flag("mask_history"));
     match (all, last) {
         _ if stage == Stage::Preferences => {
             for name in ["train_on_prompt", "mask_history"] {
-                reading.nothing(name, "responses alone are scored");
+                reading.nothing(name, "only responses are scored");
             }
         }
         (true, true) => reading.missing("mask_history", "together with `train_on_prompt`"),
@@ -622,8 +622,8 @@ fn tokens(reading: &mut Reading<'_>, stage: Stage) {
         }
         None => {
             let reason = format!(
-                "the words of `{template}` are LLaMA-Factory's; here the tokenizer's own chat template is used, which may \
-                 add a system message"
+                "`{template}` is a template of LLaMA-Factory; here the tokenizer's own chat template is used, which \
+                 may add a system message"
             );
             reading.differs("template", reason);
         }
@@ -650,7 +650,8 @@ fn packs(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool) {
 
 fn precision(reading: &mut Reading<'_>) {
     if reading.flag("pure_bf16") {
-        let reason = "what is trained is bf16 there as well; here it is f32, and so are its moments and the loss";
+        let reason = "there trainable parameters are bf16, too; here they are f32, and so are their moments and the \
+            loss";
         reading.put_differing("pure_bf16", "train.dtype", "bf16", reason);
     } else if reading.choice("bf16") != Some(true) && reading.choice("fp16") != Some(true) {
         let reason = "with neither bf16 nor fp16 the dtype of the checkpoint is computed in there; here f32";

@@ -50,26 +50,26 @@ use crate::{Format, Global, new_file};
 ///
 /// Reads configurations of torchtune, axolotl, LLaMA-Factory (with its dataset_info.json), ms-swift and TRL, shell
 /// scripts, and commands: `pipeline import 'swift sft --model …'`, or `pipeline import -- swift sft --model …`. Every
-/// default of the tool is written out, and three lists say what was carried over, what means something else here, and
-/// what could not be carried over, which is an error without `--partial`.
+/// default of the tool is written out, and three lists show what was converted, what has another meaning here, and what
+/// could not be converted, which is an error without `--partial`.
 #[derive(Args)]
 pub(crate) struct ImportArgs {
     /// A configuration, a shell script, or a command in quotes.
     #[arg(value_name = "FILE|COMMAND", required_unless_present = "command")]
     what: Option<String>,
-    /// Where the pipeline file is written; standard output if left out.
+    /// Where to write the pipeline file [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Replace the pipeline file, if it is there.
+    /// Replace an existing pipeline file.
     #[arg(long)]
     overwrite: bool,
-    /// Write the pipeline file although something cannot be carried over.
+    /// Write the pipeline file although some keys cannot be converted.
     #[arg(long)]
     partial: bool,
-    /// The tool that the file belongs to; by default its keys say it.
+    /// The tool of the file [default: recognised by its keys].
     #[arg(long, value_enum)]
     from: Option<From>,
-    /// How to print what was carried over; with `json` the pipeline file is part of it.
+    /// How to print the lists; with `json` the pipeline file is part of the output.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// A command, word by word.
@@ -284,8 +284,7 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
         .map_or_else(|| "imported".to_owned(), |stem| stem.to_string_lossy().into_owned());
     job.head = vec![
         format!("Written by `pipeline import` from what {} would do.", reading.tool),
-        "A comment above a key says what it means there and not here; one behind it, that it was not set there."
-            .to_owned(),
+        "A comment above a key explains a different meaning there; one after it, that it was not set there.".to_owned(),
     ];
     Imported { tool: reading.tool, job, lists: reading.lists, problems: reading.problems }
 }

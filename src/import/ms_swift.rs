@@ -62,7 +62,7 @@ pub(super) fn keys() -> Keys {
             &["ref_model", "ref_adapters", "ref_model_revision"],
         )
         .missing(preference::OTHERS, &["reward_model", "reward_funcs", "num_generations"])
-        .missing("a variant of DPO that is not there: docs/preferences.md", &["ld_alpha", "loss_weights"])
+        .missing("a variant of DPO that is not supported: docs/preferences.md", &["ld_alpha", "loss_weights"])
         .read("dataset", "rows")
         .read("val_dataset", "held_out_rows")
         .read("split_dataset_ratio", "rows.train_test_split.test_size")
@@ -131,7 +131,7 @@ pub(super) fn keys() -> Keys {
             &["model_type", "task_type", "local_repo_path", "model_meta", "model_info", "model_dir"],
         )
         .nothing(
-            "names of folders and what is written beside the result",
+            "names of folders and files next to the result",
             &[
                 "add_version",
                 "create_checkpoint_symlink",
@@ -196,7 +196,7 @@ pub(super) fn keys() -> Keys {
         .missing(OTHER_BASE, &["hqq_axis"])
         .read("new_special_tokens", "wider.added_special_tokens")
         .missing(
-            "nothing here stands for it",
+            "not supported here",
             &[
                 "rope_scaling",
                 "max_model_len",
@@ -290,7 +290,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
 fn loss(reading: &mut Reading<'_>, is_preference: bool) {
     if !is_preference {
         if reading.is_given("loss_type") {
-            reading.missing("loss_type", "nothing here stands for it");
+            reading.missing("loss_type", "not supported here");
         }
         reading.nothing("rlhf_type", "of `swift rlhf`");
         return preference::without(reading, &PREFERENCE, "of `swift rlhf`");
@@ -315,7 +315,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         Some("lora") => reading.put(name, "train.method", "lora"),
         other => {
             let other = other.unwrap_or_default();
-            reading.missing(name, format!("`{other}`: lora and full are there"));
+            reading.missing(name, format!("`{other}`: only lora and full are supported"));
         }
     }
     if job.method == Method::Full {
@@ -334,7 +334,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
         if others.is_empty() {
             job.go_on_from(reading, "adapters", folder, places);
         } else {
-            reading.missing("adapters", "training goes on from one adapter");
+            reading.missing("adapters", "training starts from one adapter");
         }
     }
 }
@@ -477,12 +477,12 @@ fn guessed(
     let expression = format!("{{{{ row['messages'] or row['conversations'] or {pair} }}}}");
     rows.set("map", json!({ "messages": expression }), Note::Given);
     let reason = format!(
-        "the columns of `{name}` cannot be seen from here: `messages`, `conversations`, or a question and an answer by the \
-         names that ms-swift looks for; look at them with `pipeline show FILE rows`"
+        "the columns of `{name}` are not known: `messages`, `conversations`, or a question and an answer by the names \
+         that ms-swift looks for; look at them with `pipeline show FILE rows`"
     );
     reading.differs(key, reason);
     rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
-    rows.need("turn_order", "any", "The tool takes turns in any order.");
+    rows.need("turn_order", "any", "The tool accepts turns in any order.");
 }
 
 fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &str, places: &Places) {
@@ -500,7 +500,7 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub:
     let reason = if reading.is_given("split_dataset_ratio") {
         DRAWN
     } else {
-        "what ms-swift 3 holds out without being asked (`train_type` is its name of the key); 4 holds out nothing"
+        "ms-swift 3 holds this out by default (`train_type` is its name of the key); 4 holds out nothing"
     };
     job.hold_out(reading, "split_dataset_ratio", share, reason);
 }
@@ -518,14 +518,14 @@ fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {
             "right" => reading.put("truncation_strategy", "tokens.on_too_long", "truncate"),
             "split" if is_text => reading.put("truncation_strategy", "tokens.on_too_long", "split"),
             other => {
-                let reason = format!("`{other}`: a row is cut at its end, left out, or, of plain text, split");
+                let reason = format!("`{other}`: a row is truncated at its end, left out, or, for plain text, split");
                 reading.missing("truncation_strategy", reason);
             }
         }
     }
     match reading.text("loss_scale").as_deref() {
         Some("last_round") if reading.parameters.get("train.loss.name").is_some() => {
-            reading.nothing("loss_scale", "responses alone are scored");
+            reading.nothing("loss_scale", "only responses are scored");
         }
         Some("default" | "ignore_empty_think") => reading.put("loss_scale", "tokens.train_on", "assistant"),
         Some("last_round") => reading.put("loss_scale", "tokens.train_on", "last"),
@@ -538,8 +538,8 @@ fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {
             );
         }
     }
-    let reason = "the words of ms-swift's template for this model; here those of the tokenizer's own chat template, which \
-                  may add a system message";
+    let reason = "there ms-swift's template for this model; here the tokenizer's own chat template, which may add a \
+        system message";
     if !is_text {
         reading.differs("template", reason);
     }
@@ -611,7 +611,8 @@ fn accumulation(reading: &mut Reading<'_>, devices: i64) {
     }
     let steps = (16 + size * devices - 1) / (size * devices);
     let reason = format!(
-        "where it is not set, ms-swift takes as many as make 16 rows a step: 16 / ({size} × {devices}), rounded up, is {steps}"
+        "if it is not set, ms-swift uses as many as make 16 rows per step: 16 / ({size} × {devices}), rounded up, is \
+         {steps}"
     );
     reading.put_differing("gradient_accumulation_steps", "train.gradient_accumulation_steps", steps.max(1), reason);
 }

@@ -7,7 +7,7 @@ use super::parameters::{Note, Parameters};
 use super::reading::Reading;
 
 /// What is said of methods that are not carried over.
-pub(super) const OTHERS: &str = "reinforcement learning and reward models (GRPO, PPO, rewards) are not there yet";
+pub(super) const OTHERS: &str = "reinforcement learning and reward models (GRPO, PPO, rewards) are not supported yet";
 
 /// Methods that train on no rows of preferences.
 const REINFORCEMENT: &[&str] = &["grpo", "gdpo", "ppo", "rloo", "rm", "gkd", "ebft"];
@@ -89,8 +89,8 @@ pub(super) fn loss(reading: &mut Reading<'_>, names: &Names, which: &str, smooth
             return reading.missing(names.loss, format!("`{which}`: {OTHERS}"));
         }
         reading.missing(names.loss, format!("`{which}` is no loss here: docs/preferences.md lists them"));
-        reading.parameters.need("train.loss.name", "dpo", "The rows are preferences, and their loss is not there.");
-        return without(reading, names, "numbers of a loss that is not there");
+        reading.parameters.need("train.loss.name", "dpo", "The rows are preferences, and their loss is not supported.");
+        return without(reading, names, "numbers of a loss that is not supported");
     };
     if which == "kto" {
         let reason =
@@ -167,5 +167,5 @@ pub(super) fn pair(rows: &mut Parameters, system: Option<&str>, user: &str, [cho
 
 /// Rows that are read by the names of their columns.
 pub(super) fn as_they_are(rows: &mut Parameters) {
-    rows.need("turn_order", "any", "The tool takes turns in any order.");
+    rows.need("turn_order", "any", "The tool accepts turns in any order.");
 }

@@ -27,7 +27,7 @@ impl Report<'_> {
         let Lists { same, differing, missing } = self.lists;
         let (given, defaults): (Vec<&Item>, Vec<&Item>) = same.iter().partition(|item| item.span.is_some());
         let mut text = format!(
-            "{}: {} carried over, {} with another meaning, {} not; {} of its own written out\n",
+            "{}: {} carried over, {} with another meaning, {} not; {} written out\n",
             self.tool,
             plural(given.len(), "key"),
             differing.len(),

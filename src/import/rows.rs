@@ -36,7 +36,7 @@ pub(crate) fn conversation(rows: &mut Parameters, system: Option<&str>, user: &s
 /// A column that holds conversations.
 pub(super) fn messages(rows: &mut Parameters, column: &str) {
     rows.set("column_map", json!({ "messages": column }), Note::Given);
-    rows.need("turn_order", "any", "The tool takes turns in any order.");
+    rows.need("turn_order", "any", "The tool accepts turns in any order.");
 }
 
 /// A column that holds plain text.

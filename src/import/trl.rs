@@ -113,7 +113,7 @@ pub(super) fn keys() -> Keys {
         .read("load_in_4bit=false", "train.quantize.base")
         .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
         .read("use_bnb_nested_quant=false", "train.quantize.double_quantization")
-        .nothing("of a quantised base alone", &["bnb_4bit_quant_storage"])
+        .nothing("only for a quantised base", &["bnb_4bit_quant_storage"])
         .missing(OTHER_BASE, &["load_in_8bit"])
         .nothing(
             "the reference is scored once, before the first step, without dropout",
@@ -129,9 +129,9 @@ pub(super) fn keys() -> Keys {
             "the reference is the model that the run starts from",
             &["ref_model", "ref_model_name_or_path", "sync_ref_model", "reference_free"],
         )
-        .missing("a variant of DPO that is not there: docs/preferences.md", &["use_weighting", "ld_alpha"])
+        .missing("a variant of DPO that is not supported: docs/preferences.md", &["use_weighting", "ld_alpha"])
         .missing(
-            "nothing here stands for it",
+            "not supported here",
             &[
                 "model_init_kwargs",
                 "dataset_kwargs",
@@ -152,7 +152,7 @@ fn dataset_keys() -> Keys {
         .same("name", "config")
         .same("split=train", "split")
         .nothing("columns that are not named are not read", &["columns"])
-        .missing("nothing of `dataset` stands for it", &["data_dir", "fraction"])
+        .missing("not supported by `dataset`", &["data_dir", "fraction"])
 }
 
 /// Reads a configuration of `trl sft`, `trl dpo` or `trl kto`.
@@ -195,7 +195,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
 fn loss(reading: &mut Reading<'_>, training: Training) {
     if training == Training::Sft {
         if reading.text("loss_type").as_deref() != Some("nll") {
-            reading.missing("loss_type", "the negative log-likelihood is there");
+            reading.missing("loss_type", "only the negative log-likelihood is supported");
         }
         preference::without(reading, &PREFERENCE, "of `trl dpo` and `trl kto`");
         for name in ["loss_weights", "f_divergence_type", "f_alpha_divergence_coef"] {
@@ -216,7 +216,7 @@ fn loss(reading: &mut Reading<'_>, training: Training) {
         [first, second] if is_rpo && *first == 1.0 => reading.put("loss_weights", "train.loss.sft_weight", *second),
         [] if is_rpo => reading.put("loss_weights", "train.loss.sft_weight", 1),
         [] => reading.nothing("loss_weights", "one loss"),
-        _ => reading.missing("loss_weights", "one loss is there, and the likelihood with a weight beside it"),
+        _ => reading.missing("loss_weights", "only one loss is supported, and the likelihood with a weight"),
     }
     let divergence = reading.text("f_divergence_type").unwrap_or_default();
     match (divergence.rsplit('.').next().unwrap_or_default(), which.as_str()) {
@@ -231,10 +231,10 @@ fn loss(reading: &mut Reading<'_>, training: Training) {
             let reason = "`alpha` there is 1 less `alpha` here";
             reading.put_differing("f_alpha_divergence_coef", "train.loss.alpha", 1.0 - theirs, reason);
         }
-        _ => reading.missing("f_divergence_type", format!("`{divergence}` beside `{which}`")),
+        _ => reading.missing("f_divergence_type", format!("`{divergence}` with `{which}`")),
     }
     if !reading.is_reported("f_alpha_divergence_coef") {
-        reading.nothing("f_alpha_divergence_coef", "of `alpha_divergence` alone");
+        reading.nothing("f_alpha_divergence_coef", "only for `alpha_divergence`");
     }
 }
 
@@ -354,7 +354,7 @@ fn shaped(
             reading.missing(key, format!("`{name}` has preferences, which `trl sft` does not train on"));
         }
         Some(Shape::Alpaca) => {
-            reading.missing(key, "TRL takes `text`, `messages`, or `prompt` and `completion`");
+            reading.missing(key, "TRL accepts `text`, `messages`, or `prompt` and `completion`");
         }
         None => {
             let reason = format!(
@@ -381,8 +381,8 @@ fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
         }
     }
     if matches!(shape, Some(Shape::Text(_))) {
-        reading.nothing("completion_only_loss", "of plain text everything is trained on");
-        reading.nothing("assistant_only_loss", "of plain text everything is trained on");
+        reading.nothing("completion_only_loss", "plain text is trained as a whole");
+        reading.nothing("assistant_only_loss", "plain text is trained as a whole");
     } else if reading.flag("assistant_only_loss") {
         reading.put("assistant_only_loss", "tokens.train_on", "assistant");
     } else if matches!(shape, Some(Shape::Pair(..))) {

@@ -35,41 +35,41 @@ pub(crate) struct ModelArgs {
     /// The pipeline file.
     #[arg(required_unless_present = "model", requires = "output")]
     file: Option<PathBuf>,
-    /// The stage with a model or an adapter, or one of its outputs; what is not there yet is made first.
+    /// The stage with a model or an adapter, or one of its outputs; stages without a result run first.
     #[arg(value_name = "STAGE[.OUTPUT]")]
     output: Option<String>,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
-    /// A model's folder, in place of a pipeline file.
+    /// A model's folder, instead of a pipeline file.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["file", "output"], help_heading = MODEL)]
     model: Option<PathBuf>,
-    /// An adapter's folder, as PEFT writes it, and the name that it is used by; may be given several times.
+    /// An adapter's folder, as PEFT writes it, and its name in requests; may be given several times.
     #[arg(long = "adapter", value_name = "NAME=FOLDER", help_heading = MODEL)]
     adapters: Vec<NamedFolder>,
     /// A tokenizer's folder [default: the one that the model was trained with, else the model's own].
     #[arg(long, value_name = "FOLDER", help_heading = MODEL)]
     tokenizer: Option<PathBuf>,
-    /// The chat template, in place of the one that the model was trained with or has: a family's name, or a Jinja
-    /// template.
+    /// The chat template: a family's name, or a Jinja template [default: the one that the model was trained with, else
+    /// its own].
     #[arg(long, value_name = "TEMPLATE", help_heading = MODEL)]
     chat_template: Option<String>,
-    /// What computes [default: this program where it serves the device, else the torch worker].
+    /// The backend [default: this program if it supports the device, else the torch worker].
     #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
     backend: BackendArg,
-    /// The kind of device, of which one is taken [default: the first that the backend prefers and the machine has].
+    /// The kind of device, of which one is used [default: the first that the backend prefers and the machine has].
     #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
     device: DeviceArg,
-    /// What is computed in; `f16` by the torch worker alone.
+    /// Compute dtype; `f16` only on the torch worker.
     #[arg(long, value_enum, default_value = "f32", help_heading = MODEL)]
     dtype: DtypeArg,
     /// The format that weights are quantised to when they are loaded.
     #[arg(long, value_enum, help_heading = MODEL)]
     quantize: Option<QuantizeArg>,
-    /// Threads that compute [default: what the machine has].
+    /// Number of threads [default: those of the machine].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), help_heading = MODEL)]
     threads: Option<u16>,
-    /// Most tokens of a prompt and its completion together [default: the model's positions].
+    /// Maximum number of tokens of a prompt and its completion together [default: the model's positions].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..), help_heading = MODEL)]
     max_model_len: Option<u32>,
 }
@@ -247,7 +247,9 @@ impl ModelArgs {
         let OpenedEngine { engine, choice } = open_engine(&source.base, &weights, &settings)?;
         if choice.is_torch && global.verbosity() > Verbosity::Quiet {
             terminal::tell_line(choice.report());
-            terminal::tell_line("static batches: requests that wait together begin together, and none joins them");
+            terminal::tell_line(
+                "static batches: requests that wait at the same time start together, and no request joins them later",
+            );
         }
         let chat_template = self.chat_template.as_deref().map(ChatTemplateChoice::new);
         let vocabulary = Vocabulary {

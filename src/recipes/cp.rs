@@ -13,7 +13,7 @@ use crate::import::places::Places;
 use crate::render::Failure;
 use crate::{new_file, terminal, words};
 
-/// Copy a recipe to a file of your own, for a model and rows of your own.
+/// Copy a recipe to a file, for your own model and rows.
 ///
 /// `pipeline cp lora job.yaml model=Qwen/Qwen3-0.6B data=./rows.jsonl` gives two of the recipe's variables values. A model
 /// may be a folder on this machine.
@@ -28,7 +28,7 @@ pub(crate) struct CpArgs {
     /// Values for the variables under the recipe's `vars`.
     #[arg(value_name = "VARIABLE=VALUE")]
     values: Vec<String>,
-    /// Replace the file, if it is there.
+    /// Replace an existing file.
     #[arg(long)]
     overwrite: bool,
 }
@@ -70,7 +70,7 @@ fn bring(file: &Path, content: &str) -> Result<(), Failure> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(Failure::machine(error)),
         Err(_) if !fs::read(file).is_ok_and(|there| there == content.as_bytes()) => {
             let file = words::path(file);
-            terminal::tell_line(format_args!("{file}: is there already with other content, and stays"));
+            terminal::tell_line(format_args!("{file}: exists with other content, and is kept"));
             Ok(())
         }
         _ => Ok(()),

@@ -14,10 +14,10 @@ use crate::terminal::Look;
 
 /// List recipes: pipeline files to copy.
 ///
-/// With words, lists recipe by model as far as recipe, model or family contain each word: `pipeline ls lora qwen3`.
+/// With words, lists only recipes whose name, model or family contains each word: `pipeline ls lora qwen3`.
 #[derive(Args)]
 pub(crate) struct LsArgs {
-    /// Words that recipe or model contain, in any case.
+    /// Words that the recipe or model must contain, in any case.
     #[arg(value_name = "WORD")]
     words: Vec<String>,
     /// How to print the result.

@@ -47,11 +47,11 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a client may read nothing of what is there for it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serve a model over HTTP as OpenAI's API does: chat and text completions, streamed or whole.
+/// Serve a model over HTTP with OpenAI's API: chat and text completions, streamed or whole.
 ///
-/// The model is the output of a stage, which is made first where it is not there, or a folder (`--model`). Requests choose
-/// it or one of its adapters by `model`. The first SIGTERM or Ctrl-C ends the server once what is in progress is complete,
-/// the second at once.
+/// The model is the output of a stage, which runs first if it has no result, or a folder (`--model`). `model` of a
+/// request selects it or one of its adapters. The first SIGTERM or Ctrl-C ends the server after the requests in
+/// progress, the second at once.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -59,31 +59,31 @@ pub(crate) struct ServeArgs {
     /// The address to listen at.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = SERVER)]
     host: String,
-    /// The port; 0 takes any that is free.
+    /// The port; 0 selects a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = SERVER)]
     port: u16,
-    /// Completions that grow at once; further ones wait.
+    /// Completions that are generated at once; further ones wait.
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256), help_heading = SERVER)]
     max_concurrency: u16,
-    /// Completions that may wait; further ones are refused with 429.
+    /// Completions that may wait; further ones get the response 429.
     #[arg(long, value_name = "COUNT", default_value_t = 64, help_heading = SERVER)]
     queue: u16,
-    /// Memory for keys and values of prompts that others begin with; `0B` keeps none.
+    /// Memory of the prefix cache: keys and values of common beginnings of prompts; `0B` disables it.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size, help_heading = SERVER)]
     prefix_cache: u64,
     /// The environment variable with the key that requests must have.
     #[arg(long, value_name = "VARIABLE", help_heading = SERVER)]
     api_key_env: Option<String>,
-    /// Do not make the adapter where it is not there: serve it once a run has made it, and every newer one.
+    /// Do not train a missing adapter: serve it as soon as a run has produced it, and every newer one.
     #[arg(long, conflicts_with = "model", help_heading = SERVER)]
     watch: bool,
-    /// Let those who have the key load adapters from inside of this folder; may be given several times.
+    /// Allow clients with the key to load adapters from this folder; may be given several times.
     #[arg(long = "adapter-folder", value_name = "FOLDER", requires = "api_key_env", help_heading = SERVER)]
     adapter_folders: Vec<PathBuf>,
-    /// Most bytes of a request.
+    /// Maximum size of a request in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, help_heading = SERVER)]
     max_body_bytes: u32,
-    /// How long a completion may take, waiting included.
+    /// Maximum time of a completion, including waiting.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration, help_heading = SERVER)]
     timeout: Duration,
     /// Print prompts on standard error.
@@ -196,7 +196,7 @@ async fn until_it_ends(
                 if *drain.borrow() {
                     return Err(Failure::Shown(Exit::Interrupted));
                 }
-                terminal::tell_line("ending: what is in progress is completed first; once more ends at once");
+                terminal::tell_line("ending: requests in progress finish first; a second signal ends at once");
             }
             ended = &mut worker, if failed.is_none() => {
                 let error = match ended {

@@ -30,14 +30,14 @@ use story::Story;
 use swanlab::Swanlab;
 use wandb::Wandb;
 
-/// Send runs to trackers: what was missed while one was down, or a run that was not tracked.
+/// Send runs to trackers: a run that was not tracked, or what a tracker missed while it was down.
 ///
 /// Credentials are read from the environment, and never from a file: `MLFLOW_TRACKING_TOKEN`, or
 /// `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. W&B and SwanLab get offline runs in the run's folder,
 /// which `wandb sync` and `swanlab sync` send.
 #[derive(Args)]
 pub(crate) struct TrackArgs {
-    /// The runs [default: all of which something is still to be sent].
+    /// The runs [default: all runs that were not sent completely].
     #[arg(value_name = "RUN")]
     runs: Vec<String>,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub(crate) struct TrackArgs {
 /// The choice of trackers.
 #[derive(Args, Default)]
 pub(crate) struct TrackerArgs {
-    /// Tracker to use in place of the file's `track:`: `mlflow[=URI]`, `wandb[=PROJECT]`, `swanlab[=PROJECT]`, or `none`;
+    /// Tracker that overrides the file's `track:`: `mlflow[=URI]`, `wandb[=PROJECT]`, `swanlab[=PROJECT]`, or `none`;
     /// may be given several times.
     #[arg(long = "track", value_name = "TRACKER", value_parser = named)]
     named: Vec<Named>,
@@ -88,9 +88,10 @@ pub(crate) enum TrackError {
     Settings(String),
     #[error("cannot reach the MLflow server `{uri}`")]
     Unreachable { uri: String, source: reqwest::Error },
-    #[error("the MLflow server `{uri}` refuses ({status}){}{message}", if message.is_empty() { "" } else { ": " })]
+    #[error("the MLflow server `{uri}` rejected the request \
+        ({status}){}{message}", if message.is_empty() { "" } else { ": " })]
     Refused { uri: String, status: u16, message: String },
-    #[error("the MLflow server answers in a form that is not known")]
+    #[error("the MLflow server's response has an unknown format")]
     Answer,
     #[error("cannot keep what was sent")]
     Disk(#[source] io::Error),

@@ -62,7 +62,7 @@ impl Sender {
         let _ = self.end.send(());
         let until = Instant::now() + AT_THE_END;
         let next = || self.ended.recv_timeout(until.saturating_duration_since(Instant::now()));
-        let Ok(News::Missed(missed)) = next() else { return vec!["a tracker has not answered yet".to_owned()] };
+        let Ok(News::Missed(missed)) = next() else { return vec!["a tracker has not responded yet".to_owned()] };
         if missed.is_empty() {
             // The trackers are there. What does not go out now is sent another time.
             let _ = next();

@@ -32,15 +32,15 @@ const CONNECTIONS: usize = 256;
 /// How long a client may take for a request, and nothing of what is there for it.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Show runs in the browser: their graphs, curves, rows and results, those that go on too.
+/// Show runs in the browser: their graphs, curves, rows and results, also of active runs.
 ///
-/// The page is part of the program and needs no network. It only looks at what is recorded, and changes nothing.
+/// The page is part of the program and needs no network. It only reads records, and changes nothing.
 #[derive(Args)]
 pub(crate) struct UiArgs {
-    /// The address to listen at. Where it is not this machine alone, the link that is printed has a token.
+    /// The address to listen at. If other machines can reach it, the printed link has a token.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
-    /// The port; 0 takes any that is free.
+    /// The port; 0 selects a free one.
     #[arg(long, value_name = "PORT", default_value_t = 7117)]
     port: u16,
 }

@@ -291,7 +291,7 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
         let source = error.source.as_ref().unwrap().to_string();
         assert!(error.cause == Cause::BadData && source.contains(said), "{error}: {source}");
         let help = error.help.unwrap();
-        assert_eq!(help.contains("take the model in 16 bits"), said.contains("quantization_config"), "{help}");
+        assert_eq!(help.contains("use the original model in 16 bits"), said.contains("quantization_config"), "{help}");
         // Taken as it is, it needs no meaning.
         bench().run::<Download>(json!({"path": "./checkpoint", "as": "files"})).unwrap();
     }

@@ -224,7 +224,7 @@ fn what_does_not_fit_is_counted_or_named() {
     let (folder, facts) = tiny.rows(&[(&long, "Never read.")]);
     let bench = tiny.bench().input("own.rows", "rows", folder.path(), facts).unwrap();
     let error = bench.run::<Evaluate>(json!({"model": "base", "data": "own"})).unwrap_err();
-    let expected = "no row has a response token that perplexity could be taken over; 1 of 1 rows are cut to 128 tokens";
+    let expected = "no row has a response token for perplexity; 1 of 1 rows are cut to 128 tokens";
     assert_eq!(error.message, expected);
 }
 
@@ -331,7 +331,7 @@ fn an_adapter_that_is_not_finite_is_refused_by_name() {
     adapter.save(folder.path()).unwrap();
     let bench = tiny.bench().input("lora.adapter", "adapter", folder.path(), engine::artifact::Facts::new()).unwrap();
     let error = bench.run::<Evaluate>(json!({"model": "base", "adapter": "lora", "data": "rows"})).unwrap_err();
-    assert_eq!(error.message, "the adapter holds a value that is not finite in `model.layers.1.mlp.down_proj`");
+    assert_eq!(error.message, "the adapter has a value that is not finite in `model.layers.1.mlp.down_proj`");
     assert!(error.help.is_some());
 }
 
@@ -380,12 +380,12 @@ fn mistakes_are_found_without_running() {
     let expected = ["`kernels: candle` has no quantised weights, as `quantize: int8` asks for"];
     assert_eq!(problems(of_candle, RowsFacts::messages()), expected);
     let expected = [
-        "`stop_strings` has an empty text, which every answer holds at once",
+        "`stop_strings` has an empty string, which would end every completion at once",
         "`min_new_tokens` is 9, more than `max_new_tokens`, which is 8",
     ];
     assert_eq!(problems(limits, RowsFacts::messages()), expected);
     assert_eq!(
         problems(parameters, RowsFacts::text()),
-        ["`rouge` compares answers, and the rows are plain text without any"]
+        ["`rouge` compares predictions, and the rows are plain text without a response"]
     );
 }

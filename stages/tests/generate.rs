@@ -147,11 +147,11 @@ fn a_bad_prompt_is_counted_and_the_others_are_answered() {
     assert!(problem.starts_with("it has ") && problem.ends_with("the model has 128 positions"), "{problem}");
     assert_eq!(tiny::counts(&path, "row"), [Some(0), Some(1), Some(2)]);
     assert_eq!((&output.description.facts["rows"], &output.description.facts["skipped"]), (&json!(3), &json!(1)));
-    assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("not asked: it has "));
+    assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("no completion: it has "));
 
     parameters["on_bad_prompt"] = "error".into();
     let error = tiny.bench().run::<Generate>(parameters.clone()).unwrap_err();
-    assert!(error.message.starts_with("prompt 2 cannot be asked: it has "), "{}", error.message);
+    assert!(error.message.starts_with("prompt 2 cannot be used: it has "), "{}", error.message);
 
     parameters["on_bad_prompt"] = "skip".into();
     parameters["prompts"] = json!([long]);
@@ -195,7 +195,7 @@ fn a_stop_string_ends_an_answer_wherever_tokens_begin_and_end() {
     let (_, _, tokens) = ask(json!({"stop_tokens": [first], "min_new_tokens": 3}));
     assert!(tokens >= 3);
     let error = tiny.bench().run::<Generate>(json!({"model": "base", "prompts": ["a"], "stop_tokens": ["no such"]}));
-    assert_eq!(error.unwrap_err().message, "`stop_tokens` has `no such`, which is no token of this tokenizer");
+    assert_eq!(error.unwrap_err().message, "`stop_tokens` has `no such`, which is not a token of this tokenizer");
     let error = tiny.bench().run::<Generate>(json!({"model": "base", "prompts": ["a"], "stop_tokens": [99_999]}));
     let message = error.unwrap_err().message;
     assert!(message.starts_with("`stop_tokens` has 99999, and the model has "), "{message}");
@@ -229,7 +229,7 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(json!({"model": "base", "prompts": ["a"], "template": "chat"})), none);
     assert_eq!(problems(json!({"model": "base", "prompts": none})), ["`prompts` is empty"]);
     let rows = json!({"model": "base", "prompts": "rows", "template": "summarize"});
-    assert_eq!(problems(rows), ["`template` is for prompts that are texts; rows bring their own"]);
+    assert_eq!(problems(rows), ["`template` is for prompts that are strings; rows have their own"]);
     let two = json!({"model": "base", "prompts": ["a"], "template": "{a} {b}"});
     assert_eq!(problems(two), ["the template has 2 placeholders, and a prompt fills one"]);
     for wrong in [

@@ -190,7 +190,7 @@ fn a_wrong_adapter_is_refused_by_name() {
     );
     let mut broken = good();
     broken.modules.get_mut(Q).unwrap().lora_a[7] = f32::NAN;
-    case("broken", &broken, "the adapter holds a value that is not finite in `model.layers.0.self_attn.q_proj`");
+    case("broken", &broken, "the adapter has a value that is not finite in `model.layers.0.self_attn.q_proj`");
     let mut misfit = good();
     misfit.config.modules_to_save = vec!["lm_head".to_owned()];
     let rows = vocab_size(&tiny) - 1;

@@ -235,7 +235,7 @@ fn what_does_not_go_with_it_is_refused() {
     let found = problems(json!({"quantize": aware(), "lora": {"use_dora": true}}));
     assert_eq!(found, ["`quantize: { aware }` is not computed with DoRA"]);
     let found = problems(json!({"quantize": aware(), "method": "full", "backend": "torch"}));
-    assert_eq!(found, ["`quantize` is for `backend: native`, and the stage says `backend: torch`"]);
+    assert_eq!(found, ["`quantize` needs `backend: native`, and the stage has `backend: torch`"]);
     assert_eq!(problems(json!({"quantize": with("base", "nf4".into())})).len(), 1);
     assert_eq!(problems(json!({"quantize": with("aware", "int3".into())})).len(), 1);
 
@@ -252,8 +252,7 @@ fn what_does_not_go_with_it_is_refused() {
     assert!(error.message.starts_with("the model was trained for 4-bit weights"), "{error:?}");
     let torch = json!({"model": "trained", "data": "rows", "metrics": ["perplexity"], "backend": "torch"});
     let error = bench.run::<Evaluate>(torch.clone()).unwrap_err();
-    let said =
-        "a model that was trained for 4-bit weights is for `backend: native`, and the stage says `backend: torch`";
+    let said = "a model that was trained for 4-bit weights needs `backend: native`, and the stage has `backend: torch`";
     assert_eq!((error.message.as_str(), error.cause), (said, Cause::BadParameters));
     let known = InputFacts::from([("trained.model".to_owned(), outputs["model"].description.facts.clone())]);
     let mut reader = Reader::default();

@@ -154,7 +154,7 @@ fn other_formats_compute_what_they_dequantise_to_as_well() {
     let facts = InputFacts::from([("base.model".to_owned(), tiny.model.description.facts.clone())]);
     let problems = |quantize: Value| training::problems(training::with(json!({"quantize": quantize})), &facts);
     let found = problems(json!({"base": "nf4_torchao"}));
-    let said = "`nf4_torchao` takes matrices of a multiple of 16384 values, and \
+    let said = "`nf4_torchao` needs matrices whose size is a multiple of 16384, and that of \
         `model.layers.0.self_attn.q_proj.weight` [32, 32] and 13 more";
     assert!(found.len() == 1 && found[0].starts_with(said), "{found:?}");
     assert!(problems(json!({"base": "nf4"})).is_empty());
@@ -196,7 +196,7 @@ fn a_base_that_the_worker_has_not_is_asked_here_alone() {
     let bench = training::bench(&tiny, &root.path().join("train"), rows(), None);
     let trained = training::train(&bench, json!({"quantize": {"base": "q8_0"}})).unwrap().remove("adapter").unwrap();
     let bench = tiny.bench_in(&root.path().join("asked")).input_of("trained.adapter", &trained.folder).unwrap();
-    let native = "an adapter that was trained on a quantised base is for `backend: native`, and the stage says \
+    let native = "an adapter that was trained on a quantised base needs `backend: native`, and the stage has \
                   `backend: torch`";
     let half = "an adapter that was trained on a quantised base is not computed with `dtype: f16`";
     let inputs = InputFacts::from([("trained.adapter".to_owned(), trained.description.facts.clone())]);

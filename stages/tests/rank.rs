@@ -171,7 +171,7 @@ fn answers_are_compared_with_the_response_of_their_row() {
         message
     };
     // What a tiny model draws equals no response, and comes to no end.
-    assert!(nothing_learned("keep").contains("5 prompts without two answers whose scores differ enough"));
+    assert!(nothing_learned("keep").contains("5 prompts without two completions whose scores differ enough"));
     assert!(nothing_learned("drop").contains("15 answers cut off"));
 }
 
@@ -196,5 +196,5 @@ fn what_does_not_belong_together_is_refused() {
     });
     let of_texts = tiny.bench().run::<Generate>(texts).unwrap().remove("samples").unwrap();
     let bench = with_scores(tiny.bench(), &of_texts, &rising());
-    fails(&bench, json!({}), "answers to other prompts");
+    fails(&bench, json!({}), "completions of other prompts");
 }

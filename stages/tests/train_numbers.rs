@@ -286,7 +286,7 @@ fn an_adapter_can_be_gone_on_from() {
             .unwrap();
     assert_eq!(peft::Adapter::load(&agreeing["adapter"].folder).unwrap().config.dropout, 0.1);
     let error = warm("contradicting", json!({"lora": {"rank": 8}})).unwrap_err();
-    assert_eq!(error.message, "`lora.rank` is 8, and the adapter to go on from has 4");
+    assert_eq!(error.message, "`lora.rank` is 8, and the adapter of the warm start has 4");
 
     // Another model of the same shape would take it without a word.
     let base = &tiny.model.description.facts;

@@ -135,8 +135,8 @@ fn what_a_backend_does_not_compute_is_a_problem_at_its_place() {
     let refused = |overrides: &[&str], says: &str| {
         project.run(&[&["plan", PIPELINE], overrides].concat()).ends_with(2).warns(says);
     };
-    refused(&["adapter.backend=native", "adapter.dtype=f16"], "`dtype: f16` is for `backend: torch`");
-    refused(&["scores.backend=torch", "scores.dtype=int8"], "`dtype: int8` is for `backend: native`");
+    refused(&["adapter.backend=native", "adapter.dtype=f16"], "`dtype: f16` needs `backend: torch`");
+    refused(&["scores.backend=torch", "scores.dtype=int8"], "`dtype: int8` needs `backend: native`");
     refused(&["adapter.env={RANK: \"1\"}"], "`RANK` is a variable that the stage's processes are given");
     refused(&["adapter.env={WANDB_API_KEY: abcd}"], "`WANDB_API_KEY` looks like a secret");
     // Where there may be a worker; what becomes of it where there is none is a matter of `tests/checks.rs`.

@@ -31,7 +31,7 @@ fn a_killed_rank_is_named_and_the_next_run_ends_as_if_nothing_had_happened() -> 
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(1), "{said}");
     assert!(said.contains("rank 1 of 2 (process ") && said.contains("was killed (SIGKILL)"), "{said}");
-    assert!(said.contains("run again to go on from there"), "{said}");
+    assert!(said.contains("run again to resume from there"), "{said}");
     assert!(bench.ranks().is_empty());
     bench.train(&two).ends_with(0).warns("resuming from step ");
     let resumed = bench.trained(&two);

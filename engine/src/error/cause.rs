@@ -93,9 +93,10 @@ impl Cause {
     pub fn advice(self) -> Option<&'static str> {
         match self {
             Self::OutOfMemory => Some(
-                "run fewer stages at once (`--jobs 1`), say with `resources.memory` what it needs, or give it less to hold at once",
+                "run fewer stages at once (`--jobs 1`), set `resources.memory` to what it needs, or lower its batch \
+                 size",
             ),
-            Self::DeviceOutOfMemory => Some("give it less to hold at once, or a device with more memory"),
+            Self::DeviceOutOfMemory => Some("lower its batch size, or use a device with more memory"),
             Self::DeviceLost => {
                 Some("look at the system's log (`dmesg`): a device that keeps failing needs a reset or a replacement")
             }

@@ -14,13 +14,13 @@ pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {
     let report = |code, message: String, label: &str| Problem::error(code, span, message, label);
     match inner(error) {
         Error::MultipleDocuments { .. } => {
-            report("second-document", "the file holds a second document".to_owned(), "it begins here")
+            report("second-document", "the file contains a second document".to_owned(), "it begins here")
                 .with_help("one file is one pipeline: remove the `---`")
         }
         Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => too_deep(span),
         _ if message.contains("recursion limit") => too_deep(span),
         Error::Budget { .. } => {
-            report("too-large", "the file holds too many values".to_owned(), "the limit is reached here")
+            report("too-large", "the file contains too many values".to_owned(), "the limit is reached here")
         }
         Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }

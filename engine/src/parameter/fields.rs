@@ -138,7 +138,7 @@ impl<'a> Fields<'a> {
         let takes: Vec<&str> = shared.chain(&chosen.options).copied().collect();
         let takes = match takes.is_empty() {
             true => format!("`{name}` has no options"),
-            false => format!("`{name}` takes {}", quoted(&takes)),
+            false => format!("`{name}` has {}", quoted(&takes)),
         };
         for entry in self.entries.iter().filter(|entry| entry.value.value != Value::Null) {
             let key = entry.key.as_str();

@@ -237,7 +237,7 @@ impl Expander<'_> {
         if let Value::Map(_) = root.value {
             return Some(root);
         }
-        let message = format!("`{}` is no pipeline file: it holds {}", path.display(), root.describe());
+        let message = format!("`{}` is not a pipeline file: it contains {}", path.display(), root.describe());
         self.problems.push(Problem::error("not-a-mapping", asked, message, "included here"));
         None
     }
@@ -260,7 +260,7 @@ impl Expander<'_> {
         let Value::Map(entries) = &root.value else { return };
         for entry in entries.iter().filter(|entry| FILE_KEYS.contains(&entry.key.as_str())) {
             if !TAKEN.contains(&entry.key.as_str()) {
-                let message = format!("`{}` of an included file is not taken over", entry.key);
+                let message = format!("`{}` of an included file is ignored", entry.key);
                 let help = "say it in the file that includes this one";
                 self.problems.push(
                     Problem::warning("no-effect", entry.key_span, message, "without effect where it is included")
@@ -278,7 +278,7 @@ impl Expander<'_> {
             let message = format!("`{}` cannot be the id of a stage", stage.key);
             self.problems.push(
                 Problem::error("bad-stage-id", stage.key_span, message, "not an id")
-                    .with_help("`/` is in the ids of included stages alone"),
+                    .with_help("only ids of included stages contain `/`"),
             );
         }
     }

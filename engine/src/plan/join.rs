@@ -96,7 +96,7 @@ impl JoinError {
                     .with_related(other.span, "one of the two")
                     .with_related(axis.span, "the other")
                     .with_help(format!(
-                        "give both the same values, or one of them a name of its own: `matrix: {{ x: [...] }}` and \
+                        "give both the same values, or one of them another name: `matrix: {{ x: [...] }}` and \
                          `{name}: \"${{matrix.x}}\"` under `with:`"
                     ))
             }

@@ -285,7 +285,7 @@ fn not_a_pipeline(root: &Node, start: Span) -> Option<Problem> {
             Problem::error(
                 "not-a-mapping",
                 root.span,
-                format!("the file holds {}", root.describe()),
+                format!("the file contains {}", root.describe()),
                 "expected a mapping",
             )
             .with_help(help),

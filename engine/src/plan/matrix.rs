@@ -118,7 +118,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Matrix> {
 
 /// The problem of a stage that would have more children than any machine runs.
 pub(super) fn too_many(span: Span, count: usize) -> Problem {
-    let message = format!("the matrix makes {count} children of this stage, and {MOST_CHILDREN} are the most");
+    let message = format!("the matrix makes {count} children of this stage, and the maximum is {MOST_CHILDREN}");
     Problem::error("too-many-stages", span, message, "too many combinations")
         .with_help("shorten an axis, or list the combinations that matter under `include:`")
 }
@@ -241,7 +241,7 @@ fn include(
         if is_new {
             combinations.push(combination);
         } else {
-            let message = "this combination is there already";
+            let message = "this combination exists already";
             problems.push(Problem::warning("no-effect", node.span, message, "included twice"));
         }
     }

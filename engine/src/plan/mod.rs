@@ -117,7 +117,7 @@ pub struct PlannedStage {
     pub inputs: Vec<ResolvedInput>,
     /// Stages it waits for without reading them.
     pub needs: Vec<String>,
-    /// What it asks of the machine.
+    /// The devices, memory and threads that it requests.
     pub resources: Resources,
     /// When it is tried again after a failure.
     pub retries: Retries,

@@ -201,7 +201,7 @@ fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBu
             "bad-value",
             path.span,
             message,
-            "expected a folder of its own, such as `./out/model`",
+            "expected a separate folder, such as `./out/model`",
         ));
     }
     has_name.then_some(folder)
@@ -240,7 +240,7 @@ impl<'a> Folders<'a> {
         } else {
             format!("`{}` and `{}` overlap", place.text, first.text)
         };
-        let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
+        let problem = Problem::error("duplicate-path", place.span, message, "each target needs a separate folder");
         Some(if first.entry == place.entry {
             of_children(problem, &place, first)
         } else {

@@ -163,7 +163,8 @@ impl<'a> Resolver<'a> {
         );
         let problem = Problem::error("measurement", reference.span, message, "the same in all children");
         self.problems.push(problem.with_help(format!(
-            "read its metrics, or declare a stage like `{declared}` without this axis to go on from; `{own}.when=false` leaves this one out"
+            "read its metrics, or declare a stage like `{declared}` without this axis to continue from; \
+             `{own}.when=false` leaves this one out"
         )));
     }
 

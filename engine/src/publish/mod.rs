@@ -45,7 +45,7 @@ pub enum Published {
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     /// Something is there that was not published by this program.
-    #[error("`{}` is there already and was not made by this program", .target.display())]
+    #[error("`{}` exists and was not written by this program", .target.display())]
     Foreign { target: PathBuf },
     /// The target was changed since it was published.
     #[error("`{}` was changed since it was published: `{file}` {how}", .target.display())]
@@ -57,7 +57,7 @@ pub enum PublishError {
         how: &'static str,
     },
     /// The output holds a file with the name of the record.
-    #[error("the output holds a file `{RECORD}`, and that is the name of the record of a published folder")]
+    #[error("the output contains a file `{RECORD}`, which is the name of the record of a published folder")]
     NameTaken,
     /// A file operation failed.
     #[error("cannot {action} `{}`", .path.display())]

@@ -74,7 +74,7 @@ fn problem(publish: &Publish, relation: Relation, thing: &Thing) -> Problem {
     let message = format!("`{}` {relation} {}", publish.path.display(), thing.what);
     let problem =
         Problem::error("unsafe-target", publish.path_span, message, "publishing replaces the folder as a whole");
-    let problem = problem.with_help("publish to a folder of its own, such as `./out/model`");
+    let problem = problem.with_help("publish to a separate folder, such as `./out/model`");
     match thing.span {
         Some(span) => problem.with_related(span, "this"),
         None => problem,
@@ -104,7 +104,7 @@ fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
         };
         let (message, label) = match inspect(&target, look) {
             Err(PublishError::Foreign { .. }) => {
-                (format!("`{}` is there already and was not made by this program", publish.path.display()), "is taken")
+                (format!("`{}` exists and was not written by this program", publish.path.display()), "is taken")
             }
             Err(PublishError::Changed { file, how, .. }) => {
                 let path = publish.path.display();

@@ -89,7 +89,7 @@ fn a_foreign_folder_is_found_before_anything_runs() {
     let foreign = || {
         let [(code, message)] = &refused(&project)[..] else { panic!("{:?}", refused(&project)) };
         assert_eq!(code, "target-taken");
-        assert!(message.ends_with("was not made by this program"), "{message}");
+        assert!(message.ends_with("was not written by this program"), "{message}");
     };
     foreign();
     assert!(project.path("out/number/number.txt").exists());

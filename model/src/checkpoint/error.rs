@@ -116,7 +116,7 @@ pub enum CheckpointError {
         most: u64,
     },
     /// The file is what git-LFS keeps in the place of another.
-    #[error("`{}` is a git-LFS pointer, and the file that it stands for was not fetched", path.display())]
+    #[error("`{}` is a git-LFS pointer, and the file itself was not fetched", path.display())]
     Pointer {
         /// The file.
         path: PathBuf,

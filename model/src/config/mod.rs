@@ -35,7 +35,7 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Positions the model is meant for.
+    /// Maximum number of positions.
     pub max_position_embeddings: usize,
     /// Epsilon of the norms.
     pub rms_norm_eps: f32,

@@ -18,9 +18,9 @@ pub enum FileType {
     Q4_0,
     /// 5 bits.
     Q5_0,
-    /// 4 bits with quantised scales, 6 where it matters most.
+    /// 4 bits with quantised scales, 6 bits for the most sensitive tensors.
     Q4KM,
-    /// 5 bits with quantised scales, 6 where it matters most.
+    /// 5 bits with quantised scales, 6 bits for the most sensitive tensors.
     Q5KM,
     /// 6 bits.
     Q6K,

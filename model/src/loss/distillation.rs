@@ -27,9 +27,9 @@ pub struct Distillation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Divergence {
-    /// `KL(p ‖ q) = Σ p (log p - log q)`: the student covers all that the teacher finds likely.
+    /// `KL(p ‖ q) = Σ p (log p - log q)`: the student covers all modes of the teacher.
     ForwardKl,
-    /// `KL(q ‖ p) = Σ q (log q - log p)`: the student keeps to what the teacher finds likely.
+    /// `KL(q ‖ p) = Σ q (log q - log p)`: the student concentrates on the main modes of the teacher.
     ReverseKl,
     /// `½ KL(p ‖ m) + ½ KL(q ‖ m)` with `m = ½ (p + q)`.
     JensenShannon,

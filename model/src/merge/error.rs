@@ -88,7 +88,7 @@ pub enum MergeError {
         module: String,
     },
     /// The adapter itself holds NaN or infinity.
-    #[error("the adapter holds a value that is not finite in `{module}`")]
+    #[error("the adapter has a value that is not finite in `{module}`")]
     AdapterNotFinite {
         /// The module.
         module: String,

@@ -66,7 +66,7 @@ pub enum Trained {
 /// How the factor on the loss follows what the gradients bear. As `torch.amp.GradScaler`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaling {
-    /// The factor at first.
+    /// The initial loss scale.
     pub init_scale: f64,
     /// The factor is multiplied by this after `growth_interval` steps without an overflow.
     pub growth_factor: f64,

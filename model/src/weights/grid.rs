@@ -132,7 +132,7 @@ impl FakeQuantization {
 pub struct FakeQuantizedLayers {
     /// Weights along the input that share a scale; it divides the inputs of each layer.
     pub group_size: usize,
-    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    /// Linear layers that are not quantised: their names, or parts of their paths (`o_proj`, `layers.0`).
     pub skip_modules: Vec<String>,
 }
 

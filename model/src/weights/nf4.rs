@@ -141,7 +141,7 @@ impl BaseFormat {
 pub struct QuantizedBase {
     /// How.
     pub format: BaseFormat,
-    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    /// Linear layers that are not quantised: their names, or parts of their paths (`o_proj`, `layers.0`).
     pub skip_modules: Vec<String>,
 }
 

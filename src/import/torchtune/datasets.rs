@@ -21,8 +21,8 @@ const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|start_header
 const QWEN2: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\
 {% if message['role'] != 'assistant' or not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
 
-const APART: &str = "the words of a template are encoded apart from those that they surround there, so that a token never lies \
-                     on both sides; here a turn is encoded as one text";
+const APART: &str = "there the text of a template is encoded separately from its content, so that no token crosses \
+    the border; here a turn is encoded as one text";
 
 /// How a tokenizer of torchtune puts turns into words.
 pub(super) struct Tokenizer {
@@ -45,7 +45,7 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
             "the tokenizer is that of the checkpoint",
             &["path", "merges_file", "special_tokens_path", "bos", "eos"],
         )
-        .missing("no parameter of `tokenize` stands for it", &["truncation_type=right", "tokenizer_config_json_path"]);
+        .missing("not supported by `tokenize`", &["truncation_type=right", "tokenizer_config_json_path"]);
     let mut below = reading.below(keys, node);
     let (name, _) = component(Some(node)).unwrap_or_default();
     match name.as_str() {
@@ -53,14 +53,13 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
         "qwen2_tokenizer" | "qwen2_5_tokenizer" => tokenizer.template = Some(QWEN2),
         "llama2_tokenizer" | "mistral_tokenizer" | "gemma_tokenizer" => {}
         other => {
-            let reason =
-                format!("`{other}` has words of its own; here prompt and response follow each other as they are");
+            let reason = format!("`{other}` adds text of its own; here prompt and response follow each other directly");
             below.differs("_component_", reason);
         }
     }
     if tokenizer.template.is_some() {
-        let reason = "the turns of torchtune's tokenizer, which trains on the header of an answer, too; a model's own \
-                      template, which trains on the answer alone, is used where this is left out";
+        let reason = "the turns of torchtune's tokenizer, which also trains the header of a response; without it, a \
+            model's own template is used, which trains only the response";
         let text = tokenizer.template.unwrap_or_default();
         below.put_differing("_component_", "tokens.chat_template", text, reason);
     } else {
@@ -68,8 +67,8 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
     }
     tokenizer.max_seq_len = below.whole("max_seq_len");
     if tokenizer.max_seq_len.is_some() && tokenizer.template == Some(QWEN2) {
-        let reason = "with a limit torchtune's Qwen tokenizers mask the last token of every row, so that the end of an \
-                      answer is not trained; here it is";
+        let reason = "with a limit torchtune's Qwen tokenizers mask the last token of every row, so that the end of a \
+            response is not trained; here it is";
         below.differs("max_seq_len", reason);
     }
     tokenizer.prompt_template = prompt_template(&mut below, node);
@@ -91,7 +90,7 @@ fn prompt_template(below: &mut Reading<'_>, node: &Node) -> Option<(String, Stri
             below.differs("prompt_template", APART);
             return around("user");
         }
-        below.missing("prompt_template", "texts around turns of others than the user");
+        below.missing("prompt_template", "text around turns of other roles than the user");
         return None;
     }
     let (name, _) = component(Some(template)).unwrap_or_default();
@@ -148,7 +147,7 @@ fn keys() -> Keys {
         .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
         .nothing(SPEED, &["num_proc", "streaming"])
         .missing("an expression in `filter` of the stage does it", &["filter_fn", "filter_kwargs"])
-        .missing("images are not there", &["image_tag", "image_dir", "image_column"])
+        .missing("images are not supported", &["image_tag", "image_dir", "image_column"])
 }
 
 /// What a builder of a data set has without being told.
@@ -337,10 +336,10 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
             let column = given.unwrap_or_else(|| column(default));
             rows::messages(&mut below.parameters, &column);
             if below.is_given("conversation_style") {
-                below.nothing("conversation_style", "ShareGPT's and OpenAI's forms are told apart by their keys");
+                below.nothing("conversation_style", "ShareGPT's and OpenAI's formats are recognised by their keys");
             }
             if tokenizer.template.is_none() {
-                below.differs("conversation_column", "the tokenizer's own chat template puts the turns into words");
+                below.differs("conversation_column", "the tokenizer's own chat template renders the turns");
             }
         }
         Form::Alpaca => {
@@ -385,8 +384,8 @@ fn pair(below: &mut Reading<'_>, map: &[(String, String)], input: &str, output: 
         Some(name) => {
             let known = named(name).map(|(before, behind)| (before.to_owned(), behind.to_owned()));
             match known {
-                Some(_) => below.nothing("template", "the words around the prompt"),
-                None if name == "AlpacaInstructTemplate" => below.nothing("template", "the words around the prompt"),
+                Some(_) => below.nothing("template", "the text around the prompt"),
+                None if name == "AlpacaInstructTemplate" => below.nothing("template", "the text around the prompt"),
                 None => below.missing("template", format!("`{name}` is a template of one's own")),
             }
             known

@@ -91,7 +91,7 @@ pub(super) fn keys() -> Keys {
             ],
         )
         .nothing(
-            "the same command again goes on by itself",
+            "the same command resumes automatically",
             &["resume_from_checkpoint", "save_every_n_steps", "should_load_recipe_state"],
         )
         .missing(
@@ -103,7 +103,7 @@ pub(super) fn keys() -> Keys {
         .read("quantizer", "train.quantize.aware")
         .read("fake_quant_after_n_steps", "train.quantize.after_steps")
         .missing(
-            "no recipe that trains: `generate` and `evaluate` are stages of their own",
+            "not a training recipe: `generate` and `evaluate` are separate stages",
             &[
                 "prompt",
                 "max_new_tokens",
@@ -168,9 +168,10 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     quantizer(reading, &job, root);
     if reading.flag("save_adapter_weights_only") {
         job.merges = false;
-        reading.nothing("save_adapter_weights_only", "the adapter alone");
+        reading.nothing("save_adapter_weights_only", "only the adapter");
     } else if job.method == Method::Lora {
-        let reason = "a merged model beside the adapter after each epoch there; here once, at the end, and proved";
+        let reason = "there a merged model is written with the adapter after each epoch; here once, at the end, and \
+            verified";
         reading.differs("save_adapter_weights_only", reason);
     }
     job.output = reading.text("output_dir");
@@ -203,18 +204,24 @@ fn checkpointer(reading: &mut Reading<'_>, root: &Node, repository: Option<&'sta
             "the files of a checkpoint are those in its folder",
             &["checkpoint_files", "model_type", "safe_serialization"],
         )
-        .nothing("the same command again goes on by itself", &["recipe_checkpoint", "adapter_checkpoint"])
+        .nothing("the same command resumes automatically", &["recipe_checkpoint", "adapter_checkpoint"])
         .nothing("`publish:` copies the result", &["output_dir", "keep_last_n_checkpoints", "enable_dcp"]);
     let mut below = reading.below(keys, node);
     match component(Some(node)).map(|(name, _)| name).as_deref() {
-        Some("FullModelHFCheckpointer") | None => below.nothing("_component_", "a checkpoint in the Hub's form"),
+        Some("FullModelHFCheckpointer") | None => below.nothing("_component_", "a checkpoint in the Hub's format"),
         Some("FullModelMetaCheckpointer") => {
             below.differs(
                 "_component_",
-                "Meta's own form (`consolidated.*.pth`) there; here the Hub's form of the same weights",
+                "there Meta's own format (`consolidated.*.pth`); here the Hub's format of the same weights",
             );
         }
-        Some(other) => below.missing("_component_", format!("`{other}`: checkpoints in the Hub's form are read")),
+        Some(other) => below.missing(
+            "_component_",
+            format!(
+                "`{other}`: only checkpoints in the Hub's format are \
+            supported"
+            ),
+        ),
     }
     let folder = below.text("checkpoint_dir").unwrap_or_default();
     match (places.find(&folder).filter(|path| path.join("config.json").exists()), repository) {
@@ -224,7 +231,7 @@ fn checkpointer(reading: &mut Reading<'_>, root: &Node, repository: Option<&'sta
                  a folder)"
             );
             below.put_differing("checkpoint_dir", "base.repo", repository, reason);
-            below.parameters.need("base.exclude", json!(["original/*"]), "Meta's own form of the same weights.");
+            below.parameters.need("base.exclude", json!(["original/*"]), "Meta's own format of the same weights.");
         }
         _ => below.put("checkpoint_dir", "base.path", places.written(folder.trim_end_matches('/'))),
     }
@@ -246,8 +253,8 @@ fn quantizer(reading: &mut Reading<'_>, job: &Job, root: &Node) {
             Some("Int8DynActInt4WeightQATQuantizer") => {
                 below.put("_component_", "train.quantize.aware", "int8_dynamic_activations_int4_weights");
                 let size = below.whole("groupsize").unwrap_or(256);
-                let reason = "layers whose inputs it does not divide are left as they are there; here that is an error \
-                              which says what to write";
+                let reason = "there layers whose inputs are not a multiple of it are not quantised; here that is an \
+                    error with a remedy";
                 below.put_differing("groupsize", "train.quantize.group_size", size, reason);
             }
             Some(other) => below.missing("_component_", format!("`{other}`: {QUANTIZER}")),
@@ -317,7 +324,7 @@ fn optimizer(reading: &mut Reading<'_>, root: &Node) {
     match name.as_str() {
         "AdamW" | "PagedAdamW" | "CPUOffloadOptimizer" => below.put("_component_", "train.optimizer.name", "adamw"),
         "AdamW8bit" | "PagedAdamW8bit" => {
-            let reason = "8-bit moments in blocks of 256, as bitsandbytes has them; here for the native backend alone";
+            let reason = "8-bit moments in blocks of 256, as in bitsandbytes; here only on the native backend";
             below.put_differing("_component_", "train.optimizer.name", "adamw_8bit", reason);
         }
         "SGD" => {
@@ -398,8 +405,8 @@ fn precision(reading: &mut Reading<'_>) {
         Some("fp32") => reading.put("dtype", "train.dtype", "f32"),
         Some("fp16") => reading.put("dtype", "train.dtype", "f16"),
         Some("bf16") => {
-            let reason = "everything in bf16 there, the adapter, its gradients and moments among them; here what is \
-                          trained, its moments and the loss are f32";
+            let reason = "there everything is bf16, including the adapter, its gradients and moments; here trainable \
+                parameters, their moments and the loss are f32";
             reading.put_differing("dtype", "train.dtype", "bf16", reason);
         }
         _ => reading.missing("dtype", "bf16, fp16 and fp32 are known"),
@@ -408,8 +415,7 @@ fn precision(reading: &mut Reading<'_>) {
         Some(device @ ("cpu" | "npu")) => reading.put("device", "resources.device", device),
         Some("mps") => reading.put("device", "resources.device", "metal"),
         _ => {
-            let reason =
-                "`cuda` there stands for NVIDIA and AMD alike; here `auto` takes the device that the machine has";
+            let reason = "there `cuda` means NVIDIA and AMD; here `auto` uses the device of the machine";
             reading.put_differing("device", "resources.device", "auto", reason);
         }
     }

@@ -41,16 +41,16 @@ pub(crate) struct InitArgs {
     /// The pipeline file to write.
     #[arg(value_name = "FILE", default_value = "pipeline.yaml")]
     file: PathBuf,
-    /// A file of rows, or a data set on the Hub: `owner/name`.
+    /// A file of rows, or a dataset on the Hub: `owner/name`.
     #[arg(long, value_name = "FILE|NAME")]
     data: Option<String>,
-    /// What to do: a recipe that reads rows, as `pipeline ls` lists them; by default what the rows are for.
+    /// A recipe that reads rows, as `pipeline ls` lists them; default: the one that fits the rows.
     #[arg(long, value_name = "RECIPE")]
     purpose: Option<String>,
     /// A folder with a checkpoint, or a model on the Hub: `owner/name`; by default one that this machine has memory for.
     #[arg(long, value_name = "FOLDER|NAME")]
     model: Option<String>,
-    /// Replace the pipeline file, if it is there.
+    /// Replace an existing pipeline file.
     #[arg(long)]
     overwrite: bool,
 }

@@ -49,9 +49,9 @@ impl Rows {
         let form = match self.form {
             Form::Conversations => "conversations",
             Form::Text => "plain text",
-            Form::Pairs => "pairs of a chosen and a rejected answer",
-            Form::Judged => "answers that are good or bad",
-            Form::Unknown => "rows of a form that is not known before they are read",
+            Form::Pairs => "pairs of a chosen and a rejected response",
+            Form::Judged => "responses that are good or bad",
+            Form::Unknown => "rows whose columns are not known before they are read",
         };
         match self.count {
             Some(MOST_COUNTED) => format!("more than {MOST_COUNTED} rows, {form}"),

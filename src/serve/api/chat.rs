@@ -67,8 +67,8 @@ impl ChatRequest {
             (None, _) => Ok(None),
             (Some(_), Some(form)) => Ok(Some(form)),
             (Some(_), None) => {
-                let message = "`tools` is not supported: the model's chat template has none, or writes calls in a form \
-                               that this server does not read";
+                let message = "`tools` is not supported: the model's chat template has no tools, or writes calls in a \
+                    format that this server does not support";
                 Err(ApiError::unsupported("tools", message))
             }
         }
@@ -109,7 +109,7 @@ fn answer_schema(format: &Value) -> Result<Option<Value>, ApiError> {
             Value::Null => Err(wrong("response_format.json_schema.schema", "is missing")),
             _ => Err(wrong("response_format.json_schema.schema", "is not an object")),
         },
-        Some(_) | None => Err(wrong("response_format.type", "is none of text, json_object and json_schema")),
+        Some(_) | None => Err(wrong("response_format.type", "is not text, json_object or json_schema")),
     }
 }
 
@@ -146,7 +146,7 @@ fn read_message(index: usize, message: Value) -> Result<Message, ApiError> {
         Some(Value::String(role)) if role == "developer" => "system".to_owned(),
         Some(Value::String(role)) if ["system", "user", "assistant", "tool"].contains(&role.as_str()) => role,
         _ => {
-            let message = format!("`{}` is none of system, developer, user, assistant and tool", at(".role"));
+            let message = format!("`{}` is not system, developer, user, assistant or tool", at(".role"));
             return Err(ApiError::field(at(".role"), message));
         }
     };
@@ -207,7 +207,7 @@ fn read_calls(at: &str, calls: Value) -> Result<Value, ApiError> {
             Some(Value::Object(arguments)) => call["function"]["arguments"] = Value::Object(arguments),
             _ => {
                 let name = at("arguments");
-                return Err(ApiError::field(name.clone(), format!("`{name}` is not a JSON object as text")));
+                return Err(ApiError::field(name.clone(), format!("`{name}` is not a JSON object as a string")));
             }
         }
     }
@@ -218,7 +218,7 @@ fn read_calls(at: &str, calls: Value) -> Result<Value, ApiError> {
 fn read_part(at: &str, part: &Value) -> Result<String, ApiError> {
     match (part["type"].as_str(), part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
-        (Some("text") | None, _) => Err(ApiError::field(at, format!("`{at}` is no part with a type and a text"))),
+        (Some("text") | None, _) => Err(ApiError::field(at, format!("`{at}` is not a part with a type and a text"))),
         (Some(other), _) => Err(ApiError::unsupported(
             format!("{at}.type"),
             format!("`{at}` is of type `{other}`, and only text is supported"),

@@ -54,11 +54,11 @@ impl ApiError {
     }
 
     pub(super) fn method(allowed: &str) -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("this path takes {allowed}"))
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("this path supports {allowed}"))
     }
 
     pub(super) fn full() -> Self {
-        let message = "the server has as many requests as it takes: try again later";
+        let message = "the queue of the server is full: try again later";
         Self { code: Some("queue_full"), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 

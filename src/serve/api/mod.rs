@@ -293,8 +293,11 @@ impl Api {
             return Err(ApiError::unavailable("the server is ending"));
         }
         if wanted > self.most_places {
-            let message =
-                format!("the request has {wanted} completions, and this server takes {} at once", self.most_places);
+            let message = format!(
+                "the request has {wanted} completions, and this server computes at most {} at \
+                    once",
+                self.most_places
+            );
             return Err(ApiError::field(field, message));
         }
         let places = Arc::clone(&self.places).try_acquire_many_owned(wanted as u32);

@@ -137,7 +137,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         return Err(wrong(&format!("has more than {MOST_STOPS} strings")));
     }
     match stops.iter().any(String::is_empty) {
-        true => Err(wrong("has an empty string, which every completion holds at once")),
+        true => Err(wrong("has an empty string, which would end every completion at once")),
         false => Ok(stops),
     }
 }

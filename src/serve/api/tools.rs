@@ -45,7 +45,7 @@ impl Tools {
         let Some(json) = json else {
             return match choice {
                 Some(choice) if choice != "none" && choice != "auto" => {
-                    Err(ApiError::field("tool_choice", "`tool_choice` asks for a call, and there are no `tools`"))
+                    Err(ApiError::field("tool_choice", "`tool_choice` requires a call, and there are no `tools`"))
                 }
                 _ => Ok(None),
             };
@@ -54,12 +54,12 @@ impl Tools {
         let Some(choice) = read_choice(choice, &tools)? else { return Ok(None) };
         if matches!(choice, Choice::Auto) {
             if calls == Calls::One {
-                let message = "`parallel_tool_calls: false` goes with a `tool_choice` that asks for a call";
+                let message = "`parallel_tool_calls: false` needs a `tool_choice` that requires a call";
                 return Err(ApiError::unsupported("parallel_tool_calls", message));
             }
             if let Some(index) = strict(&json) {
                 let name = format!("tools[{index}].function.strict");
-                let message = format!("`{name}` goes with a `tool_choice` that asks for a call");
+                let message = format!("`{name}` needs a `tool_choice` that requires a call");
                 return Err(ApiError::unsupported(name, message));
             }
         }
@@ -123,7 +123,7 @@ fn read_choice(choice: Option<Value>, tools: &[Tool]) -> Result<Option<Choice>, 
             Some(other) => wrong(format!("`tool_choice` is `{other}`, and none of none, auto and required")),
             None => match choice["function"]["name"].as_str() {
                 Some(name) if tools.iter().any(|tool| tool.name == name) => Ok(Some(Choice::Named(name.to_owned()))),
-                Some(name) => wrong(format!("`tool_choice` is `{name}`, which is none of `tools`")),
+                Some(name) => wrong(format!("`tool_choice` is `{name}`, which is not in `tools`")),
                 None => wrong("`tool_choice` is neither a string nor the name of a function".to_owned()),
             },
         },

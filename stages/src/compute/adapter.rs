@@ -35,10 +35,8 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
 pub fn load(folder: &Path) -> Result<Adapter, StageError> {
     let adapter = Adapter::load(folder).or_fail(Cause::BadData, || "cannot read the adapter".to_owned())?;
     match not_finite(&adapter) {
-        Some(module) => {
-            Err(StageError::bad_data(format!("the adapter holds a value that is not finite in `{module}`"))
-                .with_help("its training diverged: lower the learning rate and train again"))
-        }
+        Some(module) => Err(StageError::bad_data(format!("the adapter has a value that is not finite in `{module}`"))
+            .with_help("its training diverged: lower the learning rate and train again")),
         None => Ok(adapter),
     }
 }

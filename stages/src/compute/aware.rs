@@ -18,16 +18,16 @@ use serde_json::json;
 /// gradients pass as if nothing had been rounded.
 #[derive(Parameters, Debug, Clone, PartialEq, Eq)]
 pub struct AwareParams {
-    /// What they are trained for.
+    /// The format to train for.
     #[semantic]
     pub aware: Scheme,
-    /// Weights along the input that share a scale; it must divide the inputs of each layer.
+    /// Number of weights along the input that share a scale; the inputs of each layer must be a multiple of it.
     #[semantic(default = 256, range = 2..=65536)]
     pub group_size: usize,
-    /// Steps that are trained as usual before.
+    /// Number of ordinary steps at the start, without quantisation.
     #[semantic(default = 0)]
     pub after_steps: u64,
-    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    /// Linear layers that are not quantised: their names, or parts of their paths (`o_proj`, `layers.0`).
     #[semantic(default = Vec::new())]
     pub skip_modules: Vec<String>,
 }
@@ -36,8 +36,8 @@ pub struct AwareParams {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
     /// 4-bit weights, symmetric, with a scale per group; 8-bit activations, asymmetric, with a scale per token:
-    /// torchao's `Int8DynActInt4WeightQATQuantizer`, to its bits. The token embeddings are left as they are, and so
-    /// is a head that is tied to them.
+    /// torchao's `Int8DynActInt4WeightQATQuantizer`, to its bits. Token embeddings are not quantised, nor is an LM head
+    /// that is tied to them.
     Int8DynamicActivationsInt4Weights,
 }
 

@@ -17,11 +17,11 @@ use crate::compute::torch;
 /// What computes.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// This program where it serves the device and the parameters, else the torch worker.
+    /// This program if it supports the device and the parameters, else the torch worker.
     Auto,
-    /// This program: on the processor, and on a CUDA device where it was built for them.
+    /// This program: on the CPU, and on CUDA devices if it was built for them.
     Native,
-    /// PyTorch, in processes of its own: on the processor, on GPUs and on NPUs.
+    /// PyTorch, in separate processes: on the CPU, on GPUs and on NPUs.
     Torch,
 }
 
@@ -29,9 +29,9 @@ pub enum Backend {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Parallel {
-    /// Each rank holds the whole model; gradients are summed.
+    /// Each rank has the whole model; gradients are summed.
     Ddp,
-    /// Each rank holds a part of every weight, and gathers a layer when it is computed.
+    /// Each rank has a shard of every weight, and gathers a layer when it is computed.
     Fsdp2,
 }
 
@@ -39,13 +39,13 @@ pub enum Parallel {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
-    /// The fastest one that the device has for packed rows.
+    /// The fastest one of the device for packed rows.
     Auto,
     /// `scaled_dot_product_attention`, with a mask.
     Sdpa,
     /// `flex_attention`, which skips blocks between documents.
     Flex,
-    /// FlashAttention over documents of any length; on NPUs their fused attention.
+    /// FlashAttention with variable lengths; on NPUs their fused attention.
     Flash,
 }
 
@@ -136,10 +136,10 @@ impl Backend {
         let native = |because: String| Choice { is_torch: false, because, device };
         let torch = |because: String| Choice { is_torch: true, because, device };
         match (self, serves, device) {
-            (Self::Native, ..) => native("`backend: native` asks for it".to_owned()),
-            (Self::Torch, ..) => torch("`backend: torch` asks for it".to_owned()),
-            (Self::Auto, Serves::Native(what), _) => native(format!("{what} is for it alone")),
-            (Self::Auto, Serves::Torch(what), _) => torch(format!("{what} is for it alone")),
+            (Self::Native, ..) => native("`backend: native` selects it".to_owned()),
+            (Self::Torch, ..) => torch("`backend: torch` selects it".to_owned()),
+            (Self::Auto, Serves::Native(what), _) => native(format!("only it supports {what}")),
+            (Self::Auto, Serves::Torch(what), _) => torch(format!("only it supports {what}")),
             (Self::Auto, Serves::Both | Serves::WithBitsandbytes(_), DeviceKind::Cpu) => {
                 native("it serves the CPU".to_owned())
             }
@@ -166,7 +166,7 @@ impl Backend {
     fn lacks_bitsandbytes(self, serves: Serves, span: Span) -> Option<Problem> {
         let (Self::Torch, Serves::WithBitsandbytes(what)) = (self, serves) else { return None };
         let message =
-            format!("{what} with `backend: torch` needs bitsandbytes, which does not lie beside the torch worker");
+            format!("{what} with `backend: torch` needs bitsandbytes, which the torch worker's Python does not have");
         let help = format!("leave `backend` out, or install it: {}", torch::how_to_install_bitsandbytes());
         Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at("backend"))
     }
@@ -223,8 +223,8 @@ impl Backend {
             (Self::Torch, Serves::Native(what)) => (what, "native", "torch"),
             _ => return None,
         };
-        let message = format!("{what} is for `backend: {other}`, and the stage says `backend: {field}`");
-        Some((message, "leave `backend` out: the one that serves is taken"))
+        let message = format!("{what} needs `backend: {other}`, and the stage has `backend: {field}`");
+        Some((message, "leave `backend` out: the one that supports it is selected"))
     }
 }
 
@@ -239,7 +239,7 @@ pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem>
         .collect();
     let secrets = env.iter().filter(|(name, value)| is_secret(name) && value.parse::<f64>().is_err());
     problems.extend(secrets.map(|(name, _)| {
-        let message = format!("`{name}` looks like a secret, and what a file says is written into records");
+        let message = format!("`{name}` looks like a secret, and values of the file are written into records");
         let help = "set it in the environment of `pipeline run`: the stage's processes inherit it";
         Problem::error("secret-in-file", span, message, "in `env`").with_help(help).at("env")
     }));
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn what_contradicts_itself_is_a_problem() {
         let problem = Backend::Native.problem(Serves::Torch("`dtype: f16`"), Span::default());
-        let expected = "`dtype: f16` is for `backend: torch`, and the stage says `backend: native`";
+        let expected = "`dtype: f16` needs `backend: torch`, and the stage has `backend: native`";
         assert_eq!(problem.map(|problem| problem.message).as_deref(), Some(expected));
         assert!(Backend::Auto.problem(Serves::Torch("`dtype: f16`"), Span::default()).is_none());
     }

@@ -136,7 +136,7 @@ pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
     let file = fs::File::open(path).or_fail(Cause::Machine, unreadable)?;
     file.take(BYTES_OF_A_POINTER).read_to_end(&mut first).or_fail(Cause::Machine, unreadable)?;
     if is_lfs_pointer(&first) {
-        let message = format!("`{name}` is a git-LFS pointer, and the file that it stands for was not fetched");
+        let message = format!("`{name}` is a git-LFS pointer, and the file itself was not fetched");
         return Err(StageError::bad_data(message).with_help("`git lfs pull` in its folder fetches it"));
     }
     if !is_weights {
@@ -144,8 +144,10 @@ pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
     }
     if is_gguf {
         let unsound = |error: GgufError| {
-            StageError::bad_data(format!("`{name}` is no GGUF file that can be read: {error}"))
-                .with_help("fetch or copy it anew; types of tensors that are read: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0 and Q4_K to Q6_K")
+            StageError::bad_data(format!("`{name}` is no GGUF file that can be read: {error}")).with_help(
+                "fetch or copy it again; supported tensor types: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0 \
+                    and Q4_K to Q6_K",
+            )
         };
         return GgufFile::open(path).map(drop).map_err(unsound);
     }
@@ -162,7 +164,7 @@ pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
         Err(CheckpointError::BadHeader { source, .. }) => format!("`{name}` is not a safetensors file: {source}"),
         Err(other) => return Err(StageError::bad_data(unreadable()).with_source(other)),
     };
-    Err(StageError::bad_data(message).with_help("fetch or copy it anew"))
+    Err(StageError::bad_data(message).with_help("fetch or copy it again"))
 }
 
 /// As much of a file as shows that it is a pointer, and the most that one has.

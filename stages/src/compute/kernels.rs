@@ -16,9 +16,9 @@ use serde::Serialize;
 /// A set of kernels.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernels {
-    /// Our own, for processors.
+    /// Our own, for CPUs.
     Cpu,
-    /// Candle's tensors, as a second opinion.
+    /// Candle's tensors, for comparison.
     Candle,
 }
 
@@ -42,9 +42,9 @@ pub fn native_devices() -> &'static [DeviceKind] {
 pub enum Dtype {
     /// 32-bit floats.
     F32,
-    /// Products of 16-bit brain floats, summed in f32; what is trained, its moments and the loss stay f32.
+    /// Matrix multiplications of bfloat16, summed in f32; trainable parameters, their moments and the loss stay f32.
     Bf16,
-    /// As `bf16`, in half precision, with a factor on the loss (`loss_scale`): for GPUs and the torch worker.
+    /// As `bf16`, in half precision, with a loss scale (`loss_scale`); on GPUs and the torch worker.
     F16,
 }
 
@@ -65,7 +65,7 @@ pub enum MatmulPrecision {
     /// In f32.
     #[default]
     Highest,
-    /// On a CPU with tiles (AMX) as three products of bf16, with factors of about 16 bits; elsewhere in f32.
+    /// On a CPU with AMX as three multiplications of bf16, with factors of about 16 bits; elsewhere in f32.
     High,
 }
 

@@ -40,13 +40,13 @@ enum Spelling {
 /// What a file may say.
 #[derive(Parameters)]
 struct Written {
-    /// The dtype that is computed in: that of the operands of matrix multiplications. `f16` is for `backend: torch`.
-    /// `int8` and `int4` are older names of `quantize: int8` and `quantize: int4`.
+    /// Compute dtype: that of the operands of matrix multiplications. `f16` is for `backend: torch`. `int8` and `int4`
+    /// are older names of `quantize: int8` and `quantize: int4`.
     #[semantic(default = WrittenDtype::Dtype(Dtype::F32))]
     dtype: WrittenDtype,
-    /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (`backend: native`, `cpu`
-    /// kernels alone), or a base as in `train` (`{ base: nf4 }`, on the same backends). If left out, they are those that the adapter
-    /// was trained on, and as they are stored without one; `none` is as they are stored in any case.
+    /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (only `backend: native` with
+    /// `cpu` kernels), or a base as in `train` (`{ base: nf4 }`, on the same backends). Default: the format that the
+    /// adapter was trained on; without an adapter the stored weights. `none` always uses the stored weights.
     #[semantic]
     quantize: Option<WeightFormat>,
 }
@@ -60,8 +60,8 @@ enum WrittenDtype {
 /// The names of `dtype`, each with what it is.
 const DTYPES: [(&str, &str); 5] = [
     ("f32", "32-bit floats."),
-    ("bf16", "Products of 16-bit brain floats, summed in f32."),
-    ("f16", "As `bf16`, in half precision: for GPUs and the torch worker."),
+    ("bf16", "Matrix multiplications of bfloat16, summed in f32."),
+    ("f16", "As `bf16`, in half precision; on GPUs and the torch worker."),
     ("int8", "An older name of `quantize: int8` with `dtype: f32`."),
     ("int4", "An older name of `quantize: int4` with `dtype: f32`."),
 ];
@@ -121,7 +121,10 @@ impl Precision {
                 )
             }
             Spelling::Both => {
-                let message = format!("`dtype: {format}` stands beside `quantize`, of which it is an older name");
+                let message = format!(
+                    "`dtype: {format}`, an older name of `quantize`, is given together with \
+                    `quantize`"
+                );
                 let problem = Problem::error("bad-value", span, message, "how weights are stored, not a dtype");
                 Some(problem.with_help("write `dtype: f32` or `dtype: bf16`, or leave it out").at("dtype"))
             }
@@ -229,6 +232,9 @@ mod tests {
         let found = problem(json!({"dtype": "int8"}));
         assert_eq!(found.as_deref(), Some("`dtype: int8` is an older name of `quantize: int8`"));
         let found = problem(json!({"dtype": "int4", "quantize": "int8"}));
-        assert_eq!(found.as_deref(), Some("`dtype: int4` stands beside `quantize`, of which it is an older name"));
+        assert_eq!(
+            found.as_deref(),
+            Some("`dtype: int4`, an older name of `quantize`, is given together with `quantize`")
+        );
     }
 }

@@ -33,13 +33,13 @@ pub struct QuantizeParams {
     /// The format.
     #[semantic]
     pub base: BaseFormat,
-    /// Whether the largest magnitudes of blocks are quantised, too: 4.13 bits a weight in the place of 4.5.
+    /// Whether the scales of blocks are quantised, too: 4.13 bits per weight instead of 4.5.
     #[semantic(default = true)]
     pub double_quantization: bool,
-    /// Weights of a block, which share a scale: a power of two.
+    /// Number of weights in a block, which share a scale: a power of two.
     #[semantic(default = 64, range = 32..=4096)]
     pub block_size: usize,
-    /// Linear layers that are left as they are: their names, or parts of their paths (`o_proj`, `layers.0`).
+    /// Linear layers that are not quantised: their names, or parts of their paths (`o_proj`, `layers.0`).
     #[semantic(default = vec!["lm_head".to_owned()])]
     pub skip_modules: Vec<String>,
 }
@@ -54,7 +54,7 @@ pub enum BaseFormat {
     /// torchao's NF4, which torchtune trains on.
     #[semantic(rename = "nf4_torchao")]
     Nf4Torchao,
-    /// 8-bit numbers, 32 to a scale: ggml's `q8_0`.
+    /// 8-bit integers with one scale for 32: ggml's `q8_0`.
     #[semantic(rename = "q8_0")]
     Q8_0,
 }
@@ -152,9 +152,9 @@ impl QuantizeParams {
         let more = if unfit.len() > 1 { format!(" and {} more", unfit.len() - 1) } else { String::new() };
         let name = self.base.name();
         let message =
-            format!("`{name}` takes matrices of a multiple of 16384 values, and {first}{more} are not of such");
+            format!("`{name}` needs matrices whose size is a multiple of 16384, and that of {first}{more} is not");
         let problem = Problem::error("bad-value", span, message, "does not fit the model").at("quantize.base");
-        Some(problem.with_help("leave them out with `skip_modules`, or take `base: nf4`"))
+        Some(problem.with_help("leave them out with `skip_modules`, or use `base: nf4`"))
     }
 
     /// What is wrong with it.
@@ -168,11 +168,11 @@ impl QuantizeParams {
             };
             let message = format!("`{key}` is for `nf4` and `fp4`: `{name}` has {fixed} fixed");
             let problem = Problem::error("bad-value", span, message, "leave it out").at(key);
-            return Some(problem.with_help(format!("leave it out beside `base: {name}`")));
+            return Some(problem.with_help(format!("leave it out with `base: {name}`")));
         }
         let message = format!("`quantize.block_size` is {}, and it has to be a power of two", self.block_size);
         let problem = Problem::error("bad-value", span, message, "not a power of two").at("quantize.block_size");
-        (!self.block_size.is_power_of_two()).then(|| problem.with_help("64 is what bitsandbytes takes by default"))
+        (!self.block_size.is_power_of_two()).then(|| problem.with_help("64 is the default of bitsandbytes"))
     }
 }
 
@@ -264,10 +264,7 @@ pub enum WeightFormat {
 
 /// The names that a file may say in the place of a mapping, each with what it is.
 const NAMES: [(&str, &str); 3] = [
-    (
-        "int8",
-        "8-bit numbers in blocks of 32 with one scale; what is multiplied with them is rounded to such blocks, too.",
-    ),
+    ("int8", "8-bit integers in blocks of 32 with one scale; activations are rounded to such blocks, too."),
     ("int4", "As `int8`, with weights of 4 bits but for token embeddings and LM head."),
     ("none", "As they are stored, also with an adapter that was trained on a quantised base."),
 ];

@@ -301,7 +301,7 @@ impl Keys {
     fn list(&self, key: &str) -> Result<Vec<Map<String, Value>>, TaskError> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| self.wrong(key, "is to be a list"))?;
-        let object = |item: &Value| item.as_object().cloned().ok_or_else(|| self.wrong(key, "is to hold mappings"));
+        let object = |item: &Value| item.as_object().cloned().ok_or_else(|| self.wrong(key, "must contain mappings"));
         list.iter().map(object).collect()
     }
 
@@ -311,7 +311,7 @@ impl Keys {
             Some(Value::String(task)) => vec![task.clone()],
             Some(Value::Array(tasks)) => tasks
                 .iter()
-                .map(|task| task.as_str().map(str::to_owned).ok_or_else(|| self.wrong("task", "is to hold names")))
+                .map(|task| task.as_str().map(str::to_owned).ok_or_else(|| self.wrong("task", "must contain names")))
                 .collect::<Result<_, _>>()?,
             _ => return Err(self.wrong("task", "is missing: the names of the group's tasks")),
         };
@@ -357,7 +357,7 @@ impl Keys {
         };
         let filters = self.filters()?;
         if let Some(needed) = filters.iter().map(Pipeline::least_responses).max().filter(|needed| *needed > repeats) {
-            let message = format!("`take_first_k` takes {needed} responses, and `repeats` asks for {repeats}");
+            let message = format!("`take_first_k` needs {needed} responses, and `repeats` is {repeats}");
             return Err(self.wrong("filter_list", message));
         }
         let output_type = match self.text("output_type")?.as_deref() {
@@ -471,7 +471,7 @@ impl Keys {
                 ("until", Value::Array(texts)) => {
                     let text = |text: &Value| text.as_str().map(str::to_owned);
                     let texts: Option<Vec<String>> = texts.iter().map(text).collect();
-                    generation.until = texts.ok_or_else(|| self.wrong(key, "`until` is to hold strings"))?;
+                    generation.until = texts.ok_or_else(|| self.wrong(key, "`until` must contain strings"))?;
                 }
                 ("max_gen_toks" | "max_new_tokens", Value::Number(tokens)) => {
                     let tokens = tokens.as_u64().ok_or_else(|| self.wrong(key, format!("`{name}` counts tokens")))?;

@@ -105,7 +105,7 @@ fn filter(entry: &Value) -> Result<Filter, String> {
         "uppercase" => Ok(Filter::Uppercase),
         "map" => {
             let values = entry.get("mapping_dict").and_then(Value::as_object).cloned();
-            let values = values.ok_or("`map` lacks `mapping_dict`, what each text stands for")?;
+            let values = values.ok_or("`map` lacks `mapping_dict`, the value of each text")?;
             Ok(Filter::Map { values, default: entry.get("default_value").cloned().unwrap_or_default() })
         }
         "take_first" => Ok(Filter::TakeFirst),

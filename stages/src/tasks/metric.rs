@@ -135,7 +135,7 @@ impl Metric {
                 "ignore_numbers" => metric.alike.ignore_numbers = flag()?,
                 "regexes_to_ignore" => {
                     let patterns = value.as_array().ok_or("`regexes_to_ignore` is to be a list")?;
-                    let pattern = |text: &Value| expression(text.as_str().ok_or("is to hold expressions")?);
+                    let pattern = |text: &Value| expression(text.as_str().ok_or("must contain expressions")?);
                     metric.alike.regexes_to_ignore = patterns.iter().map(pattern).collect::<Result<_, _>>()?;
                 }
                 other => return Err(format!("`{name}` has no argument `{other}`")),

@@ -49,7 +49,7 @@ impl RowProcessor {
                 let (label, start, end) = (text("activity_label")?, text("ctx_a")?, text("ctx_b")?);
                 let query = cleaned(&format!("{label}: {start} {}", capitalized(end)));
                 let endings = row.get("endings").and_then(Value::as_array).ok_or("a row has no list `endings`")?;
-                let ending = |ending: &Value| ending.as_str().map(cleaned).ok_or("`endings` is to hold texts");
+                let ending = |ending: &Value| ending.as_str().map(cleaned).ok_or("`endings` must contain strings");
                 let choices: Vec<String> = endings.iter().map(ending).collect::<Result<_, _>>()?;
                 row.insert("query".to_owned(), query.into());
                 row.insert("choices".to_owned(), json!(choices));

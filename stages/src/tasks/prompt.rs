@@ -90,7 +90,7 @@ impl Task {
         let text = template.render(&messages, false).map_err(|error| error.to_string())?;
         // A template may trim what is said.
         let said = if text.contains(prefix.as_str()) { prefix.as_str() } else { prefix.trim() };
-        let at = text.rfind(said).ok_or("the chat template leaves out what the answer is to begin with")?;
+        let at = text.rfind(said).ok_or("the chat template leaves out the beginning of the response")?;
         Ok(text[..at + said.len()].to_owned())
     }
 }

@@ -115,7 +115,7 @@ impl<'t> Fields<'t> {
     fn right(&self, key: &str, choices: &[String], target: &Value) -> Result<Vec<usize>, TaskError> {
         let index = |target: &Value| match target {
             Value::String(text) => choices.iter().position(|choice| choice == text).ok_or_else(|| {
-                self.wrong(key, format!("the target `{text}` is none of the {} choices", choices.len()))
+                self.wrong(key, format!("the target `{text}` is not one of the {} choices", choices.len()))
             }),
             index => Ok(self.choice(key, choices, index)?.0),
         };

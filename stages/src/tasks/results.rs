@@ -89,7 +89,7 @@ impl Task {
         Ok(match (self.output_type, metric.kind) {
             (OutputType::MultipleChoice, kind) => match self.choice(kind, sample, answers) {
                 Worth::Classes(right, made) if kind == Kind::F1 && right.max(made) > 1 => {
-                    let message = format!("`f1` is of two choices, and choice {} stands here", right.max(made) + 1);
+                    let message = format!("`f1` is for two choices, and there is choice {}", right.max(made) + 1);
                     return Err(TaskError::key(&self.file, "metric_list", message));
                 }
                 worth => worth,
@@ -136,7 +136,7 @@ impl Task {
         let name = kind.name();
         let wrong = |key: &str, message: String| Err(TaskError::key(&self.file, key, message));
         let [made] = filtered else {
-            let message = format!("`{name}` is of one answer to a row: end the filter with `take_first`");
+            let message = format!("`{name}` needs one response per row: end the filter with `take_first`");
             return wrong("filter_list", message);
         };
         let right = match &sample.gold {
@@ -144,7 +144,7 @@ impl Task {
             _ => return wrong("doc_to_target", format!("`{name}` is of one right class, and there are several")),
         };
         if made.is_null() {
-            let message = "`map` has neither a value for an answer nor a `default_value`";
+            let message = "`map` has neither a value for a response nor a `default_value`";
             return wrong("filter_list", message.to_owned());
         }
         if kind == Kind::Mcc {
@@ -155,7 +155,8 @@ impl Task {
             (Some(right), Some(made), Value::Number(_)) => Ok(Worth::Classes(right, made)),
             _ => {
                 let message = format!(
-                    "`f1` is of the classes 0 and 1, and there are `{right}` and `{}`: the filter `map` makes numbers of answers",
+                    "`f1` is of the classes 0 and 1, and there are `{right}` and `{}`: the filter `map` converts \
+                     responses to numbers",
                     printed(made)
                 );
                 wrong("metric_list", message)

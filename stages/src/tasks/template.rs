@@ -87,7 +87,7 @@ impl<'t> Field<'t> {
         let list = match self.of(row)? {
             Value::Array(list) => list,
             Value::Object(named) => named.into_iter().map(|(_, value)| value).collect(),
-            Value::String(text) => literal::list(&text).ok_or_else(|| format!("`{text}` is no list of choices"))?,
+            Value::String(text) => literal::list(&text).ok_or_else(|| format!("`{text}` is not a list of choices"))?,
             other => return Err(format!("`{other}` is no list of choices")),
         };
         Ok(list.iter().map(printed).collect())

@@ -142,7 +142,7 @@ fn how_often_and_how_a_row_is_answered_is_checked() {
     for (text, said) in [
         (format!("{GENERATES}repeats: 0\n"), "`repeats`: `0` is no number of responses"),
         (format!("{GENERATES}repeats: many\n"), "`repeats`: `\"many\"` is no number of responses"),
-        (filtered("{ function: take_first_k, k: 2 }"), "`take_first_k` takes 2 responses, and `repeats` asks for 1"),
+        (filtered("{ function: take_first_k, k: 2 }"), "`take_first_k` needs 2 responses, and `repeats` is 1"),
         (filtered("{ function: take_first_k }"), "`take_first_k` lacks `k`"),
         (filtered("{ function: map }"), "`map` lacks `mapping_dict`"),
         (with("'.']", "'.'], do_sample: true"), "`do_sample: true` needs a `temperature` above 0"),
@@ -178,7 +178,7 @@ fn metrics_of_classes_say_what_they_are_not_given() {
     assert_eq!(said("mcc", "{ function: take_first }", json!("red"), &["blue"]), "");
     for (found, expected) in [
         (said("f1", map, json!("1"), &["c"]), "row 1, `filter_list`: `map` has neither a value"),
-        (said("f1", "{ function: take_first }", json!("1"), &["1"]), "the filter `map` makes numbers of answers"),
+        (said("f1", "{ function: take_first }", json!("1"), &["1"]), "the filter `map` converts responses to numbers"),
         (said("f1", map, json!("2"), &["a"]), "`f1` is of the classes 0 and 1, and there are `2` and `1`"),
         (said("mcc", "{ function: lowercase }", json!("1"), &["a"]), "end the filter with `take_first`"),
         (said("mcc", map, json!(["1", "0"]), &["a"]), "`doc_to_target`: `mcc` is of one right class"),

@@ -26,7 +26,7 @@ pub fn in_words(old: &Path, new: &Path) -> Option<String> {
 fn tensors(old: &Path, new: &Path) -> Option<String> {
     let (mut old, mut new) = (Tensors::open(old)?, Tensors::open(new)?);
     if old.infos.keys().ne(new.infos.keys()) {
-        return Some("it holds other tensors".to_owned());
+        return Some("it has other tensors".to_owned());
     }
     let mut different = 0;
     let mut largest: Option<(f64, String)> = None;
@@ -47,7 +47,7 @@ fn tensors(old: &Path, new: &Path) -> Option<String> {
     let all = old.infos.len();
     Some(match largest {
         Some((distance, name)) => format!("{different} of {all} tensors differ, max |Δ| {distance:.3e} (in `{name}`)"),
-        None => "the tensors are the same, and what stands beside them differs".to_owned(),
+        None => "the tensors are the same, and the rest of the file differs".to_owned(),
     })
 }
 

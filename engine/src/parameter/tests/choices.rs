@@ -125,7 +125,7 @@ fn an_option_of_another_variant_is_a_problem_of_its_own() {
     assert_eq!(
         messages::<Update>(json!({ "momentum": 0.9, "betas": [0.9, 0.9] })),
         ["wrong-option: `adam` has no option `momentum` \
-             (an option of `sgd`; `adam` takes `learning_rate`, `betas`, `weight_decay`)"]
+             (an option of `sgd`; `adam` has `learning_rate`, `betas`, `weight_decay`)"]
     );
     assert_eq!(
         messages::<Rule>(json!({ "name": "none", "weight_decay": 0 })),
@@ -327,7 +327,8 @@ fn of_keys_that_exclude_each_other_one_is_read() {
         (json!("falling"), "missing-key: one of `min_lr`, `min_lr_rate` is required (-)"),
         (
             json!({ "min_lr": 0 }),
-            "wrong-option: `level` has no option `min_lr` (an option of `falling`; `level` takes `warmup_steps`, `warmup_ratio`)",
+            "wrong-option: `level` has no option `min_lr` (an option of `falling`; `level` has `warmup_steps`, \
+             `warmup_ratio`)",
         ),
     ] {
         assert_eq!(messages::<Schedule>(wrong.clone()), [says], "{wrong}");

@@ -179,9 +179,8 @@ fn an_axis_of_one_name_is_one_axis() {
     assert_eq!(plan(&two("p, q", "q, p")).ids_of("c"), ["c[source=p]", "c[source=q]"]);
     assert_eq!(
         wrong(&two("p, q", "q, r")),
-        [
-            "axis-mismatch 7:37 & 5:33 & 6:33 stage `c` meets the axis `source` twice, with different values: \"p\", \"q\" and \"q\", \"r\" (give both the same values, or one of them a name of its own: `matrix: { x: [...] }` and `source: \"${matrix.x}\"` under `with:`)"
-        ]
+        ["axis-mismatch 7:37 & 5:33 & 6:33 stage `c` meets the axis `source` twice, with different values: \"p\", \
+             \"q\" and \"q\", \"r\" (give both the same values, or one of them another name: `matrix: { x: [...] }` and `source: \"${matrix.x}\"` under `with:`)"]
     );
     let named = two("p, q", "x")
         .replace("matrix: { source: [x] }", "with: { source: '${matrix.other}' }, matrix: { other: [q, r] }");
@@ -299,7 +298,7 @@ fn an_axis_that_changes_no_result_makes_measurements() {
         assert_eq!(
             wrong(&text),
             [format!(
-                "measurement 10:56 `merged` reads adapter `adapter` of `adapter`, whose children only measure: `{name}` changes no result (read its metrics, or declare a stage like `adapter` without this axis to go on from; `merged.when=false` leaves this one out)"
+                "measurement 10:56 `merged` reads adapter `adapter` of `adapter`, whose children only measure: `{name}` changes no result (read its metrics, or declare a stage like `adapter` without this axis to continue from; `merged.when=false` leaves this one out)"
             )]
         );
     }
@@ -387,7 +386,7 @@ fn a_wrong_matrix_is_explained() {
     let warned =
         plan(&swept("    matrix: { lora.rank: [4], exclude: [{ lora.rank: 5 }], include: [{ lora.rank: 4 }] }"));
     let warnings: Vec<&str> = warned.warnings.iter().map(|warning| warning.message.as_str()).collect();
-    assert_eq!(warnings, ["this excludes no combination", "this combination is there already"]);
+    assert_eq!(warnings, ["this excludes no combination", "this combination exists already"]);
     assert_eq!(
         wrong(
             &swept("    matrix: { lora.rank: [4, 8] }")

@@ -212,9 +212,11 @@ fn what_is_not_a_pipeline_is_said_alone() {
     assert_eq!(wrong("# only a comment\n")[0].split(' ').next(), Some("empty-file"));
     assert_eq!(
         wrong("<html>\n"),
-        ["not-a-mapping 1:1 the file holds a string (a pipeline file begins with `version: 1` and declares `stages:`)"]
+        [
+            "not-a-mapping 1:1 the file contains a string (a pipeline file begins with `version: 1` and declares `stages:`)"
+        ]
     );
-    assert_eq!(wrong("- a\n- b\n")[0].split(" (").next(), Some("not-a-mapping 1:1 the file holds a list"));
+    assert_eq!(wrong("- a\n- b\n")[0].split(" (").next(), Some("not-a-mapping 1:1 the file contains a list"));
     assert_eq!(wrong("version: 1\nstages:\n\tbase: x\n"), ["syntax 3:1 a tab in the indentation (indent with spaces)"]);
     assert_eq!(wrong("{}"), ["missing-key 1:1 `version` is missing", "missing-key 1:1 `stages` is missing"]);
     assert_eq!(wrong("version: 1\nstages: {}\n"), ["no-stages 2:9 the pipeline has no stages"]);

@@ -73,35 +73,35 @@ pub struct InferenceParams {
     /// The model.
     #[semantic]
     pub model: Input<Model>,
-    /// An adapter to put onto it.
+    /// An adapter for the model.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// Its tokenizer; the model's own if left out.
+    /// Its tokenizer; default: the model's own.
     #[semantic]
     pub tokenizer: Option<Input<TokenizerArtifact>>,
-    /// Longest answer, in tokens.
+    /// Maximum length of a completion, in tokens.
     #[semantic(default = 128, range = 1..)]
     pub max_new_tokens: usize,
-    /// Tokens that an answer has at least: no end of text and no stop token comes before.
+    /// Minimum length of a completion: no end of text and no stop token before.
     #[semantic(default = 0)]
     pub min_new_tokens: usize,
-    /// An answer ends before the first of these texts, wherever tokens begin and end.
+    /// A completion ends before the first of these strings, wherever tokens begin and end.
     #[semantic(default = Vec::new())]
     pub stop_strings: Vec<String>,
-    /// Tokens that end an answer, beside those that the model and its tokenizer name: ids, or texts such as
+    /// Additional tokens that end a completion, besides those of the model and its tokenizer: ids, or strings such as
     /// `<|im_end|>`.
     #[semantic(default = Vec::new())]
     pub stop_tokens: Vec<StopToken>,
-    /// Answers that grow together: decides speed and memory, not what is answered.
+    /// Completions that are generated together: changes speed and memory, not the completions.
     #[cosmetic(default = BATCH_SIZE, range = 1..)]
     pub batch_size: usize,
     /// What is computed in, and how weights are stored.
     #[semantic(flatten)]
     pub precision: Precision,
-    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    /// The backend: this program, or PyTorch in separate processes.
     #[cosmetic(default = Backend::Auto)]
     pub backend: Backend,
-    /// The kernels that compute, for the native backend.
+    /// The kernels of the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
@@ -236,7 +236,7 @@ impl InferenceParams {
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
         }
         if self.stop_strings.iter().any(String::is_empty) {
-            let message = "`stop_strings` has an empty text, which every answer holds at once";
+            let message = "`stop_strings` has an empty string, which would end every completion at once";
             let problem = Problem::error("bad-value", span, message, "in this stage");
             problems.push(problem.with_help("take it out of the list").at("stop_strings"));
         }
@@ -325,7 +325,7 @@ impl Respondent {
             }
             false => {
                 if context.devices().workers() > 1 {
-                    context.warn("the native backend asks the model in one process: `resources.count` has no effect");
+                    context.warn("the native backend runs inference in one process: `resources.count` has no effect");
                 }
                 let (model, computed_by) = open(&model, adapter.as_ref(), params, &format, context)?;
                 (Asked::Here(model), computed_by)

@@ -184,7 +184,7 @@ where
 
     fn add_adapter(&mut self, adapter: &AdapterWeights) -> Result<usize, StageError> {
         let Some(adapters) = self.adapters.as_mut() else {
-            return Err(StageError::internal("a model that was opened with an adapter takes no other"));
+            return Err(StageError::internal("a model that was opened with an adapter cannot use another one"));
         };
         adapters.add(&mut self.decoder, adapter).or_fail(Cause::BadData, not_fitting)
     }

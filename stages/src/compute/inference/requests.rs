@@ -155,7 +155,7 @@ pub fn open(folder: &Path, adapters: &[AdapterWeights], settings: &EngineSetting
     let kind = device.grant.kind;
     let mut choice = backend.choose(serves, kind, 1);
     if kind != DeviceKind::Cpu && !choice.is_torch {
-        choice = Choice { is_torch: true, because: "this program serves on the CPU alone".to_owned(), ..choice };
+        choice = Choice { is_torch: true, because: "this program serves only on the CPU".to_owned(), ..choice };
     }
     let engine = match choice.is_torch {
         true => static_batches::open(folder, &architecture, adapters, device, settings)?,

@@ -54,15 +54,16 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
             StopToken::Id(id) => match vocab_size.filter(|size| u64::from(*id) >= *size) {
                 Some(size) => {
                     let message = format!("`stop_tokens` has {id}, and the model has {size} ids");
-                    return Err(StageError::new(Cause::BadParameters, message)
-                        .with_help("such a token never comes: give an id of the vocabulary, or a token's text"));
+                    return Err(StageError::new(Cause::BadParameters, message).with_help(
+                        "such a token is never generated: give an id of the vocabulary, or a token's text",
+                    ));
                 }
                 None => *id,
             },
             StopToken::Text(text) => tokenizer.token_id(text).ok_or_else(|| {
-                let message = format!("`stop_tokens` has `{text}`, which is no token of this tokenizer");
+                let message = format!("`stop_tokens` has `{text}`, which is not a token of this tokenizer");
                 StageError::new(Cause::BadParameters, message)
-                    .with_help("a text of several tokens belongs into `stop_strings`")
+                    .with_help("put a string of several tokens into `stop_strings`")
             })?,
         });
     }

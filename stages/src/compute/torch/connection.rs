@@ -117,7 +117,11 @@ impl Connection {
 
 fn read<T: DeserializeOwned>(RankAnswer { value, numbers }: RankAnswer) -> Result<(T, Vec<u8>), StageError> {
     let answer = serde_json::from_value(value);
-    let answer = answer.or_fail(Cause::Internal, || "the torch worker's answer is not of the expected form".to_owned());
+    let answer = answer.or_fail(Cause::Internal, || {
+        "the torch worker's response does not have the expected \
+        format"
+            .to_owned()
+    });
     Ok((answer?, numbers))
 }
 

@@ -88,7 +88,7 @@ impl Python {
         let text = String::from_utf8_lossy(&output.stderr);
         match serde_json::from_slice(&output.stdout) {
             Ok(found) if output.status.success() => Ok(found),
-            _ => Err(io::Error::other(format!("it answered with {}: {}", output.status, text.trim()))),
+            _ => Err(io::Error::other(format!("it returned {}: {}", output.status, text.trim()))),
         }
     }
 

@@ -51,7 +51,7 @@ kinds! {
     LogProbs = "log_probs";
     /// Generated texts with their prompts.
     Samples = "samples";
-    /// Files of any sort.
+    /// Any files.
     Files = "files";
 }
 

@@ -495,7 +495,7 @@ impl RowsReader {
     /// As for [`RowsReader::open`].
     pub fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
         if kind != Rows::NAME {
-            return Err(TableError::form(folder, format!("rows are expected, and it holds {kind}")));
+            return Err(TableError::form(folder, format!("rows are expected, and it contains {kind}")));
         }
         let facts =
             RowsFacts::from_facts(facts).ok_or_else(|| TableError::form(folder, "its facts are not those of rows"))?;
@@ -541,7 +541,7 @@ fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row
             .and_then(|array| array.as_any().downcast_ref::<StringArray>())
             .filter(|array| array.is_valid(position))
             .map(|array| array.value(position).to_owned())
-            .ok_or_else(|| format!("column `{column}` is missing or holds no text"))
+            .ok_or_else(|| format!("column `{column}` is missing or does not contain strings"))
     };
     match facts.shape {
         Shape::Prompt => {

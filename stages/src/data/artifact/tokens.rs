@@ -453,7 +453,7 @@ impl TokensReader {
     /// As for [`TokensReader::open`].
     pub fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
         if kind != Tokens::NAME && kind != Packs::NAME {
-            return Err(TableError::form(folder, format!("tokens or packs are expected, and it holds {kind}")));
+            return Err(TableError::form(folder, format!("tokens or packs are expected, and it contains {kind}")));
         }
         let facts = TokensFacts::from_facts(facts)
             .ok_or_else(|| TableError::form(folder, "its facts are not those of tokens"))?;
@@ -493,7 +493,7 @@ impl TokensReader {
         let (batch, position) = self.parts.row(index)?;
         let row = row_at(batch, position);
         row.ok_or_else(|| {
-            TableError::form(self.parts.folder(), format!("row {} does not hold ids with as many labels", index + 1))
+            TableError::form(self.parts.folder(), format!("row {} does not have ids with as many labels", index + 1))
         })
     }
 

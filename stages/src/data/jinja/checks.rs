@@ -196,7 +196,7 @@ fn remember(values: &[Value]) -> Result<(), Error> {
     for value in values.iter().skip(1) {
         look(value)?;
         if value.as_object().is_some() && measure(value)?.has_loop {
-            return Err(Error::new(ErrorKind::InvalidOperation, "a loop cannot be told that a loop has changed"));
+            return Err(Error::new(ErrorKind::InvalidOperation, "`loop.changed` cannot compare loops"));
         }
     }
     Ok(())

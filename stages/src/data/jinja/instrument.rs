@@ -198,7 +198,7 @@ impl<'p, 's> Writer<'p, 's> {
             Instruction::CallFunction(_, Some(1)) => self.check(at, checks::LOOK),
             // Compares what it is given with what it was given before, and keeps it.
             Instruction::CallMethod("changed", None) => {
-                return Err(refused("`loop.changed` takes no arguments that are unpacked"));
+                return Err(refused("`loop.changed` does not support unpacked arguments"));
             }
             Instruction::CallMethod("changed", Some(count)) if *count > 0 => {
                 self.check_several(at, checks::REMEMBER, usize::from(*count))?;

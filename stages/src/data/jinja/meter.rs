@@ -31,9 +31,9 @@ pub(super) enum Limit {
 impl Limit {
     pub(super) fn error(self) -> Error {
         match self {
-            Self::Steps => Error::new(ErrorKind::OutOfFuel, format!("takes more than {MOST_STEPS} steps")),
+            Self::Steps => Error::new(ErrorKind::OutOfFuel, format!("needs more than {MOST_STEPS} steps")),
             Self::Bytes => {
-                Error::new(ErrorKind::WriteFailure, format!("makes a text of more than {} MiB", MOST_BYTES >> 20))
+                Error::new(ErrorKind::WriteFailure, format!("makes a string of more than {} MiB", MOST_BYTES >> 20))
             }
             Self::Depth => {
                 let depth = super::measure::DEEPEST;

@@ -44,11 +44,13 @@ impl Space {
             let size = measure(&value)?;
             let refused = |problem: &'static str| Err(Error::new(ErrorKind::InvalidOperation, problem));
             if size.newest_space >= self.number {
-                return refused("a namespace can hold no namespace that is made after it, nor itself");
+                return refused("a namespace cannot contain a later namespace, nor itself");
             }
             // A loop remembers what it walks, which may be this.
             if size.has_loop {
-                return refused("a namespace can hold what a loop gives, such as `loop.index`, and not `loop` itself");
+                return refused(
+                    "a namespace can contain values of a loop, such as `loop.index`, but not `loop` itself",
+                );
             }
         }
         let value = kept(value)?;

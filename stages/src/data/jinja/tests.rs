@@ -54,8 +54,8 @@ fn busy() -> Duration {
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
-const BYTES: &str = "makes a text of more than 256 MiB";
-const STEPS: &str = "takes more than 10000000 steps";
+const BYTES: &str = "makes a string of more than 256 MiB";
+const STEPS: &str = "needs more than 10000000 steps";
 
 #[test]
 fn what_makes_too_much_is_refused_before_it_is_made() {
@@ -179,7 +179,7 @@ fn a_namespace_holds_only_what_is_older() {
         "{% set n = namespace() %}{% set n.x = [{'a': n}] %}{{ n }}",
         "{% set n = namespace() %}{% set m = namespace(n=n) %}{% set n.m = m %}{{ n }}",
     ] {
-        assert!(met(source).contains("no namespace that is made after it, nor itself"), "{source}");
+        assert!(met(source).contains("a later namespace, nor itself"), "{source}");
     }
     for source in [
         "{% set n = namespace() %}{% for x in [n] %}{% set n.l = [loop] %}{% endfor %}",

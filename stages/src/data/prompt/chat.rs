@@ -55,14 +55,15 @@ pub enum ChatError {
     #[error("the chat template cannot be read: {0}")]
     Template(String),
     /// The template refused the conversation, or failed over it.
-    #[error("the chat template refuses the conversation: {0}")]
+    #[error("the chat template rejects the conversation: {0}")]
     Refused(String),
     /// Marks and turns do not belong together one by one.
     #[error("the chat template's `{{% generation %}}` marks are not one for each assistant's turn")]
     Marks,
     /// What a turn adds cannot be told.
     #[error(
-        "turn {turn} cannot be told apart: the chat template rewrites earlier turns and has no `{{% generation %}}` marks"
+        "turn {turn} cannot be separated: the chat template rewrites earlier turns and has no `{{% generation %}}` \
+         marks"
     )]
     NotAPrefix {
         /// The turn, from 1.

@@ -25,22 +25,22 @@ use crate::compute::checkpoint::CHAT_TEMPLATE;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
 #[serde(default)]
 pub struct PromptParams {
-    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration
-    /// says. Conversations take it from the chat template.
+    /// Whether prompts and texts begin with the beginning-of-text token; default: the tokenizer's configuration. In
+    /// conversations the chat template decides.
     #[semantic]
     pub add_bos: Option<bool>,
-    /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
-    /// Conversations take it from the chat template.
+    /// Whether prompts and texts end with the end-of-text token, which is trained; default: if the tokenizer has one.
+    /// In conversations the chat template decides.
     #[semantic]
     pub add_eos: Option<bool>,
-    /// A chat template in place of the tokenizer's own: the name of a family's, or the text of a Jinja template.
+    /// A chat template that replaces the tokenizer's own: the name of a family's, or a Jinja template as a string.
     #[semantic]
     pub chat_template: Option<ChatTemplateChoice>,
-    /// What a conversation begins with that has no system message of its own.
+    /// The system message of conversations without one.
     #[semantic]
     pub system_prompt: Option<String>,
-    /// Whether special tokens that are written out in the data are read as plain text, so that a user who writes
-    /// `<|eot_id|>` ends nothing; by default in columns and conversations, and not in plain text.
+    /// Whether special tokens in the data are encoded as plain text, so that a user who writes `<|eot_id|>` does not
+    /// end a turn; default: in columns and conversations, not in plain text.
     #[semantic]
     pub sanitize_control_tokens: Option<bool>,
 }
@@ -145,7 +145,7 @@ impl Parameter for ChatTemplateChoice {
         }
         let names: Vec<&str> = names.collect();
         let help = suggest::help(text, "chat template", names.iter())
-            .map(|help| format!("{help}\nthe text of a Jinja template stands under `chat_template: |`"));
+            .map(|help| format!("{help}\nwrite a Jinja template as a block: `chat_template: |`"));
         let message = format!("there is no chat template `{text}`");
         reader.problems.push(
             Problem::error("bad-value", node.span, message, "neither a known name nor a Jinja template")

@@ -12,11 +12,11 @@ use crate::data::tokenizer::Tokenizer;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseBorder {
-    /// Prompt and response are encoded apart, as everywhere else here: what is trained is what is generated.
+    /// Prompt and response are encoded separately, as for fine-tuning: training sees the tokens of generation.
     #[default]
     Segments,
-    /// Prompt and response are encoded as one text, and the prompt is the ids that it and both of them begin with, as
-    /// in TRL: a token that crosses the border belongs to the responses, and every turn of a response is learned.
+    /// Prompt and response are encoded as one text, and the prompt is the common prefix of its ids and both texts, as
+    /// in TRL: a token that crosses the border belongs to the responses, and every turn of a response is trained.
     Joint,
 }
 

@@ -45,7 +45,7 @@ pub enum PromptError {
         found: String,
     },
     /// Turns have weights, and where they begin and end is not known.
-    #[error("its turns have weights, and the chat template does not say which text is whose")]
+    #[error("its turns have weights, and the chat template does not mark the text of each turn")]
     WeightOfUnknownTurn,
 }
 
@@ -55,13 +55,13 @@ impl PromptError {
         match self {
             Self::NoChatTemplate => Some("set `chat_template: chatml`, or take the tokenizer of a chat model"),
             Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
-                Some("give a `chat_template` with `{% generation %}` around what an assistant says")
+                Some("give a `chat_template` with `{% generation %}` around the assistant's text")
             }
             Self::Chat(ChatError::Refused(_)) => {
                 Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
             }
             Self::WeightOfUnknownTurn => {
-                Some("give a `chat_template` with `{% generation %}` around what an assistant says")
+                Some("give a `chat_template` with `{% generation %}` around the assistant's text")
             }
             Self::Weight { .. } => {
                 Some("correct the rows, or leave them out with `filter` in the stage that makes them")

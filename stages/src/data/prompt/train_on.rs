@@ -7,15 +7,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
-    /// What the model is to say: a response, or every assistant's turn of a conversation. An assistant's message with
-    /// `weight: 0` is left out, as in OpenAI's format.
+    /// The response, or every assistant's turn of a conversation. An assistant's message with `weight: 0` is not
+    /// trained, as in OpenAI's format.
     #[default]
     Assistant,
-    /// Every token, those of the prompt among them.
+    /// Every token, including the prompt.
     All,
-    /// The last assistant's turn of a conversation alone; a response.
+    /// Only the last assistant's turn of a conversation, or the response.
     Last,
-    /// The assistant's turns of a response that is judged, and none of those in its prompt: for rows of preferences,
-    /// and their default.
+    /// The assistant's turns of the judged responses, not those of the prompt: for preference rows, and their default.
     Response,
 }

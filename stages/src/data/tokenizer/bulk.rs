@@ -26,7 +26,7 @@ pub(crate) enum Unfit {
     Fails(String),
     #[error("tokenizers 1.0 has other ids for the text {0:?}")]
     Differs(String),
-    #[error("its ids do not spell the texts that they stand for")]
+    #[error("its ids do not decode to their texts")]
     Unspelled,
 }
 

@@ -39,7 +39,7 @@ pub(super) enum TooMuch {
     Empty(&'static str),
     #[error("`{0}` makes more than {MOST_GROWTH} bytes of one")]
     Growth(&'static str),
-    #[error("`{0}` adds a text of {1} bytes, and {LONGEST_ADDITION} are the most")]
+    #[error("`{0}` adds a text of {1} bytes, and the maximum is {LONGEST_ADDITION}")]
     Addition(&'static str, usize),
     #[error("`{0}` cuts into pieces of no length")]
     NoLength(&'static str),
@@ -186,7 +186,7 @@ fn replacement(name: &'static str, pattern: &Value, content: &str) -> Result<f64
 fn precompiled_growth(map: &[u8]) -> Result<f64, &'static str> {
     let (length, rest) = map.split_first_chunk::<4>().ok_or("it has no length")?;
     let length = u32::from_le_bytes(*length) as usize / 4 * 4;
-    let (trie, texts) = rest.split_at_checked(length).ok_or("it is shorter than it says")?;
+    let (trie, texts) = rest.split_at_checked(length).ok_or("it is shorter than its header says")?;
     let texts = std::str::from_utf8(texts).map_err(|_| "its texts are no UTF-8")?;
     let trie: Vec<usize> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit) as usize).collect();
     let offset = |unit: usize| (unit >> 10) << ((unit & (1 << 9)) >> 6);
@@ -197,14 +197,14 @@ fn precompiled_growth(map: &[u8]) -> Result<f64, &'static str> {
     while let Some((base, depth)) = waiting.pop() {
         for letter in 1..=255usize {
             let place = base ^ letter;
-            let unit = *trie.get(place).ok_or("it points beside itself")?;
+            let unit = *trie.get(place).ok_or("it has an offset outside of itself")?;
             if unit & ((1 << 31) | 0xFF) != letter || std::mem::replace(&mut seen[place], true) {
                 continue;
             }
             let next = place ^ offset(unit);
             if unit >> 8 & 1 == 1 {
-                let leaf = trie.get(next).ok_or("it points beside itself")? & ((1 << 31) - 1);
-                let text = texts.get(leaf..).ok_or("a leaf points beside the texts")?;
+                let leaf = trie.get(next).ok_or("it has an offset outside of itself")? & ((1 << 31) - 1);
+                let text = texts.get(leaf..).ok_or("a leaf points outside of its texts")?;
                 let text = text.split('\0').next().unwrap_or_default();
                 growth = growth.max(text.len() as f64 / (depth + 1) as f64);
             }
@@ -326,12 +326,12 @@ mod tests {
     #[test]
     fn maps_that_point_beside_themselves_are_refused() {
         assert_eq!(precompiled_growth(&map(2, b"x\0yz\0")), Ok(2.0));
-        assert_eq!(precompiled_growth(&map(99, b"x\0yz\0")), Err("a leaf points beside the texts"));
-        assert_eq!(precompiled_growth(&map(1, "é\0".as_bytes())), Err("a leaf points beside the texts"));
+        assert_eq!(precompiled_growth(&map(99, b"x\0yz\0")), Err("a leaf points outside of its texts"));
+        assert_eq!(precompiled_growth(&map(1, "é\0".as_bytes())), Err("a leaf points outside of its texts"));
         assert!(precompiled_growth(&map(0, &[b'x'; 1000])).is_ok_and(|growth| growth == 1000.0));
         let mut beside = map(0, b"x\0");
         beside[4..8].copy_from_slice(&(60_000u32 << 10).to_le_bytes());
-        assert_eq!(precompiled_growth(&beside), Err("it points beside itself"));
+        assert_eq!(precompiled_growth(&beside), Err("it has an offset outside of itself"));
         assert!(precompiled_growth(&[1, 2]).is_err());
         assert!(precompiled_growth(&[255, 255, 255, 255, 0]).is_err());
         let step = json!({"type": "Precompiled", "precompiled_charsmap": "AAECAwQFBgc="});

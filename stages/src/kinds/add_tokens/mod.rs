@@ -30,11 +30,11 @@ pub struct AddTokensParams {
     /// The model, with its tokenizer.
     #[semantic]
     pub model: Input<Model>,
-    /// Texts that become one token each, wherever they stand.
+    /// Strings that become one token each, wherever they occur.
     #[semantic(default)]
     pub added_tokens: Vec<String>,
-    /// Texts that become special tokens, as ends of turns are: a chat template writes them, data that has their text
-    /// does not get them, and decoded text leaves them out.
+    /// Strings that become special tokens, such as end-of-turn tokens: chat templates produce them, the same string in
+    /// the data does not, and decoded text omits them.
     #[semantic(default)]
     pub added_special_tokens: Vec<String>,
 }

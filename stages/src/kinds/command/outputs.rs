@@ -55,7 +55,9 @@ impl<'a> Made<'a> {
             return Err(StageError::bad_data(format!(
                 "the program ended well and wrote nothing for its output `{name}`"
             ))
-            .with_help(format!("it should write its {kind} into the folder `${variable}`, which is there and empty")));
+            .with_help(format!(
+                "it should write its {kind} into the folder `${variable}`, which exists and is empty"
+            )));
         }
         secrets::refuse(name, &folder, masker)?;
         let wrong = |error: StageError| {
@@ -100,8 +102,8 @@ fn seal_rows(
     let mut sources = Vec::new();
     for file in files {
         let source = SourceFile::new(folder.join(file), file.clone()).ok_or_else(|| {
-            StageError::bad_data(format!("`{file}` is of no form that rows can be read from"))
-                .with_help("write data files such as `rows.jsonl`, and what is not rows into an output of its own")
+            StageError::bad_data(format!("`{file}` does not have a format that rows can be read from"))
+                .with_help("write data files such as `rows.jsonl`, and other files into a separate output")
         })?;
         sources.push(source);
     }
@@ -124,7 +126,7 @@ fn metrics_facts(folder: &Path) -> Result<Facts, StageError> {
         return Err(StageError::bad_data(format!("`{METRICS}` is not a JSON object of figures")));
     };
     if metrics.is_empty() {
-        return Err(StageError::bad_data(format!("`{METRICS}` holds no figures")));
+        return Err(StageError::bad_data(format!("`{METRICS}` contains no metrics")));
     }
     Ok(metrics.into_iter().filter(|(_, value)| value.is_number()).collect())
 }

@@ -36,7 +36,7 @@ impl Parameter for Program {
             Value::List(_) => Vec::<String>::read(node, reader).map(Self::Arguments),
             Value::String(text) => Some(Self::Script(text.clone())),
             _ => {
-                reader.wrong_type(node, "a list (a program and its arguments) or a text (lines for `sh`)");
+                reader.wrong_type(node, "a list (a program and its arguments) or a string (a script for `sh`)");
                 None
             }
         }
@@ -57,17 +57,17 @@ impl Parameter for Program {
 /// What an output is, and is checked to be.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputForm {
-    /// Files of any sort.
+    /// Any files.
     Files,
     /// Data files (jsonl, csv, parquet …), which become rows.
     Rows,
-    /// A checkpoint in the Hub's form.
+    /// A checkpoint in the Hub's format.
     Model,
     /// The files of a fast tokenizer.
     Tokenizer,
-    /// An adapter in PEFT's form.
+    /// An adapter in PEFT's format.
     Adapter,
-    /// Named figures, in `metrics.json`.
+    /// Named metrics, in `metrics.json`.
     Metrics,
 }
 
@@ -84,7 +84,7 @@ pub struct OutputParams {
 /// The long form of an output.
 #[derive(Parameters, Debug)]
 struct OutputMapping {
-    /// What the output is, and is checked to be. `counts: metrics` is short for `counts: { kind: metrics }`.
+    /// The kind of the output, which is checked. `counts: metrics` is short for `counts: { kind: metrics }`.
     #[semantic]
     kind: OutputForm,
     /// For rows: how columns become a prompt, as in `dataset`.
@@ -128,23 +128,23 @@ impl Parameter for OutputParams {
 /// What a pipeline file may say under `with:` for `uses: command`.
 #[derive(Parameters, Debug)]
 pub struct CommandParams {
-    /// A list is a program and its arguments, started without a shell; a string is lines for `sh`.
+    /// A list is a program and its arguments, started without a shell; a string is a script for `sh`.
     #[semantic]
     pub run: Program,
     /// Outputs of other stages, `stage` or `stage.output`, by names of your choice.
     #[semantic(default)]
     pub inputs: Mapping<Input<Anything>>,
-    /// Local files, folders and globs that it reads, its own script among them, by names of your choice.
+    /// Local files, folders and globs that it reads, including its own script, by names of your choice.
     #[semantic(default)]
     pub files: Mapping<LocalPath>,
-    /// What it makes, by names of your choice: a kind, or a mapping with `kind`.
+    /// Its outputs, by names of your choice: a kind, or a mapping with `kind`.
     #[semantic(default)]
     pub outputs: Mapping<OutputParams>,
-    /// Environment variables. Their values may hold `${inputs.x}`, `${files.x}` and `${outputs.x}`.
+    /// Environment variables. Their values may contain `${inputs.x}`, `${files.x}` and `${outputs.x}`.
     #[semantic(default)]
     pub env: Mapping<String>,
-    /// Environment variables that are taken from where `pipeline run` was started: secrets, and what changes no
-    /// result. Their names are in the key, their values are not.
+    /// Environment variables that are passed on from the environment of `pipeline run`: secrets, and values that change
+    /// no result. Their names are in the key, their values are not.
     #[semantic(default)]
     pub pass_env: Vec<String>,
 }
@@ -183,7 +183,7 @@ impl CommandParams {
                 Some(program) if program.starts_with("./") || program.starts_with("../") => {
                     let help = "name the file under `files:`, say `script`, and write `${files.script}`; its content is then in the key";
                     vec![
-                        wrong(format!("`{program}` is not there: the program runs in a folder of its own"), "in `run`")
+                        wrong(format!("`{program}` does not exist: the program runs in a separate folder"), "in `run`")
                             .with_help(help),
                     ]
                 }
@@ -208,7 +208,7 @@ impl CommandParams {
                 _ => self.outputs.keys().map(String::as_str).collect(),
             };
             if !known.contains(&name) {
-                let message = format!("`${{{group}.{name}}}` stands for nothing: `{group}` has no `{name}`");
+                let message = format!("`${{{group}.{name}}}` is unknown: `{group}` has no `{name}`");
                 problems.push(
                     Problem::error("bad-reference", span, message, "in this stage").with_help_if(suggest::help(
                         name,
@@ -226,7 +226,7 @@ impl CommandParams {
         for name in self.env.keys().chain(&self.pass_env) {
             if OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && name != super::SMOKE {
                 let message = format!("`{name}` is a name that this stage gives itself");
-                let help = format!("variables that begin with {} are taken", OWN_PREFIXES.join(", "));
+                let help = format!("variables that begin with {} are reserved", OWN_PREFIXES.join(", "));
                 problems.push(Problem::error("bad-value", span, message, "in this stage").with_help(help));
             }
         }

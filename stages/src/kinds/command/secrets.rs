@@ -29,12 +29,13 @@ pub(super) fn refuse(output: &str, folder: &Path, masker: &Masker) -> Result<(),
         None => return Ok(()),
         Some(Found::Name(_)) => {
             format!(
-                "a name in the output `{output}`, or where a link leads, holds the value of a variable of `pass_env`"
+                "a name in the output `{output}`, or the target of a link, contains the value of a variable of \
+                 `pass_env`"
             )
         }
         Some(Found::Content(path)) => {
             let file = path.strip_prefix(folder).unwrap_or(path).display();
-            format!("`{file}` of the output `{output}` holds the value of a variable of `pass_env`")
+            format!("`{file}` of the output `{output}` contains the value of a variable of `pass_env`")
         }
     };
     Err(StageError::bad_data(message)
@@ -68,7 +69,8 @@ pub(super) fn clean_working(context: &mut StageContext, masker: &Masker) -> Resu
     }
     if !found.is_empty() {
         context.warn(format!(
-            "{} of what the program kept in PIPELINE_WORKING held the value of a variable of `pass_env` and was removed",
+            "{} of what the program kept in PIPELINE_WORKING held the value of a variable of `pass_env` and was \
+             removed",
             found.len()
         ));
     }

@@ -15,16 +15,16 @@ fn flaw(problem: impl Into<String>) -> Flaw {
 pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
     if let Some(digits) = number::find(&value) {
         let digits: String = digits.chars().take(40).collect();
-        return Err(flaw(format!("holds the number {digits}, which JSON of 64 bits cannot hold; write it as text")));
+        return Err(flaw(format!("has the number {digits}, which does not fit into 64 bits; write it as a string")));
     }
     let turns = match value {
         Value::Array(turns) => turns,
         Value::Null => return Err(Flaw::new(Reason::Null, "is null")),
         Value::String(text) => return of_text(&text, order),
-        other => return Err(flaw(format!("holds {}, not a list of turns", describe(&other)))),
+        other => return Err(flaw(format!("has {}, not a list of turns", describe(&other)))),
     };
     if turns.is_empty() {
-        return Err(Flaw::new(Reason::Empty, "holds a conversation without turns"));
+        return Err(Flaw::new(Reason::Empty, "has a conversation without turns"));
     }
     let of_turn =
         |(index, turn): (usize, Value)| message(turn).map_err(|problem| flaw(format!("turn {}: {problem}", index + 1)));
@@ -37,12 +37,12 @@ pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message
 
 /// A list of turns that is text.
 fn of_text(text: &str, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
-    let unreadable = |_| flaw("holds text that is no list of turns");
+    let unreadable = |_| flaw("has a string that is not a list of turns");
     let mut turns: Value = serde_json::from_str(text).map_err(unreadable)?;
     if number::may_be_rounded(&turns) {
         turns = serde_json::from_str(&number::with_digits_kept(text)).map_err(unreadable)?;
     }
-    if turns.is_array() { conversation(turns, order) } else { Err(flaw("holds text that is no list of turns")) }
+    if turns.is_array() { conversation(turns, order) } else { Err(flaw("has a string that is not a list of turns")) }
 }
 
 fn message(turn: Value) -> Result<Message, String> {
@@ -65,7 +65,7 @@ fn message(turn: Value) -> Result<Message, String> {
         Value::String(_) | Value::Array(_) => {}
         Value::Null if !turn.is_empty() => {}
         Value::Null => return Err("it has no `content`".to_owned()),
-        other => return Err(format!("its `content` holds {}, not text", describe(other))),
+        other => return Err(format!("its `content` is {}, not a string", describe(other))),
     }
     Ok(Message { role, content, other: turn })
 }
@@ -118,7 +118,7 @@ pub(super) fn check_order(messages: &[Message]) -> Result<(), String> {
             (Speaker::Assistant, Some(Speaker::Assistant)) => Some("the assistant speaks twice in a row".to_owned()),
             (Speaker::Assistant, None | Some(Speaker::System)) => Some("the assistant speaks first".to_owned()),
             (Speaker::Tool, None | Some(Speaker::System | Speaker::User)) => {
-                Some("a tool answers, and no assistant has called it".to_owned())
+                Some("a tool responds, and no assistant has called it".to_owned())
             }
             _ => None,
         };

@@ -10,8 +10,8 @@ use crate::data::overlap::Sought;
 /// Rows that are held out.
 #[derive(Parameters, Debug)]
 pub struct HeldOut {
-    /// Rows of another stage that are evaluated on: a row that holds one of them (13 words in a row, or nearly all of
-    /// it) is left out, and counted.
+    /// Evaluation rows of another stage: a row that contains one of them (13 consecutive words, or nearly all of it) is
+    /// left out, and counted.
     #[semantic]
     pub decontaminate: Option<Input<Rows>>,
 }

@@ -65,7 +65,7 @@ impl Parameter for NewColumn {
         match Source::read(text, checked_template, |text| Code::compile(text).map(drop)) {
             Ok(source) => Some(Self(source)),
             Err(error) => {
-                reader.bad_value(node, what(&error), "a text such as `{{ title }}: {{ body }}`");
+                reader.bad_value(node, what(&error), "a string such as `{{ title }}: {{ body }}`");
                 None
             }
         }
@@ -90,7 +90,7 @@ impl Source {
     ) -> Result<Self, minijinja::Error> {
         compile(written)?;
         let checked = checked(written);
-        let unclear = "a comparison (`<`, `>`) stands where it cannot be checked";
+        let unclear = "a comparison (`<`, `>`) cannot be checked here";
         compile(&checked).map_err(|_| minijinja::Error::new(ErrorKind::SyntaxError, unclear))?;
         Ok(Self { written: written.to_owned(), checked })
     }
@@ -217,7 +217,7 @@ impl Compiled<'_> {
             (None, Some(name)) => format!(" (did you mean `{name}`?)"),
             (None, None) => String::new(),
         };
-        Flaw::new(Reason::Missing, format!("`{}` asks for column `{name}`, which is missing{mean}", self.field))
+        Flaw::new(Reason::Missing, format!("`{}` uses column `{name}`, which is missing{mean}", self.field))
             .of_field(&self.field)
     }
 
@@ -435,7 +435,7 @@ mod tests {
         assert!(flaw.problem.contains("more than 10000000 steps"), "{}", flaw.problem);
         let growing = "{% set x = 'a' * 100000 %}{% for a in range(100000) %}{{ x }}{% endfor %}";
         let flaw = apply(json!({"map": {"x": growing}}), json!({"a": 1})).unwrap_err();
-        assert!(flaw.problem.contains("a text of more than 256 MiB"), "{}", flaw.problem);
+        assert!(flaw.problem.contains("a string of more than 256 MiB"), "{}", flaw.problem);
     }
 
     #[test]

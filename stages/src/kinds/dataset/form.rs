@@ -85,7 +85,7 @@ impl Form {
     /// The extensions, for a message.
     pub fn known() -> String {
         let names: Vec<&str> = EXTENSIONS.iter().map(|(extension, _)| *extension).collect();
-        format!("{}, and the text forms followed by .gz or .zst", names.join(", "))
+        format!("{}, and the text formats followed by .gz or .zst", names.join(", "))
     }
 }
 

@@ -324,7 +324,7 @@ impl RowMapping {
             }
             Row::Text(text) => text.trim().is_empty().then(|| format!("column `{}` is empty", self.columns[0].source)),
             Row::Messages(messages) => {
-                messages.iter().position(says_nothing).map(|index| format!("turn {} says nothing", index + 1))
+                messages.iter().position(says_nothing).map(|index| format!("turn {} is empty", index + 1))
             }
             Row::Judged(row) => preference::emptiness(row),
         }
@@ -354,11 +354,11 @@ fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
     } else if let [only] = columns
         && file.contains(".json")
     {
-        format!("where the rows lie under the key of one object in a `.json` file, say `field: {only}`")
+        format!("if the rows are under a key of one object in a `.json` file, set `field: {only}`")
     } else {
         "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
     };
-    let message = format!("what a row of `{file}` is cannot be told from its columns {}", list(columns));
+    let message = format!("the kind of rows of `{file}` is not clear from its columns {}", list(columns));
     ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
 }
 
@@ -382,7 +382,7 @@ fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw>
         (None, Need::Required) => Err(missing(source)),
         (Some(Value::Null), Need::Required) => Err(Flaw::new(Reason::Null, format!("column `{source}` is null"))),
         (Some(other), _) => {
-            Err(Flaw::new(Reason::NotText, format!("column `{source}` holds {}, not text", describe(other))))
+            Err(Flaw::new(Reason::NotText, format!("column `{source}` has {}, not a string", describe(other))))
         }
     }
 }

@@ -63,8 +63,8 @@ pub(super) fn problems(datasets: &[WeightedRows], inputs: &InputFacts) -> Vec<Pr
 }
 
 fn not_alike(one: &str, other: &str, difference: &str) -> (String, &'static str) {
-    let message = format!("the rows of `{one}` and `{other}` are not alike: {difference}");
-    (message, "give both stages the same `template`, and name their columns alike with `column_map`")
+    let message = format!("the rows of `{one}` and `{other}` are different: {difference}");
+    (message, "give both stages the same `template`, and rename their columns with `column_map`")
 }
 
 /// Opens the parts, which must be rows of one shape.
@@ -108,7 +108,7 @@ fn check_repetition(params: &DatasetParams, datasets: &[WeightedRows], lengths: 
         return Ok(());
     }
     let message =
-        format!("to exhaust all datasets at these weights takes about {drawn:.1e} rows, of {rows} that there are");
+        format!("to exhaust all datasets at these weights needs about {drawn:.1e} rows, and there are {rows}");
     Err(StageError::bad_data(message)
         .with_help("give a larger `weight` to the one that is drawn rarely, or another `stopping_strategy`"))
 }

@@ -85,8 +85,7 @@ pub struct Dataset;
 impl Stage for Dataset {
     const NAME: &'static str = "dataset";
     const VERSION: u32 = 4; // 4: values without an order are not compared; numbers are read and written as Python does.
-    const ABOUT: &'static str =
-        "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
+    const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     type Params = DatasetParams;
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 
@@ -194,7 +193,7 @@ fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), 
 }
 
 fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String]) -> StageError {
-    let error = StageError::bad_data(format!("`{}` takes no rows of `{what}`", params.split.text));
+    let error = StageError::bad_data(format!("`{}` selects no rows of `{what}`", params.split.text));
     match (filtered, examples.first()) {
         (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
         (1.., None) => error.with_help(format!("`filter` leaves out all {filtered} of them")),
@@ -252,11 +251,11 @@ fn first_with_columns<'a, I: Iterator<Item = &'a SourceFile>>(
     for file in files() {
         if let Some(bad) = file.first_bad_row(reading)? {
             let message = format!("{}: {}", file.place(bad.number), bad.flaw.problem);
-            return Err(StageError::bad_data(message).with_help("no row of the data can be used: mend the file"));
+            return Err(StageError::bad_data(message).with_help("no row of the data is valid: correct the file"));
         }
     }
     let message = format!("`{}` is empty: it has neither columns nor rows", first.name);
-    Err(StageError::bad_data(message).with_help("is it the right file? `source` says where the rows are"))
+    Err(StageError::bad_data(message).with_help("is it the right file? `source` is the path of the rows"))
 }
 
 fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64) -> String {
@@ -304,7 +303,7 @@ fn local_files(params: &DatasetParams, context: &mut StageContext) -> Result<Vec
                 // A folder or glob may hold other things; a file that was named may not be one.
                 None if granted.len() > 1 => {}
                 None => {
-                    return Err(StageError::bad_data(format!("`{name}` is of no form that can be read"))
+                    return Err(StageError::bad_data(format!("`{name}` does not have a supported format"))
                         .with_help(format!("it should end in {}", Form::known())));
                 }
             }

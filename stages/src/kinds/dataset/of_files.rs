@@ -21,7 +21,7 @@ use crate::data::artifact::{RowCounts, RowsWriter};
 /// identity. A row that cannot be used is an error.
 ///
 /// # Errors
-/// Fails where the files hold no rows or something else than rows, and where the disk refuses.
+/// Fails where the files contain no rows or something else than rows, and where the disk refuses.
 pub(crate) fn rows_of_files(
     template: Option<&TemplateChoice>,
     column_map: &Mapping<String>,
@@ -59,7 +59,7 @@ pub(crate) fn rows_of_files(
         })?;
     }
     if rows == 0 {
-        return Err(StageError::bad_data("the files hold no rows"));
+        return Err(StageError::bad_data("the files contain no rows"));
     }
     Ok(writer.finish_counted(&counts)?)
 }

@@ -25,10 +25,10 @@ pub enum OnBadRow {
     Drop,
 }
 
-/// What happens to a row in which a text is empty.
+/// What happens to a row with an empty string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum OnEmpty {
-    /// It stays, and is counted.
+    /// It is kept, and counted.
     Keep,
     /// It is left out, and counted.
     Drop,
@@ -36,7 +36,7 @@ pub enum OnEmpty {
     Error,
 }
 
-/// What is one text of a plain text file.
+/// What is one row of a plain text file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum SampleBy {
     /// Each line that is not blank.
@@ -50,7 +50,7 @@ pub enum SampleBy {
 /// Which conversations are rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum TurnOrder {
-    /// Those in which the user begins, behind the instructions, and user and assistant take turns.
+    /// Those in which the user is first, after the instructions, and user and assistant alternate.
     Alternate,
     /// All of them.
     Any,
@@ -61,7 +61,7 @@ pub enum TurnOrder {
 pub enum Mix {
     /// One after the other.
     Concat,
-    /// A row of one, a row of another: in turns, or drawn by their weights.
+    /// Rows alternate between the datasets, or are drawn with their weights.
     Interleave,
 }
 
@@ -70,9 +70,9 @@ pub enum Mix {
 pub enum StoppingStrategy {
     /// As soon as one of them has no more rows.
     FirstExhausted,
-    /// As soon as each row of each of them was there once; a shorter one begins again.
+    /// When all rows of all of them were used at least once; a shorter one starts again.
     AllExhausted,
-    /// As soon as each row of each of them was there once; a shorter one takes no part any more.
+    /// When all rows of all of them were used once; a shorter one does not start again.
     AllExhaustedWithoutReplacement,
 }
 
@@ -82,7 +82,7 @@ pub struct WeightedRows {
     /// Its rows.
     #[semantic]
     pub rows: Input<Rows>,
-    /// How often its rows are drawn when datasets are interleaved, against the others' weights.
+    /// The weight of its rows in the random choice when datasets are interleaved, relative to the others.
     #[semantic(above = 0.0)]
     pub weight: Option<f64>,
 }
@@ -90,10 +90,10 @@ pub struct WeightedRows {
 /// Two outputs in the place of one.
 #[derive(Debug, Clone, Parameters)]
 pub struct TrainTestSplit {
-    /// How many rows are `test`: a share of them below 1, or a number of rows.
+    /// The size of `test`: a share of the rows below 1, or a number of rows.
     #[semantic(above = 0.0)]
     pub test_size: f64,
-    /// Which rows those are.
+    /// Random seed of the split.
     #[semantic(default = 0)]
     pub seed: u64,
 }
@@ -111,15 +111,14 @@ impl TrainTestSplit {
 #[derive(Debug, Parameters)]
 pub struct DatasetParams {
     /// Local files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on
-    /// ModelScope, `modelscope:owner/name`. What begins with `.`, `/` or `~`, holds a glob, or ends in a known
-    /// extension is a path. Of files the content is in the key. Either this or `datasets` is given.
+    /// ModelScope, `modelscope:owner/name`. A string that begins with `.`, `/` or `~`, contains a glob, or ends in a
+    /// known extension is a path. The content of files is in the key. Give either this or `datasets`.
     #[semantic]
     pub source: Option<Source>,
-    /// Rows of other stages, in the place of `source`: datasets to be made one. `{ collect: stage }` stands for all
-    /// children of a sweep.
+    /// Rows of other stages to combine, instead of `source`. `{ collect: stage }` means all children of a sweep.
     #[semantic]
     pub datasets: Option<Vec<WeightedRows>>,
-    /// How `datasets` become one.
+    /// How `datasets` are combined.
     #[semantic(default = Mix::Concat)]
     pub mix: Mix,
     /// When interleaving `datasets` ends.
@@ -128,63 +127,63 @@ pub struct DatasetParams {
     /// Which rows, in the grammar of Hugging Face datasets. Local files are one split, `train`.
     #[semantic(default = Split::parse("train").expect("`train` is a split"))]
     pub split: Split,
-    /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet
-    /// where `main` has no data files; on ModelScope `master`.
+    /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet if
+    /// `main` has no data files; on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
     /// The configuration of a dataset on the Hub that has several.
     #[semantic]
     pub config: Option<String>,
-    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope
-    /// `MODELSCOPE_API_TOKEN`.
+    /// The environment variable with the access token; default: `HF_TOKEN`, for ModelScope `MODELSCOPE_API_TOKEN`.
     #[cosmetic]
     pub token_env: Option<String>,
-    /// The key under which an object in a `.json` file holds the rows.
+    /// The key of the array of rows, if a `.json` file contains an object.
     #[semantic]
     pub field: Option<String>,
-    /// What is one text of a plain text file.
+    /// What is one row of a plain text file.
     #[semantic(default = SampleBy::Line)]
     pub sample_by: SampleBy,
-    /// Which rows stay: an expression over the columns, such as `lang == 'en' and text|length > 10`.
+    /// Keeps the rows for which this expression over the columns is true, such as `lang == 'en' and text|length > 10`.
     #[semantic]
     pub filter: Option<Condition>,
-    /// New or replaced columns: texts with `{{ expressions }}` over the columns.
+    /// New or replaced columns: strings with `{{ expressions }}` over the columns.
     #[semantic(default)]
     pub map: Mapping<NewColumn>,
-    /// Which column of the data fills which placeholder of the template; `output` is the response and `weight` the
-    /// row's weight in the loss. For rows without a template: `messages` or `conversations`, with `tools` for the
-    /// functions that may be called, `text`, or `input` and `output`; for preferences `prompt`, `chosen` and `rejected`, or `prompt`, `completion` and `label`.
+    /// The column of the data for each placeholder of the template; `output` is the response and `weight` the row's
+    /// weight in the loss. For rows without a template: `messages` or `conversations`, with `tools` for the functions
+    /// that may be called, `text`, or `input` and `output`; for preferences `prompt`, `chosen` and `rejected`, or
+    /// `prompt`, `completion` and `label`.
     #[semantic(default)]
     pub column_map: Mapping<String>,
-    /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with
-    /// `{placeholders}`. Without it rows hold `messages`, or `input` and `output`, or `text`.
+    /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a string with
+    /// `{placeholders}`. Without it rows have `messages`, or `input` and `output`, or `text`.
     #[semantic]
     pub template: Option<TemplateChoice>,
-    /// Which conversations are rows; the others cannot be used.
+    /// Which conversations are valid rows.
     #[semantic(default = TurnOrder::Alternate)]
     pub turn_order: TurnOrder,
-    /// What happens to a row that cannot be used.
+    /// What happens to an invalid row.
     #[semantic(default = OnBadRow::Error)]
     pub on_bad_row: OnBadRow,
-    /// What happens to a row in which a text is empty.
+    /// What happens to a row with an empty string.
     #[semantic(default = OnEmpty::Keep)]
     pub on_empty: OnEmpty,
-    /// The longest row that can be used, by its text. 8MiB, and 256MiB where a whole file is one text.
+    /// The maximum size of a row's text. Default: 8MiB, or 256MiB if a whole file is one row.
     #[semantic]
     pub max_row_size: Option<ByteSize>,
     /// Rows that are held out.
     #[semantic(flatten)]
     pub held_out: Later<HeldOut>,
-    /// Whether the rows are put into another order.
+    /// Whether the rows are shuffled.
     #[semantic(default = false)]
     pub shuffle: bool,
-    /// Which order `shuffle` makes, and what interleaving draws.
+    /// Random seed of `shuffle` and of interleaving.
     #[semantic(default = 0)]
     pub seed: u64,
-    /// No more than so many rows.
+    /// Maximum number of rows.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Two outputs, `train` and `test`, in the place of `rows`.
+    /// Two outputs, `train` and `test`, instead of `rows`.
     #[semantic]
     pub train_test_split: Option<TrainTestSplit>,
 }
@@ -243,10 +242,10 @@ impl DatasetParams {
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.problem_of_the_split(span).into_iter().collect();
         if self.split.is_empty() {
-            let message = format!("`{}` takes no rows, whatever the data", self.split.text);
+            let message = format!("`{}` selects no rows, whatever the data", self.split.text);
             let span = self.split.span.unwrap_or(span);
             let problem = Problem::error("bad-value", span, message, "from a row to the same, or to one before it");
-            problems.push(problem.with_help("`train[:100]` takes the first 100, `train[-100:]` the last"));
+            problems.push(problem.with_help("`train[:100]` selects the first 100, `train[-100:]` the last"));
         }
         match (&self.source, &self.datasets) {
             (Some(source), None) => {
@@ -255,7 +254,7 @@ impl DatasetParams {
             (None, Some(datasets)) => problems.extend(self.problems_of_a_mix(datasets, span)),
             (Some(_), Some(_)) => {
                 let message = "`source` and `datasets` exclude each other";
-                let help = "`datasets` mixes the rows of other stages; give the source a stage of its own";
+                let help = "`datasets` mixes the rows of other stages; put the source into a separate stage";
                 let problem = Problem::error("bad-value", span, message, "both are set").with_help(help);
                 problems.push(problem.at("datasets"));
             }
@@ -269,7 +268,7 @@ impl DatasetParams {
 
     fn problem_of_the_split(&self, span: Span) -> Option<Problem> {
         let size = self.train_test_split.as_ref()?.test_size;
-        let message = "`train_test_split.test_size` is neither a share below 1 nor a whole number of rows";
+        let message = "`train_test_split.test_size` is neither a share below 1 nor an integer number of rows";
         (size >= 1.0 && size.fract() != 0.0).then(|| {
             Problem::error("bad-value", span, message, format!("{size} is given"))
                 .with_help("say 0.1 or 500, for example")

@@ -187,7 +187,11 @@ impl Layout {
 /// Gives a row's conversations the tools that its assistant may call: they stand with the first message.
 pub(super) fn give_tools(row: &mut Judged, tools: &Value) -> Result<(), Flaw> {
     let Said::Turns(prompt) = &mut row.prompt else {
-        return Err(Flaw::new(Reason::Turns, "holds tools, which are for conversations, and the row's prompt is text"));
+        return Err(Flaw::new(
+            Reason::Turns,
+            "has tools, which are for conversations, and the row's prompt is a \
+            string",
+        ));
     };
     if let Some(first) = prompt.first_mut() {
         first.other.insert(TOOLS.to_owned(), tools.clone());
@@ -219,7 +223,7 @@ pub(super) fn emptiness(row: &Judged) -> Option<String> {
 }
 
 fn mixed() -> Flaw {
-    Flaw::new(Reason::Turns, "one response is text and the other a list of turns")
+    Flaw::new(Reason::Turns, "one response is a string and the other a list of turns")
 }
 
 /// The text or the turns of a column.
@@ -234,7 +238,7 @@ fn said(fields: &mut Map<String, Value>, column: &str) -> Result<Said, Flaw> {
             let turns = conversation(turns, TurnOrder::Any);
             turns.map(Said::Turns).map_err(|found| found.of_column(column))
         }
-        Some(other) => Err(flaw(Reason::NotText, format!("holds {}, not text or turns", describe(&other)))),
+        Some(other) => Err(flaw(Reason::NotText, format!("has {}, not a string or turns", describe(&other)))),
     }
 }
 
@@ -248,7 +252,7 @@ fn desirable(fields: &Map<String, Value>, column: &str) -> Result<bool, Flaw> {
         Some(Value::String(text)) if ["false", "0"].contains(&text.to_ascii_lowercase().as_str()) => Ok(false),
         None => flaw(Reason::Missing, "is missing".to_owned()),
         Some(Value::Null) => flaw(Reason::Null, "is null".to_owned()),
-        Some(other) => flaw(Reason::NotText, format!("holds {}, and true or false is expected", describe(other))),
+        Some(other) => flaw(Reason::NotText, format!("has {}, and true or false is expected", describe(other))),
     }
 }
 
@@ -258,7 +262,7 @@ fn instruction(fields: &mut Map<String, Value>) -> Result<Vec<Message>, Flaw> {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
         Some(other) => {
-            let problem = format!("column `{column}` holds {}, not text", describe(&other));
+            let problem = format!("column `{column}` has {}, not a string", describe(&other));
             Err(Flaw::new(Reason::NotText, problem))
         }
     };
@@ -271,7 +275,7 @@ fn instruction(fields: &mut Map<String, Value>) -> Result<Vec<Message>, Flaw> {
         for exchange in history {
             let texts: Vec<&str> = exchange.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             let [question, answer] = texts[..] else {
-                return Err(Flaw::new(Reason::Turns, "column `history` holds something else than pairs of texts"));
+                return Err(Flaw::new(Reason::Turns, "column `history` does not contain pairs of strings"));
             };
             turns.extend([Message::new("user", question), Message::new("assistant", answer)]);
         }
@@ -336,7 +340,7 @@ fn last_turn(conversation: Said) -> Result<(Said, [Said; 1]), Flaw> {
 /// conversation with it.
 fn replaced(column: &str, conversation: Said, of_worse: &str, worse: Said) -> Result<(Said, [Said; 2]), Flaw> {
     let Said::Turns(turns) = conversation else {
-        return Err(Flaw::new(Reason::Turns, format!("column `{column}` holds text, not a list of turns")));
+        return Err(Flaw::new(Reason::Turns, format!("column `{column}` has a string, not a list of turns")));
     };
     match worse {
         Said::Turns(other) if of_worse.ends_with("messages") => {

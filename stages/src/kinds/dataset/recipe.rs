@@ -106,7 +106,7 @@ impl<'a> Recipe<'a> {
         let row = self.mapping.row(fields)?;
         let bytes = row.text_bytes() as u64;
         if bytes > self.max_row_bytes {
-            let problem = format!("it holds {bytes} bytes of text, and `max_row_size` is {}", self.max_row_bytes);
+            let problem = format!("it has {bytes} bytes of text, and `max_row_size` is {}", self.max_row_bytes);
             return Err(Flaw::new(Reason::TooLong, problem));
         }
         match (self.mapping.emptiness(&row), self.on_empty) {

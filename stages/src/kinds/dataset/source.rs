@@ -78,11 +78,15 @@ impl Source {
                     sources.extend(local.into_iter().map(|source| LocalSource { role: role.clone(), ..source }));
                 }
                 Some(Self::Hub { repository, .. }) => {
-                    let message = format!("`{}` is a Hub dataset, and a list holds local files", repository.name());
+                    let message = format!(
+                        "`{}` is a Hub dataset, and a list must contain local \
+                        files",
+                        repository.name()
+                    );
                     reader.bad_value(
                         item,
                         message,
-                        "a path; give it a stage of its own and mix the two with `datasets:`",
+                        "a path; put it into a separate stage and mix the two with `datasets:`",
                     );
                     failed = true;
                 }

@@ -122,7 +122,7 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
                 Some(file) => found.push(SourceFile { at_most: Some(MOST_READ), ..file }),
                 None if named.len() > 1 => {}
                 None => {
-                    let message = format!("`{}` is of no form that can be read", file.name);
+                    let message = format!("`{}` does not have a supported format", file.name);
                     let problem = Problem::error("unreadable-rows", source.span, message, "a file of rows?");
                     problems.push(problem.with_help(format!("it should end in {}", Form::known())));
                 }
@@ -273,7 +273,7 @@ fn try_rows(
     let problem = match (flaw.reason, flaw.field) {
         (Reason::Missing, Some(_)) => Problem::error("unknown-column", span, message, "no column of the data"),
         _ => Problem::error("bad-row", span, message, "a row of this cannot be used")
-            .with_help("mend the data, name other columns, or leave such rows out with `on_bad_row: drop`"),
+            .with_help("correct the data, name other columns, or leave such rows out with `on_bad_row: drop`"),
     };
     Some(Problem { severity, ..problem }.at(field))
 }

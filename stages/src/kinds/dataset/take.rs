@@ -143,7 +143,7 @@ impl<'a> Taker<'a> {
         };
         let held_out = self.dropped.of(Reason::HeldOut);
         if held_out > 0 {
-            context.warn(format!("{held_out} rows hold one of `decontaminate` and are left out"));
+            context.warn(format!("{held_out} rows contain one of `decontaminate` and are left out"));
         }
         if counts.dropped > held_out {
             let examples = self.examples.join("; ");
@@ -154,7 +154,7 @@ impl<'a> Taker<'a> {
             ));
         }
         if counts.empty > 0 {
-            context.warn(format!("{} rows have an empty text; `on_empty: drop` leaves such rows out", counts.empty));
+            context.warn(format!("{} rows have an empty string; `on_empty: drop` leaves such rows out", counts.empty));
         }
         (self.arranger, counts, self.examples)
     }
@@ -163,13 +163,13 @@ impl<'a> Taker<'a> {
 fn help(reason: Reason, is_empty: bool) -> String {
     let mend = match reason {
         Reason::TooLong => "cut the row, or raise `max_row_size`",
-        Reason::NotText => "make it text with `map:`, such as `map: { column: \"{{ column }}\" }`",
+        Reason::NotText => "make it a string with `map:`, such as `map: { column: \"{{ column }}\" }`",
         Reason::Turns => {
-            "mend the row, or, where only the order of the turns is at fault, take any order with `turn_order: any`"
+            "correct the row, or, if only the order of the turns is wrong, accept any order with `turn_order: any`"
         }
         Reason::NotUtf8 => "convert the file to UTF-8, such as with `iconv -f ISO-8859-1 -t UTF-8`",
-        Reason::Expression | Reason::Missing => "mend the row or the expression",
-        _ => "mend the row",
+        Reason::Expression | Reason::Missing => "correct the row or the expression",
+        _ => "correct the row",
     };
     let policy = if is_empty { "on_empty" } else { "on_bad_row" };
     format!("{mend}, or set `{policy}: drop` to leave such rows out")

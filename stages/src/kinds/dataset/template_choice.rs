@@ -24,7 +24,7 @@ impl Parameter for TemplateChoice {
         if text.contains(['{', '}', '\n', ' ']) {
             return Template::custom(text)
                 .map_err(|error| {
-                    reader.bad_value(node, error.to_string(), "a text with placeholders such as {question}")
+                    reader.bad_value(node, error.to_string(), "a string with placeholders such as {question}")
                 })
                 .map(Self)
                 .ok();

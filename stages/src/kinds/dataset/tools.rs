@@ -16,20 +16,20 @@ pub(super) fn read(value: Value) -> Result<Option<Value>, Flaw> {
         Value::String(text) if text.trim().is_empty() => return Ok(None),
         Value::String(text) => match serde_json::from_str::<Value>(&text) {
             Ok(Value::Array(tools)) => tools,
-            Ok(other) => return Err(flaw(format!("holds {} as JSON, not a list of tools", describe(&other)))),
-            Err(error) => return Err(flaw(format!("holds text that is no JSON: {error}"))),
+            Ok(other) => return Err(flaw(format!("has {} as JSON, not a list of tools", describe(&other)))),
+            Err(error) => return Err(flaw(format!("has a string that is not JSON: {error}"))),
         },
         Value::Array(tools) => tools,
-        other => return Err(flaw(format!("holds {}, not a list of tools", describe(&other)))),
+        other => return Err(flaw(format!("has {}, not a list of tools", describe(&other)))),
     };
     if let Some(digits) = tools.iter().find_map(number::find) {
-        return Err(flaw(format!("holds the number {digits}, which JSON of 64 bits cannot hold; write it as text")));
+        return Err(flaw(format!("has the number {digits}, which does not fit into 64 bits; write it as a string")));
     }
     let checked = tools.into_iter().enumerate().map(|(index, mut tool)| {
         without_nulls(&mut tool);
         check(&tool)
             .map(|()| tool)
-            .map_err(|problem| flaw(format!("holds tools of which number {} {problem}", index + 1)))
+            .map_err(|problem| flaw(format!("has tools of which number {} {problem}", index + 1)))
     });
     let tools = checked.collect::<Result<Vec<_>, _>>()?;
     Ok((!tools.is_empty()).then_some(Value::Array(tools)))

@@ -95,7 +95,7 @@ fn failure(error: GgufError) -> StageError {
         GgufError::UnknownSplit(_) => {
             Some(format!("if it splits as one of these do, say so with `pre_tokenizer`: {}", PRE_TOKENIZERS.join(", ")))
         }
-        GgufError::Damaged(_) => Some("fetch or copy it anew".to_owned()),
+        GgufError::Damaged(_) => Some("fetch or copy it again".to_owned()),
         _ => None,
     };
     let error = StageError::bad_data("the GGUF file cannot be used as a model").with_source(error);

@@ -50,47 +50,46 @@ fn role(form: Form) -> &'static str {
     }
 }
 
-/// What is made of the files.
+/// How the files are used.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A checkpoint: outputs `model` (all files) and `tokenizer` (the tokenizer's files).
     Model,
-    /// An adapter in PEFT's form: output `adapter`.
+    /// An adapter in PEFT's format: output `adapter`.
     Adapter,
-    /// Whatever it is: one output `files`.
+    /// Any files: one output `files`.
     Files,
 }
 
 /// What a pipeline file may say under `with:` for `uses: download`.
 #[derive(Parameters, Debug)]
 pub struct DownloadParams {
-    /// A model on the Hub, `owner/name`, or on ModelScope, `modelscope:owner/name`. Either this or `path` is given.
+    /// A model on the Hub, `owner/name`, or on ModelScope, `modelscope:owner/name`. Give either this or `path`.
     #[semantic]
     pub repo: Option<String>,
-    /// The branch, tag or commit of `repo`; `main` if left out, on ModelScope `master`.
+    /// The branch, tag or commit of `repo`; default: `main`, on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
-    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope
-    /// `MODELSCOPE_API_TOKEN`.
+    /// The environment variable with the access token; default: `HF_TOKEN`, for ModelScope `MODELSCOPE_API_TOKEN`.
     #[cosmetic]
     pub token_env: Option<String>,
-    /// A folder with a checkpoint on this machine, or a GGUF file. Either this or `repo` is given.
+    /// A folder with a checkpoint on this machine, or a GGUF file. Give either this or `repo`.
     #[semantic]
     pub path: Option<LocalPath>,
-    /// Patterns of the files wanted, such as `*.json`; `*` also stands for `/`. All files if left out.
+    /// Patterns of the files to fetch, such as `*.json`; `*` also matches `/`. Default: all files.
     #[semantic]
     pub include: Option<Vec<String>>,
-    /// Patterns of files not wanted.
+    /// Patterns of files to leave out.
     ///
     /// Where neither pattern is given and there are safetensors weights, copies of the weights in other forms are left
     /// out too: `original/*`, `*.pth`, `*.bin`, `*.pt`, `*.gguf`, `*.h5`, `*.msgpack`, `*.onnx`.
     #[semantic]
     pub exclude: Option<Vec<String>>,
-    /// What is made of the files.
+    /// How the files are used.
     #[semantic(default = Form::Model, rename = "as")]
     pub form: Form,
-    /// How the tokenizer of a GGUF file splits text, where the name that the file gives is not known: `llama-bpe`,
-    /// `qwen2`, `gpt-2`, `smollm` or `tekken`.
+    /// The pre-tokenizer of a GGUF file, if the name in the file is unknown: `llama-bpe`, `qwen2`, `gpt-2`, `smollm` or
+    /// `tekken`.
     #[semantic(omit_default)]
     pub pre_tokenizer: Option<String>,
 }
@@ -169,7 +168,7 @@ impl Stage for Download {
             problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
         }
         if let Some(name) = params.pre_tokenizer.as_ref().filter(|name| !gguf::is_pre_tokenizer(name)) {
-            let unknown = problem(format!("no way to split text is called `{name}` here"), "not a known name");
+            let unknown = problem(format!("there is no pre-tokenizer `{name}`"), "not a known name");
             let known = model::gguf::PRE_TOKENIZERS.join(", ");
             problems.push(unknown.with_help(format!("known are {known}")).at("pre_tokenizer"));
         }
@@ -343,8 +342,8 @@ fn in_place_of(config: &str) -> Option<&'static str> {
     let config: serde_json::Value = serde_json::from_str(config).ok()?;
     let is_quantised = ["quantization_config", "compression_config"].iter().any(|key| config[key].is_object());
     is_quantised.then_some(
-        "take the model in 16 bits that it was made from (`base_model` in its model card), and train with \
-         `quantize: { base: nf4 }` to hold it in 4 bits; weights that bitsandbytes stored in 4 bits and GGUF files are read as they are",
+        "use the original model in 16 bits (`base_model` in its model card), and train with `quantize: { base: nf4 }` \
+         to quantise it to 4 bits; weights that bitsandbytes stored in 4 bits and GGUF files are read as they are",
     )
 }
 
@@ -428,7 +427,7 @@ fn read_adapter_config(folder: &Path) -> Result<AdapterConfig, StageError> {
         .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())
 }
 
-/// What is known of a checkpoint in the Hub's form, if it is whole and we compute its model.
+/// What is known of a checkpoint in the Hub's format, if it is whole and we compute its model.
 pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
     check_configuration(&draft.folder.join(CONFIG))?;
     selection::check_shards(&draft.folder)?;

@@ -88,7 +88,7 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
     let missing = |what: &str, present: &dyn Fn(&str) -> bool, otherwise: &str| {
         let message = format!("{place} gives no {what}, so it cannot be used as a model");
         let help = if all.iter().any(|name| present(name)) {
-            "it is there, and `include` or `exclude` leaves it out".to_owned()
+            "it exists, and `include` or `exclude` leaves it out".to_owned()
         } else {
             format!("{otherwise}; it has {}. With `as: files` anything can be taken", list(all))
         };
@@ -109,7 +109,7 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
         }
     }
     if !chosen.contains(&"config.json") {
-        return missing("`config.json`", &|name| name == "config.json", "a checkpoint in the Hub's form is needed");
+        return missing("`config.json`", &|name| name == "config.json", "a checkpoint in the Hub's format is needed");
     }
     if !chosen.iter().any(|name| is_weights(name)) {
         let otherwise = if all.iter().any(|name| [".bin", ".pth", ".pt"].iter().any(|end| name.ends_with(end))) {
@@ -133,12 +133,12 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
 fn check_adapter(chosen: &[&str], all: &[&str], place: &str) -> Result<(), StageError> {
     let Some(missing) = ADAPTER_FILES.iter().find(|name| !chosen.contains(name)) else { return Ok(()) };
     let help = if all.contains(missing) {
-        "it is there, and `include` or `exclude` leaves it out".to_owned()
+        "it exists, and `include` or `exclude` leaves it out".to_owned()
     } else if all.contains(&"adapter_model.bin") {
         "its weights are pickled (.bin), which can run code when they are read: save it again with PEFT, as safetensors"
             .to_owned()
     } else {
-        format!("an adapter in PEFT's form is needed; it has {}", list(all))
+        format!("an adapter in PEFT's format is needed; it has {}", list(all))
     };
     let message = format!("{place} gives no `{missing}`, so it cannot be used as an adapter");
     Err(StageError::new(Cause::BadData, message).with_help(help))
@@ -245,7 +245,7 @@ mod tests {
         let said = told(None, &["adapter_config.json", "adapter_model.bin"]);
         assert!(said.contains("no `adapter_model.safetensors`") && said.contains("save it again with PEFT"), "{said}");
         let said = told(None, LLAMA);
-        assert!(said.contains("no `adapter_config.json`") && said.contains("PEFT's form is needed"), "{said}");
+        assert!(said.contains("no `adapter_config.json`") && said.contains("PEFT's format is needed"), "{said}");
         let said = told(Some(&["*.safetensors"]), &names);
         assert!(said.contains("leaves it out"), "{said}");
     }

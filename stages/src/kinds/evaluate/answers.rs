@@ -83,7 +83,7 @@ impl Answers {
     pub(super) fn warn(&self, params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
         let AnswerCounts { rows, skipped_rows, cut, .. } = self.counts;
         if rows == 0 {
-            let message = "no row has both a prompt that fits the model and a reference answer";
+            let message = "no row has both a prompt that fits the model and a reference";
             return Err(StageError::bad_data(message).with_help(
                 "`pipeline show` shows the rows: is the response column the right one, and are prompts too long?",
             ));
@@ -91,8 +91,8 @@ impl Answers {
         if skipped_rows > 0 {
             let all = rows + skipped_rows;
             context.warn(format!(
-                "{skipped_rows} of {all} rows are not answered: they have no reference answer, or a prompt that fills the model's \
-                 positions"
+                "{skipped_rows} of {all} rows have no prediction: they have no reference, or a prompt that fills the \
+                 model's positions"
             ));
         }
         if cut > 0 {

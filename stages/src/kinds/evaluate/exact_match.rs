@@ -5,10 +5,10 @@ use engine::parameter::Parameters;
 /// What is done to answer and reference before they are compared.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Normalization {
-    /// White space around them is taken away.
+    /// White space around them is removed.
     Strip,
-    /// As SQuAD's script does: lower case, without ASCII punctuation, without the words `a`, `an` and `the`, and with
-    /// single blanks.
+    /// As SQuAD's script: lower case, without ASCII punctuation, without the words `a`, `an` and `the`, and with single
+    /// blanks.
     Squad,
 }
 

@@ -59,8 +59,8 @@ pub(super) struct PreferenceAccuracy {
 
 impl Default for PreferenceAccuracy {
     fn default() -> Self {
-        let convention = "share of pairs whose chosen response has the larger summed log-probability given the prompt, end of \
-                          text included; a tie is no success";
+        let convention = "share of pairs whose chosen response has the larger summed log-probability given the \
+            prompt, end of text included; a tie does not count";
         Self {
             value: 0.0,
             by_token: 0.0,
@@ -193,16 +193,16 @@ impl Default for Perplexity {
 
 impl Default for TokenAccuracy {
     fn default() -> Self {
-        let convention = "share of response tokens that are the model's most likely next token with the response before them given, \
-                          end of text included, prompts not";
+        let convention = "share of response tokens that are the model's most likely next token given the response \
+            before them, end of text included, prompts not";
         Self { value: 0.0, correct: 0, tokens: 0, convention: convention.to_owned() }
     }
 }
 
 impl Default for Bleu {
     fn default() -> Self {
-        let convention = "as sacrebleu's corpus_bleu: tokenizer 13a, case kept, exponential smoothing, from 0 to 100; answers are \
-                          greedy";
+        let convention = "as sacrebleu's corpus_bleu: tokenizer 13a, case kept, exponential smoothing, from 0 to 100; \
+            greedy decoding";
         Self {
             score: 0.0,
             precisions: [0.0; crate::metrics::bleu::MAX_ORDER],
@@ -220,15 +220,14 @@ impl ExactMatch {
     /// So many matches among so many rows.
     pub(super) fn new(matches: u64, rows: u64, normalization: Normalization) -> Self {
         let convention =
-            format!("share of answers that are the reference, {}; answers are greedy", normalization.words());
+            format!("share of predictions that equal the reference, {}; greedy decoding", normalization.words());
         Self { value: matches as f64 / rows as f64, matches, rows, convention }
     }
 }
 
 impl Default for Rouge {
     fn default() -> Self {
-        let convention =
-            "as rouge_score: lower case, a-z and 0-9 only, mean over rows, from 0 to 1; answers are greedy";
+        let convention = "as rouge_score: lower case, a-z and 0-9 only, mean over rows, from 0 to 1; greedy decoding";
         Self {
             rouge1: Mean::default(),
             rouge2: Mean::default(),
@@ -316,5 +315,5 @@ pub(super) fn read(folder: &Path) -> Result<Figures, StageError> {
     let path = folder.join(FILE);
     let text = std::fs::read(&path).or_fail(Cause::BadData, || "`compare_with` has no `metrics.json`".to_owned())?;
     serde_json::from_slice(&text)
-        .or_fail(Cause::BadData, || "`compare_with` holds metrics that are not of an evaluation".to_owned())
+        .or_fail(Cause::BadData, || "`compare_with` has metrics that are not of an evaluation".to_owned())
 }

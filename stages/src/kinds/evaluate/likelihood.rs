@@ -99,7 +99,7 @@ impl Likelihood {
                 0 => String::new(),
                 cut => format!("; {cut} of {} rows are cut to {max_seq_len} tokens", subject.count),
             };
-            let message = format!("no row has a response token that perplexity could be taken over{cut}");
+            let message = format!("no row has a response token for perplexity{cut}");
             return Err(StageError::bad_data(message));
         }
         if self.truncated_rows > 0 {

@@ -89,7 +89,7 @@ pub struct EvaluateParams {
     /// The model and the limits of its answers, which are greedy.
     #[semantic(flatten)]
     pub inference: InferenceParams,
-    /// The rows, which the model should not have seen.
+    /// Held-out rows, which the model was not trained on.
     #[semantic]
     pub data: Option<Input<Rows>>,
     /// Evaluation tasks in the place of rows.
@@ -98,24 +98,23 @@ pub struct EvaluateParams {
     /// How rows become prompts; the same as in `tokenize`.
     #[semantic(flatten)]
     pub prompt: PromptParams,
-    /// What is measured.
+    /// The metrics to compute.
     #[semantic(default = vec![Metric::Perplexity])]
     pub metrics: Vec<Metric>,
-    /// Only the first so many rows.
+    /// Only the first rows, up to this number.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Longest row, in tokens, that perplexity and token accuracy are taken over; a longer one is cut. The model's
-    /// positions if left out.
+    /// Maximum length of a row, in tokens, for perplexity and token accuracy; a longer one is truncated. Default: the
+    /// model's positions.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
     /// Whether ROUGE compares words by their stems (Porter).
     #[semantic(default = true)]
     pub use_stemmer: bool,
-    /// What `exact_match` does to answer and reference before it compares them.
+    /// How `exact_match` normalises prediction and reference before it compares them.
     #[semantic(default = Normalization::Strip)]
     pub normalization: Normalization,
-    /// The metrics of other evaluations, to be shown beside these. `{ collect: stage }` stands for all children of a
-    /// sweep.
+    /// The metrics of other evaluations, shown next to these. `{ collect: stage }` means all children of a sweep.
     #[semantic]
     pub compare_with: Option<OneOrMore<Input<Metrics>>>,
 }
@@ -140,7 +139,8 @@ pub struct Evaluate;
 impl Stage for Evaluate {
     const NAME: &'static str = "evaluate";
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
-    const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
+    const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
+        BLEU and exact match of its predictions.";
     type Params = EvaluateParams;
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
@@ -166,7 +166,7 @@ impl Stage for Evaluate {
             let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
             problems.extend(params.prompt.without_effect(may_be_turns, span));
             if params.measures(Metric::PreferenceAccuracy) && rows.shape != Shape::Pairs {
-                let message = "`preference_accuracy` is of pairs of responses, and these rows are none";
+                let message = "`preference_accuracy` needs pairs of responses, and these rows have none";
                 let label = format!("the rows are {}", rows.shape.describe());
                 problems.push(Problem::error("bad-value", span, message, label).at("metrics"));
             }
@@ -176,9 +176,9 @@ impl Stage for Evaluate {
         let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
             let name = metric.name();
-            let message = format!("`{name}` compares answers, and the rows are plain text without any");
+            let message = format!("`{name}` compares predictions, and the rows are plain text without a response");
             problems
-                .push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")).at("metrics"));
+                .push(Problem::error("bad-value", span, message, format!("`{name}` is requested here")).at("metrics"));
         }
         problems
     }

@@ -39,46 +39,46 @@ pub struct GenerateParams {
     /// The model and its limits.
     #[semantic(flatten)]
     pub inference: InferenceParams,
-    /// What is asked: a list of texts, or a stage with rows, whose prompts are taken as training takes them.
+    /// The prompts: a list of strings, or a stage with rows, whose prompts are rendered as in training.
     #[semantic]
     pub prompts: OneOf<Vec<String>, Input<Rows>>,
-    /// How a text becomes a prompt: the name of a template, a text with one placeholder, or `chat` for a user's turn
-    /// in the model's chat template. A text is a prompt as it stands if this is left out.
+    /// How a string becomes a prompt: the name of a template, a string with one placeholder, or `chat` for a user's
+    /// turn in the model's chat template. Default: the string itself is the prompt.
     #[semantic]
     pub template: Option<String>,
     /// How texts and rows become prompts; the same as in `tokenize`.
     #[semantic(flatten)]
     pub prompt: PromptParams,
-    /// Only the first so many rows, for prompts from a stage.
+    /// Only the first rows, up to this number, for prompts from a stage.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// What becomes of a prompt that cannot be asked: it is empty, fills the model's positions, or its chat template
-    /// refuses it.
+    /// What happens to a prompt that cannot be used: it is empty, fills the model's positions, or its chat template
+    /// rejects it.
     #[semantic(default = OnBadPrompt::Skip)]
     pub on_bad_prompt: OnBadPrompt,
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Divides the logits; 0 is greedy decoding.
     #[semantic(default = 0.0, range = 0.0..)]
     pub temperature: f64,
-    /// Draws among so many most likely tokens only, and those tied with the last of them.
+    /// Samples only among this number of most likely tokens, and those tied with the last of them.
     #[semantic(range = 1..)]
     pub top_k: Option<usize>,
-    /// Draws among the fewest most likely tokens whose probabilities reach this sum.
+    /// Samples among the fewest most likely tokens whose probabilities reach this sum (nucleus sampling).
     #[semantic(above = 0.0, range = ..=1.0)]
     pub top_p: Option<f64>,
-    /// Draws among the tokens that are at least so likely, as a share of the most likely one's probability.
+    /// Samples among the tokens whose probability is at least this share of the most likely one's.
     #[semantic(range = 0.0..=1.0)]
     pub min_p: Option<f64>,
-    /// Divides the positive logits of tokens seen before, in prompt or answer, and multiplies the negative ones; 1
+    /// Divides the positive logits of tokens seen before, in prompt or completion, and multiplies the negative ones; 1
     /// changes nothing.
     #[semantic(above = 0.0)]
     pub repetition_penalty: Option<f64>,
-    /// Decides the draws.
+    /// Random seed of sampling.
     #[semantic(default = 0)]
     pub seed: u64,
-    /// Answers to each prompt, each with draws of its own; several need a `temperature` above 0.
+    /// Completions per prompt, sampled independently; several need a `temperature` above 0.
     #[semantic(default = 1, omit_default, range = 1..=1024)]
     pub samples_per_prompt: u64,
-    /// The samples of another stage, to be shown beside these.
+    /// The samples of another stage, shown next to these.
     #[semantic]
     pub compare_with: Option<Input<Samples>>,
 }
@@ -86,7 +86,7 @@ pub struct GenerateParams {
 /// What becomes of a prompt that cannot be asked.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnBadPrompt {
-    /// It is counted, and stands in the results with the reason in place of an answer.
+    /// It is counted, and is in the results with the reason instead of a completion.
     Skip,
     /// It ends the stage.
     Error,
@@ -111,7 +111,7 @@ pub struct Generate;
 impl Stage for Generate {
     const NAME: &'static str = "generate";
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
-    const ABOUT: &'static str = "Lets a model answer prompts.";
+    const ABOUT: &'static str = "Generates completions of prompts.";
     type Params = GenerateParams;
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
@@ -199,17 +199,17 @@ impl Stage for Generate {
         let tally = writer.finish()?;
         if tally.skipped > 0 {
             context.warn(format!(
-                "{} of {} prompts could not be asked: {}",
+                "{} of {} prompts could not be used: {}",
                 tally.skipped / params.samples_per_prompt,
                 tally.rows / params.samples_per_prompt,
                 shown.first_problem().unwrap_or_default()
             ));
         }
         if tally.skipped == tally.rows {
-            let message = format!("none of {} prompts could be asked", prompts.len());
+            let message = format!("none of {} prompts could be used", prompts.len());
             return Err(match shown.first_problem() {
                 Some(problem) => StageError::bad_data(format!("{message}: {problem}")),
-                None => StageError::bad_data("there are no prompts to answer"),
+                None => StageError::bad_data("there are no prompts"),
             });
         }
 
@@ -244,7 +244,7 @@ fn answer(
         match &asked.ids {
             Ok(ids) => respondent.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
             Err(problem) if params.on_bad_prompt == OnBadPrompt::Error => {
-                return Err(StageError::bad_data(format!("prompt {} cannot be asked: {problem}", asked.row + 1))
+                return Err(StageError::bad_data(format!("prompt {} cannot be used: {problem}", asked.row + 1))
                     .with_help("`on_bad_prompt: skip` leaves such prompts out and counts them"));
             }
             Err(_) => {}

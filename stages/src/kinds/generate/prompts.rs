@@ -24,7 +24,7 @@ pub(super) struct Asked {
     pub row: u64,
     /// What a person asked: the text of the file, or the prompt of the row.
     pub text: String,
-    /// What the model reads, or why it cannot be asked.
+    /// What the model reads, or why it cannot be used as a prompt.
     pub ids: Result<Vec<u32>, String>,
     /// The answer that the data gives.
     pub reference: Option<String>,
@@ -71,25 +71,25 @@ pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
     let mut problems = Vec::new();
     match &params.prompts {
         OneOf::Literal(texts) if texts.is_empty() => {
-            problems.push(problem("`prompts` is empty".to_owned(), "nothing would be asked"));
+            problems.push(problem("`prompts` is empty".to_owned(), "no prompts"));
         }
         OneOf::Literal(_) if params.limit.is_some() => {
             problems.push(problem("`limit` is for prompts from a stage".to_owned(), "the prompts are listed here"));
         }
         OneOf::Stage(_) if params.template.is_some() => {
-            let message = "`template` is for prompts that are texts; rows bring their own".to_owned();
+            let message = "`template` is for prompts that are strings; rows have their own".to_owned();
             problems.push(problem(message, "the prompts come from a stage"));
         }
         _ => {}
     }
     if params.samples_per_prompt > 1 && params.temperature == 0.0 {
-        let message = "`samples_per_prompt` draws, and `temperature: 0` always takes the most likely token".to_owned();
-        let label = "all answers to a prompt would be the same";
+        let message = "`samples_per_prompt` needs sampling, and `temperature: 0` is greedy decoding".to_owned();
+        let label = "all completions of a prompt would be the same";
         problems.push(problem(message, label).at("samples_per_prompt").with_help("set `temperature: 0.8`, say"));
     }
     if let Err(message) = Form::of(params.template.as_deref()) {
         let names: Vec<&str> = NAMED.iter().map(|(name, _)| *name).chain([CHAT]).collect();
-        let help = format!("write a text with one placeholder, or one of {}", names.join(", "));
+        let help = format!("write a string with one placeholder, or one of {}", names.join(", "));
         problems.push(problem(message, "`template` is used here").with_help(help));
     }
     problems
@@ -159,7 +159,7 @@ impl Prompts {
             }
         };
         if len == 0 {
-            return Err(StageError::bad_data("there are no prompts to answer"));
+            return Err(StageError::bad_data("there are no prompts"));
         }
         Ok(Self { source, next: 0, len, samples: params.samples_per_prompt as usize, identity })
     }

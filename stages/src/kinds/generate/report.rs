@@ -57,7 +57,7 @@ impl Shown {
             lines.push(prompt_line(&sample.prompt));
             let answer = match &sample.answer {
                 Ok(answer) => completion(&answer.text),
-                Err(problem) => format!("(not asked: {problem})"),
+                Err(problem) => format!("(no completion: {problem})"),
             };
             let Some((other, earlier)) = beside else {
                 lines.push(format!("{}{}", " ".repeat(ANSWER_INDENT), indented(&answer, ANSWER_INDENT)));

@@ -32,16 +32,16 @@ pub struct GgufParams {
     /// The model, with its tokenizer.
     #[semantic]
     pub model: Input<Model>,
-    /// How weights are stored. Norms and biases are f32 in any case.
+    /// The format of the weights. Norms and biases are always f32.
     #[semantic(default = Type::Q8_0, rename = "type")]
     pub file_type: Type,
-    /// What the model is called in the file; its name on the Hub if left out, or `model`.
+    /// The name of the model in the file; default: its name on the Hub, or `model`.
     #[semantic]
     pub name: Option<String>,
-    /// llama.cpp's name for how a byte-level tokenizer splits text; found by what `tokenizer.json` says if left out.
+    /// llama.cpp's name of the pre-tokenizer; default: recognised from `tokenizer.json`.
     #[semantic]
     pub pre_tokenizer: Option<String>,
-    /// Whether a `Modelfile` lies beside the file, for `ollama create`.
+    /// Whether to write a `Modelfile`, for `ollama create`.
     #[semantic(default = false)]
     pub modelfile: bool,
 }
@@ -62,9 +62,9 @@ pub enum Type {
     Q4_0,
     /// 5 bits: 5.5 bits per weight.
     Q5_0,
-    /// 4 bits with quantised scales, 6 where it matters most.
+    /// 4 bits with quantised scales, 6 bits for the most sensitive tensors.
     Q4_K_M,
-    /// 5 bits with quantised scales, 6 where it matters most.
+    /// 5 bits with quantised scales, 6 bits for the most sensitive tensors.
     Q5_K_M,
     /// 6 bits with quantised scales: 6.6 bits per weight.
     Q6_K,

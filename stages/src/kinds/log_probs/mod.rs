@@ -35,23 +35,23 @@ pub struct LogProbsParams {
     /// The model.
     #[semantic]
     pub model: Input<Model>,
-    /// An adapter on it.
+    /// An adapter of the model.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// The rows whose documents are scored.
     #[semantic]
     pub data: Input<TokensOrPacks>,
-    /// Compute dtype; that of the training that is to compare with it.
+    /// Compute dtype; use that of the training with this reference.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
-    /// The format of the model's weights, as in `evaluate`. If left out, it is the one that the adapter was trained on,
-    /// and as they are stored without one; for the reference of a training with `quantize`, the same as there.
+    /// The format of the model's weights, as in `evaluate`. Default: the format that the adapter was trained on;
+    /// without an adapter the stored weights. For the reference of a training with `quantize`, use the same value.
     #[semantic(omit_default)]
     pub quantize: Option<WeightFormat>,
     /// Rows computed at once.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
-    /// The kernels that compute.
+    /// The kernels of the computation.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
 }

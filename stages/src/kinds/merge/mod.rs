@@ -79,9 +79,12 @@ impl Stage for Merge {
     fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
         let base = context.open(&params.model)?;
         if aware::is_aware(&base.folder) {
-            let message = "the model was trained for 4-bit weights, and merged weights are not on its grids any more";
-            return Err(StageError::new(Cause::BadParameters, message)
-                .with_help("use the adapter beside the model, or merge into the model before it was trained so"));
+            let message = "the model was trained for 4-bit weights (QAT), and merged weights would no longer be \
+                rounded to 4 bits";
+            return Err(StageError::new(Cause::BadParameters, message).with_help(
+                "use the adapter without merging, or merge into the model before quantisation-aware \
+                    training",
+            ));
         }
         let architecture = checkpoint::architecture(&base.folder)?;
         let adapters = open_adapters(params, &base, context)?;
@@ -90,7 +93,7 @@ impl Stage for Merge {
         let worker = match &architecture {
             Architecture::Native(_) => None,
             Architecture::Transformers(_) if trained_on.is_some() => {
-                let message = "adapters on a quantised base are merged into native models alone";
+                let message = "adapters on a quantised base can be merged only into native models";
                 return Err(StageError::new(Cause::BadParameters, message));
             }
             Architecture::Transformers(outline) => Some(proof::Worker::begin(params, outline, context)?),

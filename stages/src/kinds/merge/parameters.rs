@@ -27,28 +27,28 @@ pub struct MergeParams {
     /// The adapter. Give this or `adapters`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// What adapters are merged into that were trained on a quantised base (`train` with `quantize`); must be given
-    /// for those, and for no others.
+    /// The base for adapters that were trained on a quantised base (`train` with `quantize`); required for those, an
+    /// error for others.
     #[semantic(omit_default)]
     pub into: Option<IntoWeights>,
-    /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }`
-    /// stands for all children of a sweep.
+    /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }` means all
+    /// children of a sweep.
     #[semantic(default)]
     pub adapters: Vec<Weighted>,
-    /// What adapters from elsewhere call the model that they were trained on (`base_model_name_or_path`); the name on
-    /// the Hub that the model was downloaded by, if left out.
+    /// The name of the base in adapters of other programs (`base_model_name_or_path`); default: the name on the Hub
+    /// that the model was downloaded by.
     #[cosmetic]
     pub base_name: Option<String>,
-    /// Dtype of the merged weights; that of the base if left out.
+    /// Dtype of the merged weights; default: that of the base.
     #[semantic]
     pub dtype: Option<Dtype>,
-    /// Size at which a file of weights is closed and the next one begun.
+    /// Maximum size of a weights file.
     #[semantic(default = ByteSize(DEFAULT_MAX_SHARD_BYTES))]
     pub max_shard_size: ByteSize,
-    /// Rows to compare the two on; without them, a few rows of random tokens.
+    /// Rows for the comparison with base and adapter; default: a few rows of random tokens.
     #[semantic]
     pub data: Option<Input<TokensOrPacks>>,
-    /// Rows that are compared: of each its first document, 128 tokens at most.
+    /// Number of rows that are compared: the first document of each, at most 128 tokens.
     #[semantic(default = 4, range = 1..)]
     pub proof_rows: usize,
 }
@@ -56,9 +56,10 @@ pub struct MergeParams {
 /// What adapters are merged into that were trained on a quantised base.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IntoWeights {
-    /// The model's weights as they are stored: without the error of quantisation, and not quite what was trained.
+    /// The stored weights of the model: without the quantisation error, so the merged model differs from the trained
+    /// one.
     Original,
-    /// The dequantised weights, which the adapters were trained on: the merged model computes what was trained.
+    /// The dequantised weights, which the adapters were trained on: the merged model equals the trained one.
     Dequantized,
 }
 
@@ -77,7 +78,7 @@ pub struct Weighted {
     /// The adapter.
     #[semantic]
     pub adapter: Input<Adapter>,
-    /// Factor on its delta; negative takes it away.
+    /// Factor of its delta; a negative one subtracts it.
     #[semantic(default = 1.0)]
     pub weight: f64,
 }
@@ -157,9 +158,10 @@ pub(super) fn trained_on(
         return match into {
             Some(IntoWeights::Original) => Ok(None),
             Some(IntoWeights::Dequantized) | None => Err(wrong(
-                "the adapter was trained for 4-bit weights: what is merged has to be quantised anew, and that is not done here",
+                "the adapter was trained for 4-bit weights: a merged model would have to be quantised again, which is \
+                 not supported",
             )
-            .with_help("`into: original` merges into the weights as they are stored, as torchtune does; quantise what it makes")),
+            .with_help("`into: original` merges into the stored weights, as torchtune does; then quantise the result")),
         };
     }
     let bases: Vec<Option<QuantizeParams>> = formats
@@ -180,7 +182,7 @@ pub(super) fn trained_on(
                 format!("the adapter was trained on its base in `{}`, and `into` is not given", base.base.name());
             Err(wrong(&message).with_help(
                 "`into: dequantized` merges into the weights that it was trained on, `into: original` into those that \
-                 are stored; `merge_report.json` says how far each is from what was trained",
+                 are stored; `merge_report.json` has the distance of both from the trained model",
             ))
         }
         (Some(into), Some(base)) if bases.iter().all(|other| other.as_ref() == Some(base)) => {

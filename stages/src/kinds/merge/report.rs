@@ -32,7 +32,7 @@ pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> 
 pub(super) fn text(written: &MergeReport, proof: &Proof) -> String {
     let of = &proof.merged;
     let against = proof.against_training.as_ref().map(against_training).unwrap_or_default();
-    let head = if written.untied_head { "; the head is a weight of its own now" } else { "" };
+    let head = if written.untied_head { "; the head is now a separate weight" } else { "" };
     format!(
         "{} weights merged, {} replaced, {} copied{head}\n\
          base with adapter against merged, {} tokens of {} rows: logits differ by {:.1e} of {:.1} at most (bound {:.1e}), \
@@ -75,7 +75,7 @@ pub(super) fn warn_of_rounding(written: &MergeReport, context: &mut StageContext
     if let Some(tensor) = roughest(written).filter(|_| lost > 0) {
         context.warn(format!(
             "in {lost} of {} merged weights rounding changes more than the adapter does (in `{}` {:.1} times as much); \
-             `dtype: f32` keeps the change exactly, and so does the adapter beside its base",
+             `dtype: f32` keeps the change exactly, and so does the adapter without a merge",
             written.merged.len(),
             tensor.name,
             tensor.rounding_over_delta,

@@ -27,7 +27,7 @@ pub struct NewModelParams {
     /// Rows whose text the tokenizer is trained on: the first 64 MiB.
     #[semantic]
     pub text: Input<Rows>,
-    /// Ids of the tokenizer, at most; the decoder gets as many as the tokenizer has in the end.
+    /// Maximum vocabulary size of the tokenizer; the model's is that of the trained tokenizer.
     #[semantic(range = 260..)]
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -42,13 +42,13 @@ pub struct NewModelParams {
     /// Query heads.
     #[semantic(range = 1..)]
     pub num_attention_heads: usize,
-    /// Key and value heads; as many as query heads if left out.
+    /// Key and value heads; default: as many as query heads.
     #[semantic(range = 1..)]
     pub num_key_value_heads: Option<usize>,
-    /// Width of a head; `hidden_size / num_attention_heads` if left out.
+    /// Width of a head; default: `hidden_size / num_attention_heads`.
     #[semantic(range = 1..)]
     pub head_dim: Option<usize>,
-    /// Positions the model is meant for.
+    /// Maximum number of positions.
     #[semantic(default = 2048, range = 1..)]
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding.
@@ -57,13 +57,13 @@ pub struct NewModelParams {
     /// The epsilon of the norms.
     #[semantic(default = 1e-5, range = 0.0..)]
     pub rms_norm_eps: f64,
-    /// Whether the output head is the embedding.
+    /// Whether the LM head shares the weights of the token embedding.
     #[semantic(default = true)]
     pub tie_word_embeddings: bool,
-    /// Standard deviation of the fresh weights.
+    /// Standard deviation of the initial weights.
     #[semantic(default = 0.02, range = 0.0..)]
     pub initializer_range: f64,
-    /// Decides the weights.
+    /// Random seed of the weights.
     #[semantic(default = 0)]
     pub seed: u64,
 }
@@ -141,7 +141,7 @@ impl Stage for NewModel {
             .or_fail(Cause::Internal, || "cannot train the tokenizer".to_owned())?;
         if tokenizer.vocab_size < params.vocab_size {
             context.warn(format!(
-                "the text has pairs for {} of the {} ids asked for; the model gets {}",
+                "the text has pairs for {} of the {} requested ids; the model gets {}",
                 tokenizer.vocab_size, params.vocab_size, tokenizer.vocab_size
             ));
         }
@@ -189,7 +189,7 @@ fn read_texts(params: &NewModelParams, context: &mut StageContext) -> Result<Vec
         }
     }
     if bytes == 0 {
-        return Err(StageError::bad_data("the rows hold no text to train a tokenizer on"));
+        return Err(StageError::bad_data("the rows contain no text to train a tokenizer on"));
     }
     Ok(texts)
 }

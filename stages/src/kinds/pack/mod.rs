@@ -21,12 +21,12 @@ use crate::kinds::tokenize::LONGEST_POSSIBLE;
 pub use best_fit::BestFit;
 pub use next_fit::{NextFit, TooLong};
 
-/// Which row a document goes to.
+/// The packing strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum Strategy {
-    /// In order: a row closes when the next document would overflow it, as in torchtune.
+    /// In order: a row ends when the next document would not fit, as in torchtune.
     NextFit,
-    /// The longest document first, into the fullest row that has room for it: little padding, in another order.
+    /// The longest document first, into the fullest row that has space for it: little padding, but the order changes.
     BestFit,
 }
 
@@ -39,11 +39,11 @@ pub struct PackParams {
     /// Length of every row, in tokens.
     #[semantic(range = 2..=16_777_216)]
     pub max_seq_len: usize,
-    /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default
-    /// plain text is, and prompts and conversations are not.
+    /// Whether a document that does not fit into the rest of a row is split and continues in the next; default: plain
+    /// text is, prompts and conversations are not.
     #[semantic]
     pub split_across_pack: Option<bool>,
-    /// Which row a document goes to.
+    /// The packing strategy.
     #[semantic(default = Strategy::NextFit)]
     pub strategy: Strategy,
 }
@@ -223,7 +223,7 @@ fn may_be_too_long(params: &PackParams, tokens: Option<&Facts>, span: Span) -> O
 
 fn check(packed: &TokensFacts) -> Result<(), StageError> {
     match packed.target_tokens {
-        0 => Err(StageError::bad_data("the packs hold no token to learn")),
+        0 => Err(StageError::bad_data("the packs contain no token to train on")),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use crate::data::artifact::{Role, TokenRow};
 
 /// A document longer than a row, where documents are not to be cut.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("it has {tokens} tokens, and a pack holds {max_seq_len}")]
+#[error("it has {tokens} tokens, and a pack has {max_seq_len}")]
 pub struct TooLong {
     /// Its length.
     pub tokens: usize,

@@ -219,7 +219,7 @@ fn one_row_is_one_pack_and_no_rows_are_refused() {
     assert_eq!((facts.target_tokens, facts.longest_row, facts.longest_document), (4, 8, 5));
     let folder = tempfile::tempdir().unwrap();
     let none = tokens(folder.path(), Shape::Prompt, &[]).run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8}));
-    assert_eq!(none.unwrap_err().message, "the packs hold no token to learn");
+    assert_eq!(none.unwrap_err().message, "the packs contain no token to train on");
 }
 
 #[test]

@@ -38,23 +38,24 @@ pub struct QuantizeStageParams {
     /// The format.
     #[semantic(default = Format::BnbNf4)]
     pub format: Format,
-    /// Whether the largest magnitudes of blocks are quantised, too (`bnb_nf4`, `bnb_fp4`).
+    /// Whether the scales of blocks are quantised, too (`bnb_nf4`, `bnb_fp4`).
     #[semantic(default = true)]
     pub double_quantization: bool,
-    /// Weights of a block, which share a scale: a power of two (`bnb_nf4`, `bnb_fp4`).
+    /// Number of weights in a block, which share a scale: a power of two (`bnb_nf4`, `bnb_fp4`).
     #[semantic(default = 64, range = 32..=4096)]
     pub block_size: usize,
-    /// Linear layers that are left as they are, beside the head: their names, or parts of their paths (`o_proj`,
+    /// Linear layers that are not quantised, besides the head: their names, or parts of their paths (`o_proj`,
     /// `layers.0`).
     #[semantic(default = Vec::new())]
     pub skip_modules: Vec<String>,
-    /// The largest error that a tensor may have: the norm of the difference over its own. The stage fails beyond it.
+    /// Maximum error of a tensor: the norm of the difference divided by the norm of the tensor. Above it the stage
+    /// fails.
     #[semantic]
     pub max_relative_error: Option<f64>,
     /// Rows whose perplexity is computed before and after.
     #[semantic]
     pub data: Option<Input<TokensOrPacks>>,
-    /// How much larger the perplexity of `data` may become, as a factor. The stage fails beyond it.
+    /// Maximum ratio of the perplexities of `data` after and before. Above it the stage fails.
     #[semantic]
     pub max_perplexity_ratio: Option<f64>,
 }
@@ -68,7 +69,7 @@ pub enum Format {
     /// 4-bit floats, as `load_in_4bit` with `fp4` stores them.
     #[semantic(rename = "bnb_fp4")]
     BnbFp4,
-    /// 8 bits with a scale to a row, as `load_in_8bit` (LLM.int8) stores them.
+    /// 8 bits with one scale per row, as `load_in_8bit` (LLM.int8) stores them.
     #[semantic(rename = "bnb_int8")]
     BnbInt8,
 }

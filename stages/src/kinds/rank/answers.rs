@@ -48,9 +48,9 @@ impl Answers {
             let asked = artifact.description.facts.get(samples::PROMPTS).and_then(|identity| identity.as_str());
             if asked != Some(prompts.description.identity.to_string().as_str()) {
                 let of = &params.prompts.reference.stage;
-                let message = format!("`{stage}` has answers to other prompts than those of `{of}`");
+                let message = format!("`{stage}` has completions of other prompts than those of `{of}`");
                 return Err(StageError::bad_data(message)
-                    .with_help(format!("ask with `prompts: {of}`, and without a list of texts")));
+                    .with_help(format!("generate with `prompts: {of}`, not with a list of strings")));
             }
             let columns = ["row", "completion", "reference", "stop"];
             let table = TableReader::open(&artifact.folder.join(TABLE), &columns)?;
@@ -80,7 +80,7 @@ impl Answers {
     pub(super) fn finish(mut self) -> Result<(), StageError> {
         for source in &mut self.0 {
             if source.has_next()? {
-                return Err(StageError::bad_data(format!("the answers of `{}` are not in order", source.stage)));
+                return Err(StageError::bad_data(format!("the completions of `{}` are not in order", source.stage)));
             }
         }
         Ok(())

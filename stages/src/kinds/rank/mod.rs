@@ -29,44 +29,44 @@ use score::{Score, Scorer};
 /// What a pipeline file may say under `with:` for `uses: rank`.
 #[derive(Parameters, Debug)]
 pub struct RankParams {
-    /// The rows whose prompts were asked.
+    /// The rows with the prompts of the samples.
     #[semantic]
     pub prompts: Input<Rows>,
-    /// The answers to them: of a `generate` stage with `samples_per_prompt`, or of several stages.
+    /// Their completions: of a `generate` stage with `samples_per_prompt`, or of several stages.
     #[semantic]
     pub samples: OneOrMore<Input<Samples>>,
-    /// What answers are compared by; the highest is the best.
+    /// The score of completions; the highest is the best.
     #[semantic(default)]
     pub score: Score,
-    /// What is made of the answers to a prompt.
+    /// The rows that are made from the completions of a prompt.
     #[semantic(default = Make::Pairs)]
     pub make: Make,
-    /// A pair is made where the scores of its two answers differ by more than this.
+    /// A pair is made if the scores of its two completions differ by more than this.
     #[semantic(default = 0.0, range = 0.0..)]
     pub min_margin: f64,
-    /// Prompts whose best answer has a lower score are left out.
+    /// Prompts whose best completion has a lower score are left out.
     #[semantic]
     pub min_score: Option<f64>,
-    /// What becomes of answers that came to no end. What is trained would be to end there.
+    /// What happens to completions without an end of text. Training on them teaches the model to stop there.
     #[semantic(default = CutOff::Drop)]
     pub on_cut_off: CutOff,
 }
 
-/// What is made of the answers to a prompt.
+/// The rows that are made from the completions of a prompt.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Make {
-    /// A pair: the answer with the highest score, and that with the lowest.
+    /// A pair: the completion with the highest score, and the one with the lowest.
     Pairs,
-    /// A row as the prompt's own, with the answer of the highest score in the place of its response.
+    /// The prompt's row, with the completion of the highest score as its response.
     Best,
 }
 
 /// What becomes of answers that `max_new_tokens` cut off.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutOff {
-    /// They take no part.
+    /// They are left out.
     Drop,
-    /// They are ranked as the others.
+    /// They are ranked like the others.
     Keep,
 }
 
@@ -77,7 +77,7 @@ impl Stage for Rank {
     const NAME: &'static str = "rank";
     const VERSION: u32 = 1;
     const ABOUT: &'static str =
-        "Makes pairs of a better and a worse answer, or keeps the best, of a model's own answers.";
+        "Makes pairs of a better and a worse completion, or keeps the best, of a model's own completions.";
     type Params = RankParams;
     const ALSO_CALLED: &'static [&'static str] = &["best_of_n", "rejection_sampling", "judge"];
 
@@ -147,8 +147,8 @@ impl Stage for Rank {
         scorer.finish()?;
         let report = tally.report(params.make);
         if tally.made == 0 {
-            return Err(StageError::bad_data(format!("there is nothing to learn: {report}"))
-                .with_help("ask for more `samples_per_prompt` at a higher `temperature`, or score in finer steps"));
+            return Err(StageError::bad_data(format!("there is nothing to train on: {report}"))
+                .with_help("use more `samples_per_prompt` at a higher `temperature`, or scores with finer steps"));
         }
         context.report(report);
         let dropped_by: BTreeMap<String, u64> =
@@ -280,9 +280,9 @@ enum LeftOut {
 impl LeftOut {
     fn words(self) -> &'static str {
         match self {
-            Self::NoAnswer => "without an answer that takes part",
-            Self::NoMargin => "without two answers whose scores differ enough",
-            Self::LowScore => "whose best answer has too low a score",
+            Self::NoAnswer => "without a usable completion",
+            Self::NoMargin => "without two completions whose scores differ enough",
+            Self::LowScore => "whose best completion has too low a score",
         }
     }
 }
@@ -311,7 +311,7 @@ impl Tally {
     fn report(&self, make: Make) -> String {
         let prompts = self.made + self.left_out.values().sum::<u64>();
         let what = if make == Make::Pairs { "pairs" } else { "rows" };
-        let mut parts = vec![format!("{} answers to {prompts} prompts: {} {what}", self.answers, self.made)];
+        let mut parts = vec![format!("{} completions of {prompts} prompts: {} {what}", self.answers, self.made)];
         let mean = |sum: f64| sum / self.made as f64;
         if self.made > 0 {
             parts.push(match make {
@@ -323,7 +323,7 @@ impl Tally {
         }
         let answers = [(self.cut_off, "cut off"), (self.unscored, "without a score")];
         let some = answers.iter().filter(|(count, _)| *count > 0);
-        parts.extend(some.map(|(count, why)| format!("{count} answers {why}")));
+        parts.extend(some.map(|(count, why)| format!("{count} completions {why}")));
         parts.extend(self.left_out.iter().map(|(reason, count)| format!("{count} prompts {}", reason.words())));
         parts.join("; ")
     }

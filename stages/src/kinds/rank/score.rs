@@ -17,30 +17,30 @@ use crate::kinds::evaluate::Normalization;
 use crate::metrics::bleu;
 use crate::metrics::rouge::{Stemming, rouge};
 
-/// What answers are compared by; the highest is the best.
+/// The score of completions; the highest is the best.
 #[derive(Parameters, Debug)]
 #[parameters(default)]
 pub enum Score {
-    /// Words that the answer shares with the row's response: the F-measure of `rouge_score`.
+    /// Words that the completion shares with the row's response: the F-measure of `rouge_score`.
     #[semantic(default)]
     Rouge {
-        /// Which words count.
+        /// The variant of ROUGE.
         #[semantic(default = RougeVariant::RougeL)]
         variant: RougeVariant,
         /// Whether words are compared by their stems (Porter).
         #[semantic(default = true)]
         use_stemmer: bool,
     },
-    /// sacrebleu's `sentence_bleu` of the answer against the row's response, from 0 to 100.
+    /// sacrebleu's `sentence_bleu` of the completion against the row's response, from 0 to 100.
     Bleu,
-    /// 1 where the answer is the row's response, else 0.
+    /// 1 if the completion equals the row's response, else 0.
     ExactMatch {
-        /// What is done to both before they are compared.
+        /// How both are normalised before the comparison.
         #[semantic(default = Normalization::Strip)]
         normalization: Normalization,
     },
-    /// Numbers of your own, from a `command` stage: its output of kind `files` has a file `scores.jsonl`, with a line
-    /// for each sample in their order: a number, an object with `score`, or null for a sample without one.
+    /// Your own scores, from a `command` stage: its output of kind `files` has a file `scores.jsonl`, with one line per
+    /// sample in the same order: a number, an object with `score`, or null for a sample without a score.
     Given {
         /// The files; for several stages of samples one for each, in the same order.
         #[semantic]
@@ -65,7 +65,7 @@ impl Score {
     pub(super) fn problems(&self, sources: usize, span: Span) -> Option<Problem> {
         let Self::Given { scores } = self else { return None };
         let message = format!("`scores` names {} stages, and `samples` {sources}", scores.0.len());
-        let problem = Problem::error("bad-value", span, message, "each stage of samples has scores of its own");
+        let problem = Problem::error("bad-value", span, message, "each stage of samples has separate scores");
         (scores.0.len() != sources).then(|| problem.at("score"))
     }
 }

@@ -77,7 +77,11 @@ impl Counts {
         let without_target = self.dropped - self.too_long;
         let reasons = [
             (self.too_long, "longer than `max_seq_len` (raise it, or set `on_too_long: truncate`)"),
-            (without_target, "without a token to learn (an empty answer, or a prompt that fills `max_seq_len`)"),
+            (
+                without_target,
+                "without a token to train on (an empty response, or a prompt that fills `max_seq_len`: \
+                raise it)",
+            ),
         ];
         let reasons = reasons.iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
         reasons.collect::<Vec<_>>().join(", ")
@@ -88,11 +92,15 @@ impl Counts {
         let mut text = self.text(facts);
         if taken_over > 0 {
             text.push_str(&format!(
-                "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
+                "\n{taken_over} of the rows read were tokenized before: reused from an earlier result"
             ));
         }
         if self.equal > 0 {
-            text.push_str(&format!("\n{} pairs of equal responses, which count and teach nothing", self.equal));
+            text.push_str(&format!(
+                "\n{} pairs of equal responses, which count as pairs but have no \
+                preference",
+                self.equal
+            ));
         }
         context.report_detail(text);
         if self.dropped > 0 {
@@ -100,8 +108,8 @@ impl Counts {
         }
         if self.sanitized > 0 {
             context.warn(format!(
-                "{} rows have special tokens written out, which are read as plain text; \
-                 `sanitize_control_tokens: false` reads them as tokens",
+                "{} rows have special tokens in their text, which are encoded as plain text; \
+                 `sanitize_control_tokens: false` encodes them as tokens",
                 self.sanitized
             ));
         }
@@ -112,7 +120,7 @@ impl Counts {
         let TokensFacts { tokens, target_tokens, longest_row, .. } = facts;
         format!(
             "{} rows read, {} written: {tokens} tokens, {target_tokens} of them trained, longest row {longest_row}\n\
-             {} truncated, {} too long and left out, {} without anything to learn, {} without an end of text, {} left out in all",
+             {} truncated, {} too long and left out, {} without a token to train on, {} without an end of text, {} left out in all",
             self.read, facts.rows, self.truncated, self.too_long, self.fully_masked, self.without_eos, self.dropped
         )
     }
@@ -128,7 +136,7 @@ impl Counts {
         if facts.target_tokens > 0 {
             return Ok(());
         }
-        let message = format!("none of the {} rows has a token to learn", self.read);
+        let message = format!("none of the {} rows has a token to train on", self.read);
         let help = if self.truncated > 0 {
             "the prompts alone fill `max_seq_len`: raise it"
         } else {
@@ -169,7 +177,7 @@ mod tests {
         assert_eq!(
             counts.text(&facts),
             "5 rows read, 3 written: 6 tokens, 2 of them trained, longest row 2\n\
-             3 truncated, 1 too long and left out, 2 without anything to learn, 1 without an end of text, 2 left out in all"
+             3 truncated, 1 too long and left out, 2 without a token to train on, 1 without an end of text, 2 left out in all"
         );
     }
 }

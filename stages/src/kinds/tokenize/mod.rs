@@ -48,16 +48,16 @@ pub enum OnTooLong {
     Drop,
     /// The stage fails and names it.
     Error,
-    /// It is cut into several rows; for plain text.
+    /// It is split into several rows; only for plain text.
     Split,
 }
 
-/// What happens to a row of which nothing is learned.
+/// What happens to a row without a token to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum OnNoTarget {
     /// It is left out, and counted.
     Drop,
-    /// It stays; where it was shortened, its end-of-text token is learned, as in torchtune.
+    /// It is kept; if it was truncated, its end-of-text token is trained, as in torchtune.
     Keep,
     /// The stage fails and names it.
     Error,
@@ -72,31 +72,31 @@ pub struct TokenizeParams {
     /// The tokenizer: a checkpoint's own.
     #[semantic]
     pub tokenizer: Input<crate::data::artifact::Tokenizer>,
-    /// Longest row kept, in tokens. Without it every row keeps its length.
+    /// Maximum length of a row, in tokens. Default: no limit.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given, and `response` of
-    /// rows of preferences, where `assistant` learns the turns of the prompt, too, as torchtune does.
+    /// The tokens that are trained. Default: `assistant`, for preference rows `response`; there `assistant` also trains
+    /// the turns of the prompt, as torchtune does.
     #[semantic]
     pub train_on: Option<TrainOn>,
-    /// torchtune's name for `train_on: all`; `false` says `assistant`.
+    /// torchtune's name for `train_on: all`; `false` means `assistant`.
     #[semantic]
     pub train_on_input: Option<bool>,
-    /// What happens to a longer row; by default plain text is split, which is for it alone, rows of preferences are
-    /// left out, and everything else is truncated. Of preferences responses are cut, and get no other end.
+    /// What happens to a longer row. Default: plain text is split (only plain text can be), preference rows are left
+    /// out, and everything else is truncated. In preference rows responses are truncated, without a new end of text.
     #[semantic]
     pub on_too_long: Option<OnTooLong>,
-    /// What happens to a row of which nothing is learned.
+    /// What happens to a row without a token to train on.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
-    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it
-    /// stands beside: 1 where it is missing, and with 0 nothing of it is learned.
+    /// The column of a row with a prompt, or the field of an assistant's message, that contains its weight in the loss.
+    /// Default weight: 1; with 0 nothing is trained.
     #[semantic(omit_default)]
     pub weight: Option<String>,
-    /// Whether the `reasoning_content` of an assistant's messages is learned, where the chat template shows it.
+    /// Whether the `reasoning_content` of an assistant's messages is trained, if the chat template renders it.
     #[semantic(default = true, omit_default)]
     pub train_on_reasoning: bool,
-    /// Where the prompt ends and the response begins, of rows of preferences.
+    /// How the border of prompt and response is found in preference rows.
     #[semantic(default = ResponseBorder::Segments, omit_default)]
     pub response_border: ResponseBorder,
     /// How a row becomes a prompt.
@@ -143,10 +143,10 @@ impl TokenizeParams {
                 ("train_on", "`train_on: all` is not for preferences: prompts are the same on both sides")
             }
             TrainOn::Response if !shape.is_preference() => {
-                ("train_on", "`train_on: response` is for rows of preferences, and these are none")
+                ("train_on", "`train_on: response` is for preference rows, and these are not")
             }
             _ if self.response_border != ResponseBorder::Segments && !shape.is_preference() => {
-                ("response_border", "`response_border` is for rows of preferences, and these are none")
+                ("response_border", "`response_border` is for preference rows, and these are not")
             }
             _ if self.on_no_target == OnNoTarget::Keep && shape.is_preference() => {
                 ("on_no_target", "a pair needs both responses: `on_no_target: keep` is not for preferences")
@@ -195,13 +195,21 @@ impl Stage for Tokenize {
         let may_be_turns = |rows: &RowsFacts| rows.shape == Shape::Messages || rows.shape.is_preference();
         let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(may_be_turns(&rows), span));
         let problem = || {
-            Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
+            Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` is set here")
                 .with_help("use truncate, drop or error")
                 .at("on_too_long")
         };
         let contradiction = || {
             let help = "`train_on_input: true` is `train_on: all`: leave one of them out";
-            Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
+            Problem::error(
+                "bad-value",
+                span,
+                TWO_ANSWERS,
+                "contradicts \
+                `train_on`",
+            )
+            .with_help(help)
+            .at("train_on_input")
         };
         let problems = [splits_prompts.then(problem), params.train_on(shape).is_none().then(contradiction)];
         problems.into_iter().flatten().chain(untold).chain(unweighted).chain(unlearned).chain(idle).collect()
@@ -314,7 +322,7 @@ impl Stage for Tokenize {
 pub(crate) const LONGEST_POSSIBLE: &str = "longest_possible_document";
 
 const SPLIT_IS_FOR_TEXT: &str =
-    "only plain text can be split: of a prompt or a conversation the rest would lack its beginning";
+    "only plain text can be split: the rest of a prompt or a conversation would lack its beginning";
 
 const TWO_ANSWERS: &str = "`train_on` and `train_on_input` contradict each other";
 
@@ -331,7 +339,7 @@ fn check_ends(
     ];
     for (name, asked, role, id) in ends {
         if asked == Some(true) && id.is_none() {
-            let message = format!("`{name}: true` is asked for, and the tokenizer has no `{role}`");
+            let message = format!("`{name}: true` is set, and the tokenizer has no `{role}`");
             return Err(StageError::new(Cause::BadParameters, message));
         }
         if asked.is_some() && shape == Shape::Messages {

@@ -11,13 +11,14 @@ use crate::data::tokenizer::Tokenizer;
 /// Why a row cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RowError {
-    #[error("it cannot be turned into tokens")]
+    #[error("it cannot be encoded")]
     Prompt(#[from] PromptError),
     #[error("it has {tokens} tokens, and `max_seq_len` is {limit}")]
     TooLong { tokens: usize, limit: usize },
-    #[error("nothing of it is learned")]
+    #[error("it has no token to train on")]
     NoTarget,
-    #[error("nothing of its {} is learned", if *role == Role::Chosen { "better response" } else { "worse response" })]
+    #[error("its {} has no token to train on", if *role == Role::Chosen { "better response" } else { "worse \
+        response" })]
     NoResponse { role: Role },
 }
 
@@ -26,7 +27,8 @@ impl RowError {
     pub(super) fn at_row(self, index: u64) -> StageError {
         let help = match &self {
             Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks)) => Some(
-                "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around what an assistant says"
+                "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around the assistant's \
+                 text"
                     .to_owned(),
             ),
             Self::Prompt(error) => error.help().map(str::to_owned),
@@ -56,7 +58,7 @@ pub(super) enum Fate {
     Kept { rows: Vec<TokenRow>, truncated: bool, fully_masked: bool, without_eos: bool },
     /// It is left out because of its length.
     TooLong,
-    /// It is left out because nothing of it is learned.
+    /// It is left out because it has no token to train on.
     NoTarget { truncated: bool },
 }
 

@@ -41,7 +41,7 @@ impl Opened {
         let encoder = match fast.and_then(|fast| tokenizer.speed_up(fast, &samples)) {
             Ok(()) => "tokenizers 1.0",
             Err(unfit) => {
-                context.log(&format!("texts are encoded by tokenizers 0.23, which takes longer: {unfit}"));
+                context.log(&format!("texts are encoded by tokenizers 0.23, which is slower: {unfit}"));
                 "tokenizers 0.23"
             }
         };

@@ -38,7 +38,7 @@ pub(super) fn resume(
 pub(super) fn with_saved_step(mut error: StageError, context: &StageContext) -> StageError {
     let saved = state::newest_progress(context.working()).ok().flatten();
     if let Some(Progress { step, .. }) = saved.filter(|_| error.cause == Cause::Crashed && error.help.is_none()) {
-        error.help = Some(format!("step {step} is saved: run again to go on from there"));
+        error.help = Some(format!("step {step} is saved: run again to resume from there"));
     }
     error
 }
@@ -96,7 +96,7 @@ fn starts_over(params: &TrainParams, saved: &Progress, now: u64) -> Option<Strin
             "the saved run of {total_steps} steps had another learning rate from its first step on than one of {now}"
         ));
     }
-    (step > now).then(|| format!("the saved run stands at step {step}, beyond the {now} steps of this one"))
+    (step > now).then(|| format!("the saved run is at step {step}, beyond the {now} steps of this one"))
 }
 
 /// Saves the state after the last whole step.

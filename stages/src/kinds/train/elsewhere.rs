@@ -27,14 +27,14 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("lora_target_modules", "write `lora: { target_modules: all-linear }`, or names of modules"),
     ("sample_packing", "put a `pack` stage between `tokenize` and `train`"),
     ("packing", "put a `pack` stage between `tokenize` and `train`"),
-    ("output_dir", "put `publish: { adapter.adapter: ./out }` beside `stages:`"),
+    ("output_dir", "write `publish: { adapter.adapter: ./out }` at the level of `stages:`"),
     ("val_set_size", "let `dataset` make two outputs with `train_test_split`, and read the test rows as `validation`"),
     ("cutoff_len", "write `max_seq_len` in the `tokenize` stage"),
     ("sequence_len", "write `max_seq_len` in the `tokenize` stage"),
     ("resume_from_checkpoint", "leave it out: the same command continues an interrupted run"),
     ("report_to", "leave it out: TensorBoard's curves are in the run's folder"),
     ("logging_steps", "leave it out: every step is recorded"),
-    ("deepspeed", "write `parallel`, with `resources: { count: N }` beside `with:`"),
+    ("deepspeed", "write `parallel`, with `resources: { count: N }` at the level of `with:`"),
     ("flash_attention", "write `attention`"),
 ];
 

@@ -58,8 +58,8 @@ fn remedy(error: &TrainError) -> Option<&'static str> {
     };
     Some(match step {
         1 => {
-            "nothing has been trained yet: the model, or the adapter to go on from, holds values that are not finite or too \
-             great, or `lora.alpha` is too great"
+            "nothing has been trained yet: the model, or the adapter of the warm start, has values that are not \
+             finite or too large, or `lora.alpha` is too large"
         }
         _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm` or a longer `scheduler.warmup_steps`",
     })
@@ -69,7 +69,7 @@ fn remedy(error: &TrainError) -> Option<&'static str> {
 pub(super) fn of_workers(CollectiveError(source): CollectiveError) -> StageError {
     match source.downcast::<StageError>() {
         Ok(error) => *error,
-        Err(source) => StageError::internal("the workers could not go on together").with_source(source),
+        Err(source) => StageError::internal("the workers could not continue together").with_source(source),
     }
 }
 

@@ -5,10 +5,10 @@ use std::ops::Range;
 use engine::parameter::Parameters;
 use model::random::permutation;
 
-/// What becomes of an epoch's last rows where they do not fill a step.
+/// What happens to the last rows of an epoch if they do not fill a step.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leftover {
-    /// They form a smaller step of their own.
+    /// They form a smaller step.
     Step,
     /// They are left out of this epoch, and counted.
     Drop,
@@ -77,7 +77,7 @@ impl Division {
     }
 }
 
-/// Whether each epoch has an order of its own.
+/// Whether each epoch shuffles the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shuffle {
     /// The order of the data, in every epoch.

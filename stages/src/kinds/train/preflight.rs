@@ -136,7 +136,7 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
     let Some(last_step) = total.checked_sub(1) else {
         let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
         ahead.warnings.push(
-            Problem::warning("no-steps", span, message, "fewer rows than a step takes")
+            Problem::warning("no-steps", span, message, "fewer rows than a step needs")
                 .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`")
                 .at("gradient_accumulation_steps"),
         );
@@ -156,9 +156,9 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
     if let Some(message) = params.low_peak(total) {
         let (code, field, help) = match warmup >= total {
             true => ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer"),
-            false => ("schedule-too-long", "scheduler", "lower what `scheduler` says of its steps, or train longer"),
+            false => ("schedule-too-long", "scheduler", "lower the numbers of steps in `scheduler`, or train longer"),
         };
-        let problem = Problem::warning(code, span, message, "trains at a lower rate than it says");
+        let problem = Problem::warning(code, span, message, "trains at a lower learning rate than the file sets");
         ahead.warnings.push(problem.with_help(help).at(field));
     }
 }
@@ -169,7 +169,7 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     let trained = values(&tensors);
     let all = config.matrix_weights();
     let share = 100.0 * trained as f64 / (all.max(1)) as f64;
-    ahead.figure("trainable_parameters", trained, format!("{trained} beside {all} ({share:.3} %)"));
+    ahead.figure("trainable_parameters", trained, format!("{trained}, {share:.3} % of the model's {all}"));
     let result = match params.method {
         Method::Lora => Some(trained * F32_BYTES),
         Method::Full => checkpoint_bytes(&params.model.reference, inputs),

@@ -156,7 +156,7 @@ pub(super) fn first_values(
             if let (Architecture::Transformers(outline), Some(_)) = (architecture, &params.quantize)
                 && settings.use_dora
             {
-                let message = format!("DoRA on a quantised base is not there for `{}`", outline.model_type);
+                let message = format!("DoRA on a quantised base is not supported for `{}`", outline.model_type);
                 let help = "leave `lora.use_dora` out, or `quantize`";
                 return Err(StageError::new(Cause::BadParameters, message).with_help(help));
             }
@@ -203,9 +203,9 @@ fn trained_before(
 ) -> Result<Adapter, StageError> {
     let mut existing = adapter::open(existing, base)?;
     let contradiction = params.lora.contradiction(&existing.config, model);
-    let unusable = || "cannot go on from the adapter".to_owned();
+    let unusable = || "cannot start from the adapter".to_owned();
     if let Some((key, file, adapters)) = contradiction.or_fail(Cause::BadParameters, unusable)? {
-        let message = format!("`lora.{key}` is {file}, and the adapter to go on from has {adapters}");
+        let message = format!("`lora.{key}` is {file}, and the adapter of the warm start has {adapters}");
         return Err(StageError::new(Cause::BadParameters, message)
             .with_help("leave it out: the settings of an existing adapter are its own, but for `dropout`"));
     }

@@ -504,7 +504,7 @@ impl Session<'_> {
             self.save(context)?;
             format!("stopped after step {step} of {total_steps}, which is saved")
         };
-        Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"))
+        Err(StageError::new(Cause::Cancelled, message).with_help("run again to resume from there"))
     }
 
     /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a
@@ -517,7 +517,7 @@ impl Session<'_> {
         require_targets(&self.progress)?;
         // An adapter is of use only with the base model that it was trained on, to the bit.
         let profile = context.profile().clone();
-        let checking = profile.phase("check what is frozen");
+        let checking = profile.phase("check the frozen weights");
         self.learner.check_frozen(context)?;
         drop(checking);
         if self.validator.is_some()

@@ -29,13 +29,13 @@ pub struct ValidationTasks {
     /// Which ones.
     #[semantic(flatten)]
     pub choice: TaskChoice,
-    /// Only the first so many rows of each task.
+    /// Only the first rows of each task, up to this number.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Optimizer steps between two times; the end of each epoch if left out.
+    /// Optimizer steps between two evaluations; default: at the end of each epoch.
     #[semantic(range = 1..)]
     pub every_steps: Option<u64>,
-    /// The tokenizer that `data` was made with; the model's own if left out.
+    /// The tokenizer of `data`; default: the model's own.
     #[semantic]
     pub tokenizer: Option<Input<TokenizerArtifact>>,
 }

@@ -176,7 +176,7 @@ fn not_finite(loss: f64, rows: &[u64], step: u64) -> StageError {
     let help = format!(
         "{}; the micro-batch's rows of the validation data: {}",
         match step {
-            0 => "nothing has been trained yet: the model or the adapter to go on from is at fault",
+            0 => "nothing has been trained yet: check the model, or the adapter of the warm start",
             _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm`",
         },
         listed(rows)

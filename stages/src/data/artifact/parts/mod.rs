@@ -65,7 +65,7 @@ pub enum TableError {
         what: String,
     },
     /// A row beyond the last was asked for.
-    #[error("row {index} was asked for, and there are {rows} rows")]
+    #[error("row {index} does not exist: there are {rows} rows")]
     NoSuchRow {
         /// The row asked for.
         index: u64,
@@ -363,7 +363,7 @@ impl PartsReader {
             }
             first += rows;
         }
-        Err(TableError::form(&path, "it has fewer rows than `parts.json` says"))
+        Err(TableError::form(&path, "it has fewer rows than in `parts.json`"))
     }
 }
 

@@ -101,7 +101,7 @@ fn contains(container: &Value, value: &Value) -> bool {
 
 fn compare(left: &Value, operator: Operator, right: &Value, written: &str) -> Result<bool, Error> {
     if left.is_undefined() || right.is_undefined() {
-        return Err(Error::new(ErrorKind::UndefinedError, format!("`{written}` compares what is not there")));
+        return Err(Error::new(ErrorKind::UndefinedError, format!("`{written}` compares a missing value")));
     }
     jinja::compared(left, right)?;
     let numbers = number(left).zip(number(right));
@@ -146,9 +146,9 @@ fn is_nan(value: &Value) -> bool {
 fn unordered(left: &Value, right: &Value, written: &str) -> String {
     let kinds = [left.kind(), right.kind()];
     let hint = if kinds.contains(&ValueKind::None) {
-        "; ask `is not none` first to leave such rows out"
+        "; test `is not none` first to leave such rows out"
     } else if kinds.contains(&ValueKind::String) && kinds.contains(&ValueKind::Number) {
-        "; `|int` or `|float` makes a number of a text"
+        "; `|int` or `|float` converts a string to a number"
     } else {
         ""
     };
@@ -226,9 +226,9 @@ mod tests {
     fn what_has_no_order_is_refused() {
         let row = || context! { none => (), n => 3, text => "7", list => [1], object => context! { a => 1 } };
         for (expression, problem) in [
-            ("none < 5", "`none < 5` compares null with a number; ask `is not none` first to leave such rows out"),
+            ("none < 5", "`none < 5` compares null with a number; test `is not none` first to leave such rows out"),
             ("not n > none", "`n > none` compares a number with null; ask"),
-            ("text > 3", "`text > 3` compares text with a number; `|int` or `|float` makes a number of a text"),
+            ("text > 3", "`text > 3` compares text with a number; `|int` or `|float` converts a string to a number"),
             ("list > 5", "compares a list with a number"),
             ("object < text", "compares an object with text"),
             ("[1, none] < [1, 2]", "compares null with a number"),

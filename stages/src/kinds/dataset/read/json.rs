@@ -284,7 +284,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Holder<'_, '_, T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an object that holds the rows under `{}`", self.field)
+        write!(f, "an object with the rows under `{}`", self.field)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {

@@ -52,7 +52,7 @@ impl BadRecord {
 /// How files are read, where their form leaves a choice.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// What is one text of a plain text file.
+    /// What is one row of a plain text file.
     pub sample_by: SampleBy,
     /// The key under which a JSON object holds the rows.
     pub field: Option<String>,
@@ -106,7 +106,7 @@ impl ReadError {
     fn help(&self) -> Option<&'static str> {
         match self {
             Self::Io(_) => None,
-            Self::Malformed(_) => Some("mend the file, make or fetch it anew, or leave it out of `source`"),
+            Self::Malformed(_) => Some("correct the file, generate or fetch it again, or leave it out of `source`"),
             Self::Utf16 => Some("convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE`"),
         }
     }

@@ -238,7 +238,7 @@ fn rows_under_a_key_of_one_object_are_read() {
     }
     let array = files_in.file("b.json", b"[1]");
     assert!(
-        array.count(&reading("data")).unwrap_err().source.unwrap().to_string().contains("holds the rows under `data`")
+        array.count(&reading("data")).unwrap_err().source.unwrap().to_string().contains("with the rows under `data`")
     );
 }
 

@@ -127,7 +127,7 @@ fn a_split_takes_rows_over_the_borders_of_files() {
     assert_eq!(taken("train[25%:50%]").unwrap(), ["3", "4", "5"]);
     assert_eq!(taken("train[:2000]").unwrap().len(), 12, "bounds beyond the rows are clamped");
     let error = taken("train[3:3]").unwrap_err();
-    assert!(error.message.contains("takes no rows"), "{}", error.message);
+    assert!(error.message.contains("selects no rows"), "{}", error.message);
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn the_tools_of_a_conversation_go_with_it() {
         .collect();
     assert_eq!(tools, [Some(json!([tool])), Some(json!([tool])), None]);
     let error = made(&[json!("[{]")], mapped).unwrap_err();
-    assert!(error.message.contains("column `functions` holds text that is no JSON"), "{}", error.message);
+    assert!(error.message.contains("column `functions` has a string that is not JSON"), "{}", error.message);
     let error = made(&[json!([tool])], json!({"column_map": {"tools": "tool"}})).unwrap_err();
     assert!(error.message.contains("has no column `tool`"), "{}", error.message);
     // Nobody asked for them.
@@ -268,7 +268,7 @@ fn the_tools_of_a_preference_stand_with_its_first_message() {
     assert_eq!(of(without), [none.clone(), none.clone(), none]);
     let text = json!({"prompt": "Weather?", "chosen": "Dry.", "rejected": "Wet.", "functions": [tool]});
     let message = made(text).unwrap_err().message;
-    assert!(message.contains("column `functions` holds tools, which are for conversations"), "{message}");
+    assert!(message.contains("column `functions` has tools, which are for conversations"), "{message}");
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn rows_are_filtered_changed_and_cut_in_this_order() {
     );
 
     let error = run(folder.path(), &file, json!({"filter": "nn > 4", "map": {"text": "x"}})).unwrap_err();
-    assert!(error.message.contains("a.jsonl`, line 1: `filter` asks for column `nn`"), "{}", error.message);
+    assert!(error.message.contains("a.jsonl`, line 1: `filter` uses column `nn`"), "{}", error.message);
     assert!(error.message.contains("did you mean `n`?"), "{}", error.message);
     let python = run(folder.path(), &file, json!({"filter": "len(title) > 4", "map": {"text": "x"}})).unwrap_err();
     assert!(python.message.contains("a filter here: `column|length`"), "{}", python.message);
@@ -494,7 +494,7 @@ fn one_row_is_a_dataset_and_none_is_not() {
     let made = run(folder.path(), &[write(folder.path(), "a.csv", "text\none\n")], json!({"shuffle": true})).unwrap();
     assert_eq!(column(&made, "text"), ["one"]);
     let error = run(folder.path(), &[write(folder.path(), "b.csv", "text\n")], json!({})).unwrap_err();
-    assert!(error.message.contains("takes no rows of `./source`"), "{}", error.message);
+    assert!(error.message.contains("selects no rows of `./source`"), "{}", error.message);
     let lines = [write(folder.path(), "c.jsonl", "{\"text\":7}\n")];
     let error = run(folder.path(), &lines, json!({"on_bad_row": "drop"})).unwrap_err();
     assert!(error.help.unwrap().contains("all of them are unusable, such as "), "{}", error.message);

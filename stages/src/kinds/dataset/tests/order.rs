@@ -100,7 +100,7 @@ fn datasets_are_made_one() {
     let file = [write(folder.path(), "c.jsonl", "{\"input\":\"q\",\"output\":\"a\"}\n")];
     let other = run(folder.path(), &file, json!({})).unwrap();
     let error = mixed(folder.path(), &one, &other, json!({"datasets": both})).unwrap_err();
-    let message = "the rows of `one` and `two` are not alike: plain text and prompts";
+    let message = "the rows of `one` and `two` are different: plain text and prompts";
     assert_eq!(error.message, message);
     // What is in the store already is compared before anything runs.
     let params = DatasetParams::read(&Node::from_json(&json!({"datasets": both})), &mut Reader::default()).unwrap();

@@ -68,7 +68,12 @@ fn tokens(
     max_length: usize,
 ) -> Result<Tokens, StageError> {
     let wrong = |key: &str, message: String| StageError::from(TaskError::in_row_of(&task.file, row, key, message));
-    let nothing_before = |what: &str| format!("{what}: the tokenizer has neither a BOS nor an EOS token to begin with");
+    let nothing_before = |what: &str| {
+        format!(
+            "{what}: the tokenizer has neither a BOS nor an EOS token for the first \
+        position"
+        )
+    };
     let mut pairs = Vec::new();
     for (number, request) in requests.iter().enumerate() {
         match request {
@@ -77,7 +82,7 @@ fn tokens(
                     .ok_or_else(|| wrong("doc_to_text", nothing_before("there is no context")))?;
                 let tokens = pair.continuation_ids.len();
                 if tokens == 0 {
-                    let message = format!("`{continuation}` has no tokens of its own behind its context");
+                    let message = format!("`{continuation}` has no own tokens after its context");
                     return Err(wrong("doc_to_choice", message));
                 }
                 if tokens > max_length {

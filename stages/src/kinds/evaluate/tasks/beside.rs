@@ -70,7 +70,7 @@ impl Other {
     /// # Errors
     /// Fails where they are not of tasks.
     pub(super) fn read(stage: &str, folder: &Path) -> Result<Self, StageError> {
-        let wrong = || format!("`compare_with: {stage}` holds no figures of tasks");
+        let wrong = || format!("`compare_with: {stage}` has no metrics of tasks");
         let text = std::fs::read(folder.join("metrics.json")).or_fail(Cause::BadData, wrong)?;
         let mut value: Value = serde_json::from_slice(&text).or_fail(Cause::BadData, wrong)?;
         match value["results"].take() {

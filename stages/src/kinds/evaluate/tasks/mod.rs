@@ -60,7 +60,7 @@ pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result
     context.record("rows_taken_over", taken_over);
     if taken_over > 0 {
         let all = rows.len();
-        context.note(format!("the answers to {taken_over} of {all} rows are taken over from an earlier evaluation"));
+        context.note(format!("the responses to {taken_over} of {all} rows are reused from an earlier evaluation"));
     }
     if !unanswered.is_empty() {
         let mut respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;

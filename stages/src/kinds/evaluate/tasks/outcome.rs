@@ -81,7 +81,7 @@ pub(super) fn finish(
     let found = prepared.iter().zip(contamination).filter_map(|(of, found)| found.words(&of.task.name));
     let mut found: Vec<String> = found.collect();
     if found.is_empty() && !contamination.is_empty() {
-        found.push("no row of a task stands in the training data".to_owned());
+        found.push("the training data contains no row of a task".to_owned());
     }
     let found: String = found.iter().map(|line| format!("\n{line}")).collect();
     context.report(table(prepared, &results, &of_groups) + &compared + &found);

@@ -31,7 +31,7 @@ pub struct TaskParams {
     /// Which ones, in the place of rows.
     #[semantic(flatten)]
     pub choice: TaskChoice,
-    /// Rows that the model was trained on: those of tasks that stand in them are counted.
+    /// Rows that the model was trained on: rows of tasks that they contain are counted.
     #[semantic]
     pub train_data: Option<Input<Rows>>,
 }
@@ -39,24 +39,24 @@ pub struct TaskParams {
 /// Evaluation tasks, and how their prompts are put together.
 #[derive(Parameters, Debug)]
 pub struct TaskChoice {
-    /// Evaluation tasks (in `evaluate` in the place of `data`): names of those that are part of the program, or task
-    /// files of lm-evaluation-harness (`.yaml`).
+    /// Evaluation tasks (in `evaluate` instead of `data`): names of built-in tasks, or task files of
+    /// lm-evaluation-harness (`.yaml`).
     #[semantic]
     pub tasks: Option<OneOrMore<TaskName>>,
-    /// A folder with what tasks read: rows of each split, and files that task files include. Left out, the rows of the
-    /// program's own tasks come from the Hub.
+    /// A folder with the files that tasks read: rows of each split, and files that task files include. Default: the
+    /// rows of built-in tasks come from the Hub.
     #[semantic]
     pub task_data: Option<LocalPath>,
-    /// Rows that are shown before each question; the task's own number if left out.
+    /// Number of few-shot examples before each question; default: the task's own number.
     #[semantic]
     pub num_fewshot: Option<usize>,
-    /// Whether prompts of tasks are conversations by the tokenizer's chat template; they are not if left out.
+    /// Whether prompts of tasks are rendered with the tokenizer's chat template; default: no.
     #[semantic]
     pub apply_chat_template: Option<bool>,
-    /// Whether each row that is shown is a turn of its own.
+    /// Whether each few-shot example is a separate turn.
     #[semantic]
     pub fewshot_as_multiturn: Option<bool>,
-    /// What a conversation, or a prompt, begins with.
+    /// The system message of a conversation, or the beginning of a prompt.
     #[semantic]
     pub system_instruction: Option<String>,
 }
@@ -199,7 +199,7 @@ impl TaskParams {
         let Self { choice, train_data } = self;
         let bad = |field: &str, message: &str| Problem::error("bad-value", span, message, "in this stage").at(field);
         let mut problems = match (choice.tasks.is_some(), has_data) {
-            (true, true) => vec![bad("tasks", "`tasks` stands in the place of `data`: one of them is given")],
+            (true, true) => vec![bad("tasks", "`tasks` replaces `data`: give one of them")],
             (false, false) => {
                 let message = "`evaluate` needs `data`, the rows to measure on, or `tasks`";
                 vec![Problem::error("missing-key", span, message, "in this stage")]

@@ -15,35 +15,34 @@ pub enum Loss {
     /// The negative log-likelihood of the targets.
     #[semantic(default)]
     CrossEntropy {
-        /// Share of the target distribution that is spread evenly over the vocabulary, as
+        /// Share of the target distribution that is spread evenly over the vocabulary, as in
         /// `torch.nn.functional.cross_entropy`.
         #[semantic(default = 0.0, range = 0.0..1.0)]
         label_smoothing: f64,
     },
-    /// The distributions of a teacher with the same vocabulary, beside the targets.
+    /// The distributions of a teacher with the same vocabulary, in addition to the targets.
     Distillation {
-        /// The model that is learned from.
+        /// The teacher model.
         #[semantic]
         teacher: Input<Model>,
         /// Divides the logits of both models in the divergence, which is multiplied by its square.
         #[semantic(default = 1.0, above = 0.0)]
         temperature: f64,
-        /// Share of the divergence; the rest is the cross-entropy of the targets.
+        /// Weight of the divergence; the rest is the cross-entropy of the targets.
         #[semantic(default = 0.5, range = 0.0..=1.0)]
         alpha: f64,
-        /// How the two distributions are compared.
+        /// The divergence of the two distributions.
         #[semantic(default = Divergence::ForwardKl)]
         divergence: Divergence,
     },
     /// Direct preference optimization (Rafailov et al., arXiv:2305.18290): `-log sigmoid(beta · (a - b))` of the
     /// log-ratios `a` and `b` of the chosen and the rejected response to the reference.
     Dpo {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Share of the pairs whose order is taken to be wrong: cDPO, `-(1 - ε) log sigmoid(x) - ε log sigmoid(-x)`.
-        /// TRL
-        /// since 1.0 takes no notice of it here.
+        /// Probability that the order of a pair is wrong: cDPO, `-(1 - ε) log sigmoid(x) - ε log sigmoid(-x)`. TRL
+        /// since 1.0 ignores it here.
         #[semantic(default = 0.0, range = 0.0..0.5)]
         label_smoothing: f64,
         /// Whether log-ratios are divided by the number of the response's tokens: `sigmoid_norm` in TRL.
@@ -52,49 +51,49 @@ pub enum Loss {
         /// The divergence from the reference that the rewards belong to (Wang et al., arXiv:2309.16240).
         #[semantic(default = DpoDivergence::ReverseKl)]
         divergence: DpoDivergence,
-        /// That of `divergence: alpha`: towards 0 it is the reverse KL divergence, towards 1 the forward one.
+        /// The α of `divergence: alpha`: towards 0 it is the reverse KL divergence, towards 1 the forward one.
         #[semantic(default = 0.5, above = 0.0, range = ..1.0)]
         alpha: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
-    /// DPO without bias where labels are wrong with a known probability (Chowdhury et al., arXiv:2403.00409):
+    /// Unbiased DPO for labels that are wrong with a known probability (Chowdhury et al., arXiv:2403.00409):
     /// `(-(1 - ε) log sigmoid(x) + ε log sigmoid(-x)) / (1 - 2ε)`.
     Robust {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Share of the pairs whose order is taken to be wrong, `ε`.
+        /// Probability that the order of a pair is wrong, `ε`.
         #[semantic(default = 0.0, range = 0.0..0.5)]
         label_smoothing: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
     /// Identity preference optimization (Azar et al., arXiv:2310.12036): `(a - b - 1 / (2 beta))²`.
     Ipo {
-        /// `τ` in the paper: the margin is to reach `1 / (2 beta)`.
+        /// `τ` in the paper: the target of the margin is `1 / (2 beta)`.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Whether log-ratios are divided by the number of the response's tokens, as the authors say; `false` is the
-        /// letter of the paper.
+        /// Whether log-ratios are divided by the number of the response's tokens, as the authors recommend; `false` is
+        /// the formula of the paper.
         #[semantic(default = true)]
         length_normalized: bool,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
     /// The hinge loss of RSO (Liu et al., arXiv:2309.06657): `max(0, 1 - beta · (a - b))`.
     Hinge {
-        /// The inverse of the margin that is asked for; `gamma` of torchtune's `RSOLoss`.
+        /// The inverse of the target margin; `gamma` of torchtune's `RSOLoss`.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
@@ -104,7 +103,7 @@ pub enum Loss {
         /// `λ` in the paper.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Over which tokens the likelihood is taken.
+        /// The tokens of the likelihood.
         #[semantic(default = Likelihood::Response)]
         nll: Likelihood,
     },
@@ -114,14 +113,14 @@ pub enum Loss {
         /// Scales the difference.
         #[semantic(default = 2.0, above = 0.0)]
         beta: f64,
-        /// The margin that is asked for, outside of `beta`.
+        /// The target margin, not multiplied by `beta`.
         #[semantic(default = 1.0, range = 0.0..)]
         gamma: f64,
-        /// Share of the pairs whose order is taken to be wrong.
+        /// Probability that the order of a pair is wrong.
         #[semantic(default = 0.0, range = 0.0..0.5)]
         label_smoothing: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
@@ -131,18 +130,18 @@ pub enum Loss {
         /// Scales the difference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Share of the pairs whose order is taken to be wrong.
+        /// Probability that the order of a pair is wrong.
         #[semantic(default = 0.0, range = 0.0..0.5)]
         label_smoothing: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 1.0, range = 0.0..)]
         sft_weight: f64,
     },
-    /// Kahneman-Tversky optimization (Ethayarajh et al., arXiv:2402.01306), of single responses that are desirable or
+    /// Kahneman-Tversky optimization (Ethayarajh et al., arXiv:2402.01306), for single responses that are desirable or
     /// not: `w · (1 - sigmoid(±beta · (a - z)))`, where `z` estimates the divergence from the reference over the step.
     Kto {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
         /// `w` of desirable responses.
@@ -151,41 +150,40 @@ pub enum Loss {
         /// `w` of undesirable responses.
         #[semantic(default = 1.0, above = 0.0)]
         undesirable_weight: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
-    /// Anchored preference optimization (D'Oosterlinck et al., arXiv:2408.06266) where chosen responses are better than
+    /// Anchored preference optimization (D'Oosterlinck et al., arXiv:2408.06266) if chosen responses are better than
     /// the model's own: `1 - sigmoid(beta · a) + sigmoid(beta · b)`.
     ApoZero {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
-    /// The same where chosen responses are worse than the model's own: `sigmoid(beta · a) + 1 - sigmoid(beta · (a -
-    /// b))`.
+    /// The same if chosen responses are worse than the model's own: `sigmoid(beta · a) + 1 - sigmoid(beta · (a - b))`.
     ApoDown {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
     /// Noise contrastive alignment (Chen et al., arXiv:2402.05369): `-log sigmoid(r) - ½ log sigmoid(-r) - ½ log
     /// sigmoid(-s)` of the rewards `r = beta · a` and `s = beta · b`.
     Nca {
-        /// How strongly the policy is held to the reference.
+        /// Strength of the regularisation towards the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
@@ -195,8 +193,8 @@ pub enum Loss {
         /// `1 / η` in the paper.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
-        /// RPO (Pang et al., arXiv:2404.19733).
+        /// Weight of an added negative log-likelihood of the chosen responses, a mean over their tokens: RPO (Pang et
+        /// al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
@@ -205,7 +203,7 @@ pub enum Loss {
 /// The divergence of DPO's policy from its reference.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DpoDivergence {
-    /// KL(policy ‖ reference): DPO as it is.
+    /// KL(policy ‖ reference): standard DPO.
     ReverseKl,
     /// KL(reference ‖ policy).
     ForwardKl,
@@ -218,18 +216,18 @@ pub enum DpoDivergence {
 /// Which tokens of a chosen document are likely to become.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Likelihood {
-    /// Those of the response, as the paper has it.
+    /// Those of the response, as in the paper.
     Response,
-    /// Those of the prompt too, as TRL computes it.
+    /// Also those of the prompt, as in TRL.
     Full,
 }
 
 /// How the distributions of a teacher and a student are compared.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Divergence {
-    /// KL(teacher ‖ student): the student covers all that the teacher finds likely.
+    /// KL(teacher ‖ student): the student covers all modes of the teacher.
     ForwardKl,
-    /// KL(student ‖ teacher): the student keeps to what the teacher finds likely.
+    /// KL(student ‖ teacher): the student concentrates on the main modes of the teacher.
     ReverseKl,
     /// The mean of the divergences of both from their mean.
     JensenShannon,

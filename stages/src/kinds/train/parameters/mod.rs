@@ -38,129 +38,128 @@ pub struct TrainParams {
     /// The rows to train on.
     #[semantic]
     pub data: Input<TokensOrPacks>,
-    /// Rows to measure the loss on, which are not trained on.
+    /// Held-out rows for the validation loss.
     #[semantic]
     pub validation: Option<Input<TokensOrPacks>>,
-    /// What is trained. With `full`, `lora` and `adapter` must be left out.
+    /// The trainable parameters. With `full`, `lora` and `adapter` must be left out.
     #[semantic(default = Method::Lora)]
     pub method: Method,
     /// The adapter, for `method: lora`.
     #[semantic(default)]
     pub lora: Given<LoraParams>,
-    /// An adapter to go on from (a warm start), ours or PEFT's. Its settings hold; of `lora`, what is given must agree
-    /// with them, but for `dropout`.
+    /// Warm start: the adapter to start from, ours or PEFT's. It determines the LoRA settings; `lora` must agree with
+    /// them, except `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or
-    /// with `aware` what they are trained for (QAT). As they are stored if left out. The `cpu` kernels keep frozen
-    /// ones so in memory. The torch worker computes `nf4` and `fp4`, on a processor or a GPU where bitsandbytes lies
-    /// beside it; all else is for the native backend.
+    /// with `aware` the format to train for (QAT). Default: the stored weights. The `cpu` kernels keep frozen weights
+    /// quantised in memory. The torch worker supports `nf4` and `fp4`, on a CPU or a GPU with bitsandbytes; everything
+    /// else needs the native backend.
     #[semantic(omit_default)]
     pub quantize: Option<TrainQuantize>,
-    /// What training minimises.
+    /// The loss function.
     #[semantic(default, omit_default)]
     pub loss: Loss,
-    /// What a loss of preferences compares with.
+    /// The reference of a preference loss.
     #[semantic(default, omit_default)]
     pub reference: Reference,
     /// The optimizer and its learning rate.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
-    /// The learning rate over the run.
+    /// The learning-rate schedule.
     #[semantic(default)]
     pub scheduler: SchedulerParams,
-    /// Rows computed at once, over all devices together, of which each computes at least one; with
-    /// `gradient_accumulation_steps` it decides the rows of an optimizer step, and alone it decides memory and
-    /// speed, never the result.
+    /// Rows per forward and backward, over all devices together; each device computes at least one. The product with
+    /// `gradient_accumulation_steps` is the number of rows of an optimizer step; at a constant product it changes
+    /// memory and speed, never the result.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
-    /// Micro-batches of an optimizer step, over all devices together. Its product with `micro_batch_size` is semantic
+    /// Micro-batches per optimizer step, over all devices together. Its product with `micro_batch_size` is semantic
     /// (`rows_per_step`).
     #[cosmetic(default = 1, range = 1..)]
     pub gradient_accumulation_steps: usize,
     /// Passes over the data.
     #[resumable(default = 1, range = 1..)]
     pub epochs: u64,
-    /// Optimizer steps after which training ends, whatever `epochs` says.
+    /// Maximum number of optimizer steps, which overrides `epochs`.
     #[resumable(range = 1..)]
     pub max_steps: Option<u64>,
-    /// Optimizer steps after which an epoch ends, whatever rows are left.
+    /// Maximum number of optimizer steps of an epoch, even if rows are left.
     #[semantic(range = 1..)]
     pub max_steps_per_epoch: Option<u64>,
-    /// What becomes of an epoch's last rows where they do not fill a step.
+    /// What happens to the last rows of an epoch if they do not fill a step.
     #[semantic(default = Leftover::Step)]
     pub leftover: Leftover,
-    /// Whether each epoch has an order of its own.
+    /// Whether each epoch shuffles the rows.
     #[semantic(default = true)]
     pub shuffle: bool,
-    /// Decides the row order, the adapter's first values and dropout.
+    /// Random seed of the row order, the adapter's initial values and dropout.
     #[semantic(default = 0)]
     pub seed: u64,
-    /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
+    /// Maximum norm of the gradient over all trainable tensors; larger ones are scaled down to it. Default: no
+    /// clipping.
     #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
-    /// NEFTune (Jain et al., arXiv:2310.05914): uniform noise on the token embeddings while training, of this over
-    /// the root of (the document's tokens × `hidden_size`); 5 to 15 are usual, none if left out. For the native
-    /// backend.
+    /// NEFTune (Jain et al., arXiv:2310.05914): uniform noise on the token embeddings while training, of this divided
+    /// by the square root of (the document's tokens × `hidden_size`). Usual: 5 to 15. Default: none. Native backend
+    /// only.
     #[semantic(above = 0.0, omit_default)]
     pub neftune_noise_alpha: Option<f64>,
-    /// Compute dtype. What is trained, its moments and the loss stay f32.
+    /// Compute dtype. Trainable parameters, their moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
-    /// How exactly matrices of f32 are multiplied, as PyTorch's setting of that name: `high` takes about 16 bits of
-    /// each factor where that is faster, which is on a CPU with tiles (AMX), and is `highest` elsewhere. For the
-    /// native backend.
+    /// The precision of f32 matrix multiplications, as PyTorch's setting of that name: `high` uses about 16 bits of
+    /// each factor on a CPU with AMX, where that is faster, and equals `highest` elsewhere. Native backend only.
     #[semantic(default, omit_default)]
     pub matmul_precision: MatmulPrecision,
     /// The loss scale for computation in f16, whose small gradients would round to zero, as `torch.amp.GradScaler`; an
-    /// error with another `dtype`. With `f16` there is one also where this is left out.
+    /// error with another `dtype`. With `f16` there is always a loss scale, also if this is left out.
     #[semantic]
     pub loss_scale: Option<LossScale>,
-    /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time,
+    /// Recomputes the forward of each layer in the backward instead of saving its activations: less memory, more time,
     /// the same numbers.
     #[cosmetic(default = false)]
     pub activation_checkpointing: bool,
-    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    /// The backend: this program, or PyTorch in separate processes.
     #[cosmetic(default = Backend::Auto)]
     pub backend: Backend,
-    /// The kernels that compute, for the native backend.
+    /// The kernels of the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
-    /// How several devices share the work, for the torch backend.
+    /// The parallelism over several devices, for the torch backend.
     #[cosmetic(default = Parallel::Ddp)]
     pub parallel: Parallel,
-    /// The attention that the torch backend computes with.
+    /// The attention implementation of the torch backend.
     #[cosmetic(default = Attention::Auto)]
     pub attention: Attention,
-    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
-    /// Secrets are an error: those of the engine's environment are inherited.
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A secret
+    /// here is an error: processes inherit those of the engine's environment.
     #[cosmetic(default)]
     pub env: Mapping<String>,
-    /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing,
-    /// before the stage is ended, with the worker, the step and the exchange named.
+    /// Timeout in seconds of a collective operation, or of a native worker that does nothing. The stage then ends, and
+    /// the error names the worker, the step and the operation.
     #[cosmetic(default = 600, range = 1..)]
     pub watchdog_seconds: u64,
-    /// Optimizer steps between two validations; the end of each epoch if left out.
+    /// Optimizer steps between two validations; default: at the end of each epoch.
     #[semantic(range = 1..)]
     pub eval_steps: Option<u64>,
     /// Whether the result is the step with the lowest validation loss, instead of the last one.
     #[semantic(default = false)]
     pub keep_best: bool,
-    /// The figure of a validation that `keep_best` and `early_stopping` go by, in the place of the loss: for losses of
-    /// preferences.
+    /// The validation metric of `keep_best` and `early_stopping`; others than `loss` are for preference losses.
     #[semantic(default = BestBy::Loss, omit_default)]
     pub best_by: BestBy,
-    /// Ends training once validation no longer improves.
+    /// Ends training when validation no longer improves.
     #[semantic]
     pub early_stopping: Option<EarlyStopping>,
-    /// Evaluation tasks that the model is asked every few steps, for the native backend: their figures are curves, and
-    /// nothing follows from them.
+    /// Evaluation tasks that are run every few steps; their metrics are logged, and training does not depend on them.
+    /// Native backend only.
     #[semantic(omit_default)]
     pub validation_tasks: Option<ValidationTasks>,
-    /// Optimizer steps between two saved states; an interrupted run goes on from the last one.
+    /// Optimizer steps between two saved states; an interrupted run resumes from the last one.
     #[cosmetic(default = 20, range = 1..)]
     pub save_every: u64,
-    /// Saved states that are kept; with one alone, a damaged one costs the whole run.
+    /// Number of saved states that are kept; with only one, a damaged one costs the whole run.
     #[cosmetic(default = 2, range = 1..)]
     pub keep_last: usize,
 }
@@ -244,11 +243,11 @@ impl TrainParams {
         problems.extend(self.problems_of_the_backend(span));
         problems.extend(self.validation_tasks.iter().flat_map(|tasks| tasks.problems(span)));
         if self.loss_scale.is_some() && self.dtype != Dtype::F16 {
-            let message = "`loss_scale` is for computation in f16, and there is none here";
+            let message = "`loss_scale` is for the compute dtype f16";
             problems.push(
                 Problem::error("wrong-option", span, message, "not needed")
                     .at("loss_scale")
-                    .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
+                    .with_help("leave it out: f32 and bf16 represent the smallest gradients without a loss scale"),
             );
         }
         problems.extend(self.problem_of_the_reference(span));
@@ -259,7 +258,7 @@ impl TrainParams {
         if let Some(validation) = self.validation.as_ref().filter(|rows| {
             (&rows.reference.stage, &rows.reference.output) == (&self.data.reference.stage, &self.data.reference.output)
         }) {
-            let message = "`validation` is what is trained on: its loss says nothing about other rows";
+            let message = "`validation` has the rows of `data`: its loss does not measure other rows";
             problems.push(Problem::warning(
                 "bad-value",
                 validation.reference.span,
@@ -340,7 +339,7 @@ impl TrainParams {
                 if self.reference.is_disabled() && self.method == Method::Full {
                     "`reference: disabled` is the model without its adapter, and `method: full` has none".to_owned()
                 } else if of_validation.is_some() && self.validation.is_none() {
-                    "`reference.validation` is of validation rows, and there are none".to_owned()
+                    "`reference.validation` is for validation rows, and there are none".to_owned()
                 } else {
                     return None;
                 }
@@ -432,22 +431,22 @@ impl TrainParams {
 #[derive(Parameters, Debug)]
 #[parameters(default)]
 pub enum Reference {
-    /// The weights that the run starts from; of an adapter that is gone on from, those with it.
+    /// The weights that the run starts from, including the adapter of a warm start.
     #[semantic(default)]
     Start {
-        /// What those weights make of `data`.
+        /// The log-probabilities of `data` under these weights.
         #[semantic]
         log_probs: Option<Input<LogProbs>>,
-        /// What they make of `validation`.
+        /// The log-probabilities of `validation` under these weights.
         #[semantic]
         validation: Option<Input<LogProbs>>,
     },
     /// The model without its adapter.
     Disabled {
-        /// What that model makes of `data`.
+        /// The log-probabilities of `data` under this model.
         #[semantic]
         log_probs: Option<Input<LogProbs>>,
-        /// What it makes of `validation`.
+        /// The log-probabilities of `validation` under this model.
         #[semantic]
         validation: Option<Input<LogProbs>>,
     },
@@ -517,10 +516,10 @@ impl BestBy {
 /// When training ends before its last step.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
 pub struct EarlyStopping {
-    /// Validations without an improvement after which it ends.
+    /// Number of validations without an improvement after which it ends.
     #[semantic(range = 1..)]
     pub patience: u64,
-    /// A loss that is lower by no more than this is no improvement.
+    /// A decrease of the loss counts as an improvement only if it exceeds this.
     #[semantic(default = 0.0, range = 0.0..)]
     pub min_delta: f64,
 }
@@ -528,7 +527,7 @@ pub struct EarlyStopping {
 /// What is trained.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Low-rank adapters beside frozen weights (Hu et al., arXiv:2106.09685).
+    /// Low-rank adapters on frozen weights (Hu et al., arXiv:2106.09685).
     Lora,
     /// Every weight.
     Full,
@@ -538,7 +537,7 @@ pub enum Method {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
 #[parameters(default)]
 pub struct LossScale {
-    /// The factor at first.
+    /// The initial loss scale.
     #[semantic(default = 1024.0, above = 0.0)]
     pub init_scale: f64,
     /// It is multiplied by this after `growth_interval` steps without an overflow.

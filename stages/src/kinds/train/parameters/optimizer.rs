@@ -9,7 +9,7 @@ use model::optimizer::{self, AdamW, AdamW8bit, Lion, Muon, Optimizer, Sgd};
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
 #[parameters(default)]
 pub struct OptimizerParams {
-    /// The highest learning rate of the run; `scheduler` scales it step by step.
+    /// The peak learning rate of the run; `scheduler` scales it at each step.
     #[semantic(default = 3e-4, above = 0.0)]
     pub learning_rate: f64,
     /// Which it is, with its options.
@@ -26,10 +26,10 @@ pub enum UpdateRule {
     Adamw(AdamwParams),
     /// Gradient descent with momentum, as `torch.optim.SGD`.
     Sgd {
-        /// Share of the momentum buffer that each step keeps; with 0 there is no buffer.
+        /// Decay rate of the momentum buffer; with 0 there is no buffer.
         #[semantic(default = 0.0, range = 0.0..1.0)]
         momentum: f64,
-        /// The gradient enters the momentum buffer times one minus this.
+        /// The gradient is multiplied by one minus this before it is added to the momentum buffer.
         #[semantic(default = 0.0, range = 0.0..1.0)]
         dampening: f64,
         /// Nesterov momentum, which looks one step ahead. Needs `momentum`, and no `dampening`.
@@ -41,15 +41,15 @@ pub enum UpdateRule {
     },
     /// Lion: the sign of an interpolated momentum (Chen et al., arXiv:2302.06675).
     Lion {
-        /// Share of the momentum in the update, and its decay rate.
+        /// Weight of the momentum in the update, and its decay rate.
         #[semantic(default = [0.9, 0.99], range = 0.0..1.0)]
         betas: [f64; 2],
         /// Decoupled weight decay.
         #[semantic(default = 0.0, range = 0.0..)]
         weight_decay: f64,
     },
-    /// Muon: momentum, orthogonalised, for the matrices of the layers (Jordan), as `torch.optim.Muon`. Everything else,
-    /// embedding and LM head included, is AdamW's.
+    /// Muon: momentum, orthogonalised, for the matrices of the layers (Jordan), as `torch.optim.Muon`. AdamW updates
+    /// everything else, including embedding and LM head.
     Muon {
         /// Decay rate of the momentum buffer.
         #[semantic(default = 0.95, range = 0.0..1.0)]
@@ -67,7 +67,7 @@ pub enum UpdateRule {
         #[semantic(default)]
         adamw: AdamwParams,
     },
-    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), for the native backend.
+    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), native backend only.
     #[semantic(rename = "adamw_8bit")]
     Adamw8bit {
         /// Decay rates of the two moments.
@@ -95,7 +95,7 @@ pub struct AdamwParams {
     /// Decoupled weight decay.
     #[semantic(default = 0.01, range = 0.0..)]
     pub weight_decay: f64,
-    /// The dtype that the moments are kept in between steps; `bf16` halves their memory.
+    /// The dtype in which the moments are stored; `bf16` halves their memory.
     #[semantic(default = MomentDtype::F32, omit_default)]
     pub state_dtype: MomentDtype,
 }

@@ -179,7 +179,7 @@ pub(super) enum StateError {
         source: io::Error,
     },
     /// The values to be saved cannot be read.
-    #[error("cannot read what is trained")]
+    #[error("cannot read the trainable parameters")]
     Device(#[from] KernelError),
     /// A file is not what it was when it was saved.
     #[error("`{path}` is damaged: {what}")]

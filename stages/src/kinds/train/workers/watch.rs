@@ -98,7 +98,7 @@ impl Watch {
             waited.as_secs_f64()
         );
         Err(StageError::new(Cause::Crashed, message)
-            .with_help("run again, or set `retries`: it goes on from the last saved step. NCCL_DEBUG=INFO tells what they wait for"))
+            .with_help("run again, or set `retries`: it resumes from the last saved step. NCCL_DEBUG=INFO tells what they wait for"))
     }
 }
 
@@ -126,7 +126,7 @@ impl Place<'_> {
         let error = StageError::new(cause, format!("{place}: it {ended}"));
         match cause.advice() {
             Some(advice) => error.with_help(advice),
-            None => error.with_help("run again, or set `retries`: it goes on from the last saved step"),
+            None => error.with_help("run again, or set `retries`: it resumes from the last saved step"),
         }
     }
 
@@ -141,8 +141,10 @@ impl Place<'_> {
             self.in_words(),
             limit.as_secs_f64()
         );
-        StageError::new(Cause::Crashed, message)
-            .with_help("run again, or set `retries`: it goes on from the last saved step; `watchdog_seconds` is how long a worker may do nothing")
+        StageError::new(Cause::Crashed, message).with_help(
+            "run again, or set `retries`: it resumes from the last saved step; `watchdog_seconds` is how \
+                long a worker may do nothing",
+        )
     }
 
     /// `rank 1 of 2 is lost in step 7, computing gradients, while rank 0 waits for it in the sum of losses`
@@ -167,7 +169,7 @@ fn doing(phase: Phase) -> &'static str {
         Phase::Start => "loading the model",
         Phase::Gradients => "computing gradients",
         Phase::SumOfLosses | Phase::SumOfGradients | Phase::SumOfValidation => "adding up with the others",
-        Phase::Update => "updating what is trained",
+        Phase::Update => "updating the trainable parameters",
         Phase::Audit => "comparing weights",
         Phase::Validation => "validating",
     }

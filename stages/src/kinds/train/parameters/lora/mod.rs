@@ -20,50 +20,49 @@ pub struct LoraParams {
     /// The update is scaled by `alpha / rank`.
     #[semantic(default = 16.0, above = 0.0)]
     pub alpha: f64,
-    /// LoRA dropout probability: the share of the adapter's inputs that are zeroed, drawn anew in each step.
+    /// LoRA dropout probability: the share of the adapter's inputs that each step zeroes at random.
     #[semantic(default = 0.0, range = 0.0..1.0)]
     pub dropout: f64,
-    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression for the
+    /// The linear layers with an adapter: names, `all-linear` (all except the head), or a regular expression for the
     /// whole path, as in PEFT.
     #[semantic(default)]
     pub target_modules: Targets,
-    /// The same in torchtune's words, instead of `target_modules`: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
+    /// torchtune's form of `target_modules`: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
     #[semantic(default)]
     pub lora_attn_modules: Vec<String>,
-    /// The MLP's layers, too; beside `lora_attn_modules`.
+    /// Adds the layers of the MLP; with `lora_attn_modules`.
     #[semantic(default = false)]
     pub apply_lora_to_mlp: bool,
-    /// The head, too; beside `lora_attn_modules`.
+    /// Adds the LM head; with `lora_attn_modules`.
     #[semantic(default = false)]
     pub apply_lora_to_output: bool,
     /// Scales by `alpha / sqrt(rank)` instead (Kalajdzievski, arXiv:2312.03732).
     #[semantic(default = false)]
     pub use_rslora: bool,
-    /// Learns magnitude and direction apart (Liu et al., arXiv:2402.09353).
+    /// DoRA: trains magnitude and direction separately (Liu et al., arXiv:2402.09353).
     #[semantic(default = false)]
     pub use_dora: bool,
-    /// Modules that are trained as a whole and saved with the adapter.
+    /// Modules that are fully trained and saved with the adapter.
     #[semantic(default)]
     pub modules_to_save: Vec<String>,
-    /// Other ranks for modules whose paths end like this (a regular expression).
+    /// Other ranks for modules whose paths end with a match of this regular expression.
     #[semantic(default, range = 1..)]
     pub rank_pattern: Mapping<usize>,
-    /// Other alphas for modules whose paths end like this (a regular expression).
+    /// Other alphas for modules whose paths end with a match of this regular expression.
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
-    /// The layers that get an adapter, by number, as in PEFT; all if left out. Not with a string as `target_modules`.
+    /// The numbers of the layers with an adapter, as in PEFT; default: all. Not with a string as `target_modules`.
     #[semantic(default, omit_default)]
     pub layers_to_transform: OneOrMore<u64>,
-    /// What the list of layers is called in the paths of the modules, as in PEFT: `layers`. Needs
-    /// `layers_to_transform`.
+    /// The name of the list of layers in the paths of the modules, as in PEFT: `layers`. Needs `layers_to_transform`.
     #[semantic(default, omit_default)]
     pub layers_pattern: OneOrMore<String>,
-    /// LoRA+ (Hayou et al., arXiv:2402.12354): the learning rate of B over that of A. 16 is usual, with a smaller
-    /// `optimizer.learning_rate`. For the native backend.
+    /// LoRA+ (Hayou et al., arXiv:2402.12354): the learning rate of B divided by that of A. Usual: 16, with a smaller
+    /// `optimizer.learning_rate`. Native backend only.
     #[semantic(default = 1.0, above = 0.0, omit_default)]
     pub learning_rate_ratio: f64,
-    /// Tokens whose rows are trained, of the embedding and, where that is apart, of the head: ids, as in PEFT. Left
-    /// out, those that [add_tokens](add_tokens.md) has added to the model; `[]` for none. For the native backend.
+    /// Ids of the tokens whose rows of the embedding, and of an untied LM head, are trained, as in PEFT. Default: the
+    /// tokens that [add_tokens](add_tokens.md) added to the model; `[]` for none.
     #[semantic(omit_default)]
     pub trainable_token_indices: Option<Vec<u32>>,
 }
@@ -274,13 +273,13 @@ impl Given<LoraParams> {
             vec![Problem::error(code, span, message, label).at(format!("lora.{key}"))]
         };
         if let Some(word) = torchtune.first().filter(|_| self.has("target_modules")) {
-            let message = format!("`lora.target_modules` and `lora.{word}` both say which layers get an adapter");
+            let message = format!("`lora.target_modules` and `lora.{word}` both select the layers with an adapter");
             return problem("bad-value", "target_modules", message, "give one of them");
         }
         if let Some(word) = torchtune.first().filter(|_| !self.has("lora_attn_modules")) {
-            let message = format!("`lora.{word}` stands beside `lora.lora_attn_modules`, which is missing");
-            let help = "`lora_attn_modules: []` if no layer of the attention is to get an adapter";
-            let missing = problem("missing-key", word, message, "one of torchtune's words");
+            let message = format!("`lora.{word}` needs `lora.lora_attn_modules`, which is missing");
+            let help = "`lora_attn_modules: []` if no attention layer should have an adapter";
+            let missing = problem("missing-key", word, message, "a parameter of torchtune");
             return missing.into_iter().map(|problem| problem.with_help(help)).collect();
         }
         let ranks = [("rank", lora.rank)].into_iter();
@@ -353,7 +352,7 @@ impl Given<LoraParams> {
             }
             (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && is_name(text) => {
                 problem.with_help(format!(
-                    "a text is a regular expression for the whole path; a list has names: `target_modules: [{text}]`"
+                    "a string is a regular expression for the whole path; a list has names: `target_modules: [{text}]`"
                 ))
             }
             _ => problem,

@@ -104,7 +104,7 @@ fn what_says_the_same_twice_or_names_nothing_is_a_problem() {
         (json!({"target_modules": []}), "`lora.target_modules` is empty"),
         (json!({"lora_attn_modules": []}), "`lora.lora_attn_modules` is empty"),
         (json!({"apply_lora_to_mlp": true}), "`lora.lora_attn_modules`, which is missing"),
-        (json!({"target_modules": ["q_proj"], "lora_attn_modules": ["q_proj"]}), "both say which layers"),
+        (json!({"target_modules": ["q_proj"], "lora_attn_modules": ["q_proj"]}), "both select the layers"),
         (json!({"layers_pattern": "h"}), "`lora.layers_to_transform`, which is missing"),
         (json!({"target_modules": "all-linear", "layers_to_transform": 1}), "goes with a list of names"),
     ] {

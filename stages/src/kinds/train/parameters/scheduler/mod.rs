@@ -28,7 +28,7 @@ pub enum SchedulerParams {
         /// How long the learning rate rises.
         #[semantic(flatten)]
         warmup: Warmup,
-        /// Waves in the run; 0.5 falls once.
+        /// Number of cosine waves in the run; with 0.5 it falls once.
         #[semantic(default = 0.5, above = 0.0)]
         num_cycles: f64,
     },
@@ -37,7 +37,7 @@ pub enum SchedulerParams {
         /// How long the learning rate rises.
         #[semantic(flatten)]
         warmup: Warmup,
-        /// Waves in the run; 0.5 falls once.
+        /// Number of cosine waves in the run; with 0.5 it falls once.
         #[semantic(default = 0.5, above = 0.0)]
         num_cycles: f64,
         /// The minimum.
@@ -49,7 +49,7 @@ pub enum SchedulerParams {
         /// How long the learning rate rises.
         #[semantic(flatten)]
         warmup: Warmup,
-        /// How often it falls.
+        /// Number of falls.
         #[semantic(default = 1.0, above = 0.0)]
         num_cycles: f64,
     },
@@ -65,37 +65,36 @@ pub enum SchedulerParams {
         #[semantic(default = 1e-7, range = 0.0..)]
         lr_end: f64,
     },
-    /// Falls with the root of the step, for runs without a set end.
+    /// Falls with the square root of the step, for runs without a fixed end.
     InverseSqrt {
         /// How long the learning rate rises.
         #[semantic(flatten)]
         warmup: Warmup,
-        /// Steps after which it has fallen to 1/√2; the steps of the warm-up, or 10000 without one, if left out.
+        /// Steps after which it has fallen to 1/√2; default: the steps of the warm-up, or 10000 without one.
         #[semantic(range = 1..)]
         timescale: Option<u64>,
     },
-    /// Constant, and at the end half a cosine down to a minimum, at which the warm-up begins, too.
+    /// Constant, and at the end half a cosine down to a minimum, at which the warm-up also begins.
     WarmupStableDecay {
         /// How long the learning rate rises.
         #[semantic(flatten)]
         warmup: Warmup,
-        /// Steps of the fall at the end; a tenth to a fifth of all steps is usual.
+        /// Number of steps of the final decay; usual: a tenth to a fifth of all steps.
         #[semantic]
         num_decay_steps: u64,
         /// The minimum as a share of the full learning rate.
         #[semantic(default = 0.0, range = 0.0..=1.0)]
         min_lr_ratio: f64,
     },
-    /// Up and down along half cosines, with a rise of its own in the place of a warm-up (Smith and Topin,
-    /// arXiv:1708.07120).
+    /// Up and down along half cosines, without a separate warm-up (Smith and Topin, arXiv:1708.07120).
     OneCycle {
         /// Share of the run in which the learning rate rises.
         #[semantic(default = 0.3, above = 0.0, range = ..1.0)]
         pct_start: f64,
-        /// The full learning rate over the first.
+        /// The peak learning rate divided by the first.
         #[semantic(default = 25.0, range = 1.0..)]
         div_factor: f64,
-        /// The first learning rate over the last.
+        /// The first learning rate divided by the last.
         #[semantic(default = 1e4, range = 1.0..)]
         final_div_factor: f64,
     },
