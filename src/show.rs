@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let shown = names.iter().map(|name| shown(args, name, global)).collect::<Result<Vec<Shown>, Failure>>()?;
     match (args.format, shown.as_slice()) {
         (Format::Json, [one]) => crate::print_json(&one.json()),
-        (Format::Json, several) => crate::print_json(&several.iter().map(Shown::json).collect()),
+        (Format::Json, several) => crate::print_json(&several.iter().map(Shown::json).collect::<Vec<_>>()),
         (Format::Text, several) => {
             let steps = args.rows.unwrap_or(DEFAULT_STEPS);
             let mut out = crate::screen::stdout();
