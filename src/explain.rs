@@ -5,9 +5,7 @@ use std::io::Write;
 
 use clap::Args;
 use engine::file::codes::{self, ProblemCode};
-use engine::file::problem::Severity;
 use engine::suggest;
-use serde_json::{Value, json};
 
 use crate::Format;
 use crate::render::Failure;
@@ -31,7 +29,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let Some(name) = &args.code else { return list(args.format) };
     let code = codes::find(name).ok_or_else(|| unknown(name))?;
     match args.format {
-        Format::Json => crate::print_json(&as_json(code)),
+        Format::Json => crate::print_json(code),
         Format::Text => Ok(crate::screen::stdout().write_all(in_words(code, Look::stdout().width).as_bytes())?),
     }
 }
@@ -57,37 +55,18 @@ fn about(word: &str) -> Option<String> {
 
 fn list(format: Format) -> Result<(), Failure> {
     if format == Format::Json {
-        return crate::print_json(&codes::all().map(as_json).collect());
+        return crate::print_json(&codes::all().collect::<Vec<_>>());
     }
     let mut table = Table::new(["code", "", "problem"]);
     for code in codes::all() {
-        table.row([code.code, severity(code), code.title]);
+        table.row([code.code, code.severity.name(), code.title]);
     }
     write!(crate::screen::stdout(), "{table}")?;
     Ok(())
 }
 
-fn severity(code: &ProblemCode) -> &'static str {
-    match code.severity {
-        Severity::Error => "error",
-        Severity::Warning => "warning",
-    }
-}
-
-fn as_json(code: &ProblemCode) -> Value {
-    json!({
-        "code": code.code,
-        "severity": severity(code),
-        "title": code.title,
-        "meaning": code.meaning,
-        "advice": code.advice,
-        "wrong": code.wrong,
-        "right": code.right,
-    })
-}
-
 fn in_words(code: &ProblemCode, columns: usize) -> String {
-    let mut text = format!("{}: {} ({})\n\n", code.code, code.title, severity(code));
+    let mut text = format!("{}: {} ({})\n\n", code.code, code.title, code.severity.name());
     let paragraph = |text: &str| wrapped(&text.split_whitespace().collect::<Vec<_>>().join(" "), columns, 0) + "\n";
     text += &paragraph(&code.meaning);
     text += &paragraph(&format!("What to do: {}", code.advice));

@@ -80,10 +80,7 @@ impl Suite<'_> {
     /// A problem in a line of words, and its help in another.
     fn told(&self, problem: &Problem) -> String {
         let (number, column) = self.sources.line_column(problem.span);
-        let severity = match problem.severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-        };
+        let severity = problem.severity.name();
         let name = self.sources.get(problem.span.source).map_or(self.file, |source| &source.name);
         let help = problem.help.as_ref().map(|help| format!("\nhelp: {help}")).unwrap_or_default();
         format!("{name}:{number}:{column}: {severity}[{}]: {}{help}", problem.code, problem.message)

@@ -7,7 +7,7 @@ use clap::Args;
 use engine::lock_file::{self, Change, LockFile, Pinning};
 use engine::pin::Pinned;
 use engine::plan::Plan;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::render::{self, Exit, Failure};
 use crate::{Format, Global, terminal, words};
@@ -31,11 +31,20 @@ pub(crate) struct LockArgs {
     format: Format,
 }
 
+/// What was changed, or would be.
+#[derive(Serialize)]
+struct Outcome {
+    /// Whether nothing was to be changed.
+    check: bool,
+    changes: Vec<Change>,
+    /// The names of what is not pinned.
+    missing: Vec<String>,
+}
+
 /// Pins what is to be pinned.
 pub(crate) fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
-    let mut all = Vec::new();
-    let mut missing = Vec::new();
+    let mut outcome = Outcome { check: args.check, changes: Vec::new(), missing: Vec::new() };
     let mut known = false;
     for file in &args.files {
         let plan = engine::plan::load(file, &[], &registry)?;
@@ -45,7 +54,8 @@ pub(crate) fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
         known |= names_are_known(&plan, args.upgrade.as_deref());
         let changes = match (&args.upgrade, args.check) {
             (None, true) => {
-                missing.extend(lock.missing(&plan).into_iter().map(|(_, request)| lock_file::name(&request)));
+                let missing = lock.missing(&plan).into_iter();
+                outcome.missing.extend(missing.map(|(_, request)| lock_file::name(&request)));
                 Vec::new()
             }
             (None, false) => lock.resolve(&plan, &registry, Pinning::Resolve)?,
@@ -57,16 +67,16 @@ pub(crate) fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
                 changes
             }
         };
-        all.extend(changes);
+        outcome.changes.extend(changes);
     }
     if let (false, Some(names)) = (known, &args.upgrade) {
         let failure = Failure::wrong(format!("nothing that is read from a hub is called {}", names.join(" or ")));
         return Err(failure.with_help("a name is `owner/name` or `owner/name@revision`, as in `pipeline.lock`"));
     }
-    let found = args.check && !(all.is_empty() && missing.is_empty());
+    let found = args.check && !(outcome.changes.is_empty() && outcome.missing.is_empty());
     let printed = match args.format {
-        Format::Json => crate::print_json(&json!({ "check": args.check, "changes": all, "missing": missing })),
-        Format::Text => print(&all, &missing, args.check),
+        Format::Json => crate::print_json(&outcome),
+        Format::Text => print(&outcome),
     };
     Failure::after(if found { Exit::StageFailed } else { Exit::Done }, printed)
 }
@@ -78,7 +88,7 @@ fn names_are_known(plan: &Plan, names: Option<&[String]>) -> bool {
     names.is_none_or(|names| names.is_empty() || names.iter().any(is_known))
 }
 
-fn print(changes: &[Change], missing: &[String], check: bool) -> Result<(), Failure> {
+fn print(Outcome { check, changes, missing }: &Outcome) -> Result<(), Failure> {
     let mut out = crate::screen::stdout();
     for Change { pin, old, new } in changes {
         let old = old.as_ref().map_or_else(|| "(not pinned)".to_owned(), short);
@@ -87,7 +97,7 @@ fn print(changes: &[Change], missing: &[String], check: bool) -> Result<(), Fail
     for pin in missing {
         writeln!(out, "{pin}: not pinned")?;
     }
-    let would = if check { "would change" } else { "changed" };
+    let would = if *check { "would change" } else { "changed" };
     match (changes.len(), missing.len()) {
         (0, 0) => terminal::tell_line("pipeline.lock is up to date"),
         (changed, missing) => {

@@ -1,5 +1,6 @@
 //! `pipeline logs`: what a stage's process printed, while it runs or afterwards.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use engine::history::{Attempt, EventTail, LOG_FILE, Recorded, RunState, Words};
 use engine::run::RunEvent;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::render::Failure;
 use crate::runs::{Past, stage_of};
@@ -102,19 +103,29 @@ fn is_over(status: &str) -> bool {
     matches!(status, "done" | "cached" | "failed" | "skipped")
 }
 
+/// A log as a program reads it.
+#[derive(Serialize)]
+struct LogView<'a> {
+    run: &'a str,
+    stage: &'a str,
+    log: &'a Path,
+    attempts: &'a [Attempt],
+    text: Cow<'a, str>,
+}
+
 fn print_json(args: &LogsArgs, recorded: &Recorded, attempts: &[Attempt], log: &Path) -> Result<(), Failure> {
     let mut text = Vec::new();
     let mut file = File::open(log)?;
     let mut printer = Printer::new(&[], Look::stdout());
     printer.begin(&mut file, args.tail)?;
     printer.copy(&mut file, &mut text)?;
-    crate::print_json(&json!({
-        "run": recorded.summary.run,
-        "stage": args.stage,
-        "log": log,
-        "attempts": attempts,
-        "text": String::from_utf8_lossy(&text),
-    }))
+    crate::print_json(&LogView {
+        run: &recorded.summary.run,
+        stage: &args.stage,
+        log,
+        attempts,
+        text: String::from_utf8_lossy(&text),
+    })
 }
 
 /// Prints a log that grows, until the stage or its run has ended.

@@ -256,7 +256,7 @@ fn scale(smoke: bool) -> engine::plan::Scale {
 }
 
 /// Prints a value as a program reads it.
-fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     use std::io::Write;
     let text = serde_json::to_string_pretty(value).map_err(std::io::Error::from)?;
     writeln!(std::io::stdout().lock(), "{}", escaped_json(text))?;

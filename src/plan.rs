@@ -8,6 +8,7 @@ use clap::Args;
 use engine::checks::{check, complete};
 use engine::explain::{ExplainError, Forecast, Reason, StageForecast, Total, explain, explain_with, total};
 use engine::file::problem::{Problem, Severity};
+use engine::file::source::Sources;
 use engine::home::Home;
 use engine::memory::Memory;
 use engine::plan::{LeftOut, Plan, PlannedStage, Rejected, Wanted};
@@ -16,10 +17,10 @@ use engine::publish::{Moment, check_targets};
 use engine::remote::Asking;
 use engine::run::missing_memory;
 use engine::stage::WorkingState;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::remote::RemoteArgs;
-use crate::render::{self, Exit, Failure, Message};
+use crate::render::{self, Exit, Failure, Message, ProblemView};
 use crate::selection::SelectionArgs;
 use crate::table::{Table, list};
 use crate::terminal::Look;
@@ -49,6 +50,41 @@ pub(crate) struct PlanArgs {
     format: Format,
 }
 
+/// What a run would do, as a program reads it.
+#[derive(Serialize)]
+struct PlanView<'a> {
+    pipeline: &'a str,
+    stages: Vec<StageView<'a>>,
+    left_out: Vec<LeftOutView<'a>>,
+    /// How long all of it would take, where something is known of it.
+    estimate: Option<Total>,
+}
+
+/// What would become of a stage, and what is wrong with it.
+#[derive(Serialize)]
+struct StageView<'a> {
+    #[serde(flatten)]
+    forecast: &'a StageForecast,
+    problems: Vec<ProblemView<'a>>,
+}
+
+/// A stage of the file that is not in the plan, with the place of its `when:` or of the reference.
+#[derive(Serialize)]
+struct LeftOutView<'a> {
+    stage: &'a str,
+    /// The stage that it reads or waits for and that is left out itself.
+    follows: Option<&'a str>,
+    line: usize,
+    column: usize,
+}
+
+impl<'a> LeftOutView<'a> {
+    fn of(left_out: &'a LeftOut, sources: &Sources) -> Self {
+        let (line, column) = sources.line_column(left_out.span);
+        Self { stage: &left_out.stage, follows: left_out.follows.as_deref(), line, column }
+    }
+}
+
 /// Prints the forecast.
 pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let overrides = args.selection.overrides(&args.overrides);
@@ -73,14 +109,16 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     };
     let printed = match args.format {
         Format::Json => {
+            let sources = &plan.sources;
             let stages = forecasts.iter().zip(&found);
-            let stages: Vec<Value> =
-                stages.map(|(forecast, found)| stage_json(&plan.sources, forecast, found)).collect();
-            let left_out: Vec<Value> =
-                plan.left_out.iter().map(|left_out| left_out_json(left_out, &plan.sources)).collect();
-            let estimate = total(&plan, &forecasts);
-            let result = json!({ "pipeline": plan.name, "stages": stages, "left_out": left_out, "estimate": estimate });
-            crate::print_json(&result)
+            let stages =
+                stages.map(|(forecast, found)| StageView { forecast, problems: ProblemView::of_all(sources, found) });
+            crate::print_json(&PlanView {
+                pipeline: &plan.name,
+                stages: stages.collect(),
+                left_out: plan.left_out.iter().map(|left_out| LeftOutView::of(left_out, sources)).collect(),
+                estimate: total(&plan, &forecasts),
+            })
         }
         Format::Text => text(&plan, &forecasts, &home),
     };
@@ -136,18 +174,6 @@ impl PlanArgs {
             }
         }
     }
-}
-
-fn left_out_json(left_out: &LeftOut, sources: &engine::file::source::Sources) -> Value {
-    let (line, column) = sources.line_column(left_out.span);
-    json!({ "stage": left_out.stage, "follows": left_out.follows, "line": line, "column": column })
-}
-
-fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast, found: &[Problem]) -> Value {
-    let mut stage = json!(forecast);
-    let problems: Vec<_> = found.iter().map(|problem| render::problem_json(sources, problem)).collect();
-    stage["problems"] = problems.into();
-    stage
 }
 
 fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {

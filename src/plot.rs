@@ -212,8 +212,7 @@ impl Axis {
 }
 
 fn label(value: f64) -> String {
-    let rounded = (value * 1e9).round() / 1e9;
-    crate::words::figure(&serde_json::json!(rounded))
+    crate::words::float((value * 1e9).round() / 1e9)
 }
 
 #[cfg(test)]

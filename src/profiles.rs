@@ -7,7 +7,7 @@ use engine::history::{PROFILE_FILE, TRACE_FILE, own_traces, stage_folder};
 use engine::plan::Plan;
 use engine::run::{Profiling, RunOutcome, State};
 use profile::{KernelRow, Limits, PhaseRow, Summary};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::table::Table;
 use crate::terminal::{self, Look};
@@ -17,14 +17,22 @@ use crate::words;
 const LEAST_SHARE: f64 = 0.001;
 
 /// What a run recorded of where its time went.
+#[derive(Serialize)]
 pub(crate) struct Profiles {
-    /// By stage, in the order of the plan.
-    stages: Vec<(String, Summary)>,
     trace: Option<PathBuf>,
     /// What programs of these stages recorded themselves.
     own_traces: Vec<PathBuf>,
+    /// In the order of the plan.
+    stages: Vec<StageProfile>,
     /// Stages of which it was asked and which had their results already.
     cached: Vec<String>,
+}
+
+/// Where the time of a stage went.
+#[derive(Serialize)]
+pub(crate) struct StageProfile {
+    pub stage: String,
+    pub profile: Summary,
 }
 
 impl Profiles {
@@ -36,23 +44,18 @@ impl Profiles {
         let read = |stage: &str| read(&outcome.folder.join(stage_folder(stage)).join(PROFILE_FILE));
         let trace = outcome.folder.join(TRACE_FILE);
         let cached = asked().filter(|stage| stage.state == State::Cached);
-        let stages: Vec<(String, Summary)> =
-            asked().filter_map(|stage| Some((stage.stage.clone(), read(&stage.stage)?))).collect();
+        let stages: Vec<StageProfile> = asked()
+            .filter_map(|stage| Some(StageProfile { stage: stage.stage.clone(), profile: read(&stage.stage)? }))
+            .collect();
         Self {
             trace: Some(trace).filter(|trace| !stages.is_empty() && trace.is_file()),
             cached: cached.map(|stage| stage.stage.clone()).collect(),
             own_traces: stages
                 .iter()
-                .flat_map(|(stage, _)| own_traces(&outcome.folder.join(stage_folder(stage))))
+                .flat_map(|profiled| own_traces(&outcome.folder.join(stage_folder(&profiled.stage))))
                 .collect(),
             stages,
         }
-    }
-
-    /// As a program reads it.
-    pub(crate) fn json(&self) -> Value {
-        let stages = self.stages.iter().map(|(stage, summary)| json!({ "stage": stage, "profile": summary }));
-        json!({ "trace": self.trace, "own_traces": self.own_traces, "stages": stages.collect::<Vec<_>>(), "cached": self.cached })
     }
 
     /// Prints the tables.
@@ -61,10 +64,7 @@ impl Profiles {
     /// Fails where the output does.
     pub(crate) fn print(&self) -> io::Result<()> {
         let mut out = crate::screen::stdout();
-        for (stage, summary) in &self.stages {
-            print(&mut out, stage, summary)?;
-        }
-        Ok(())
+        self.stages.iter().try_for_each(|stage| stage.print(&mut out))
     }
 
     /// Says where the trace is, and what has none.
@@ -93,22 +93,25 @@ fn read(path: &Path) -> Option<Summary> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// Prints where the time of a stage went.
-///
-/// # Errors
-/// Fails where the output does.
-pub(crate) fn print(out: &mut dyn Write, stage: &str, summary: &Summary) -> io::Result<()> {
-    let took = words::seconds(summary.seconds);
-    writeln!(out, "\n{}", Look::stdout().paint("1", &format!("[{stage}] where {took} went")))?;
-    let phases = phases(&summary.phases);
-    if !phases.is_empty() {
-        write!(out, "{phases}")?;
+impl StageProfile {
+    /// Prints the tables.
+    ///
+    /// # Errors
+    /// Fails where the output does.
+    pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Self { stage, profile } = self;
+        let took = words::seconds(profile.seconds);
+        writeln!(out, "\n{}", Look::stdout().paint("1", &format!("[{stage}] where {took} went")))?;
+        let phases = phases(&profile.phases);
+        if !phases.is_empty() {
+            write!(out, "{phases}")?;
+        }
+        if profile.kernels.is_empty() {
+            return Ok(());
+        }
+        write!(out, "\n{}", kernels(profile))?;
+        profile.limits.iter().try_for_each(|limits| writeln!(out, "{}", limits_line(limits)))
     }
-    if summary.kernels.is_empty() {
-        return Ok(());
-    }
-    write!(out, "\n{}", kernels(summary))?;
-    summary.limits.iter().try_for_each(|limits| writeln!(out, "{}", limits_line(limits)))
 }
 
 fn phases(rows: &[PhaseRow]) -> Table {
@@ -178,9 +181,9 @@ mod tests {
             drop(profile.kernel("linear", || Work::product(4, 5, 6)));
         }
         profile.set_limits(|| Limits { threads: 2, f32_flops: 5e11, bf16_flops: 1e12, read_bytes: 4e10 });
-        let summary = profile.finish().expect("it records").summary();
+        let profile = profile.finish().expect("it records").summary();
         let mut text = Vec::new();
-        print(&mut text, "adapter", &summary).expect("memory takes all");
+        StageProfile { stage: "adapter".to_owned(), profile }.print(&mut text).expect("memory takes all");
         let text = String::from_utf8(text).expect("a table is text");
         for line in ["step  ", "  forward", "(outside kernels)", "500 GFLOP/s in f32, 1000 in bf16; 40.0 GB/s"] {
             assert!(text.contains(line), "{line} in {text}");

@@ -20,6 +20,7 @@ use miette::{
     Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteError, MietteSpanContents, SourceCode,
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
 };
+use serde::Serialize;
 
 use crate::full_disk;
 use crate::progress::Verbosity;
@@ -391,27 +392,63 @@ pub(crate) fn count(problems: &[Problem]) -> String {
 }
 
 /// A problem as a program reads it.
-pub(crate) fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
-    let (line, column) = sources.line_column(problem.span);
-    let end = Span { offset: problem.span.offset + problem.span.len, ..problem.span };
-    let (end_line, end_column) = sources.line_column(end);
-    serde_json::json!({
-        "severity": severity(problem),
-        "code": problem.code,
-        "message": problem.message,
-        "file": sources.get(problem.span.source).map(|source| &source.name),
-        "line": line,
-        "column": column,
-        "end_line": end_line,
-        "end_column": end_column,
-        "label": problem.label,
-        "help": problem.help,
-        "related": problem.related.iter().map(|(span, label)| {
-            let (line, column) = sources.line_column(*span);
-            let file = sources.get(span.source).map(|source| &source.name);
-            serde_json::json!({ "file": file, "line": line, "column": column, "label": label })
-        }).collect::<Vec<_>>(),
-    })
+#[derive(Serialize)]
+pub(crate) struct ProblemView<'a> {
+    severity: Severity,
+    code: &'a str,
+    message: &'a str,
+    #[serde(flatten)]
+    place: PlaceView<'a>,
+    end_line: usize,
+    end_column: usize,
+    label: &'a str,
+    help: Option<&'a str>,
+    related: Vec<RelatedView<'a>>,
+}
+
+/// Another place that belongs to a problem.
+#[derive(Serialize)]
+struct RelatedView<'a> {
+    #[serde(flatten)]
+    place: PlaceView<'a>,
+    label: &'a str,
+}
+
+/// Where a span begins.
+#[derive(Serialize)]
+struct PlaceView<'a> {
+    file: Option<&'a str>,
+    line: usize,
+    column: usize,
+}
+
+impl<'a> ProblemView<'a> {
+    pub(crate) fn of_all(sources: &'a Sources, problems: &'a [Problem]) -> Vec<Self> {
+        problems.iter().map(|problem| Self::of(sources, problem)).collect()
+    }
+
+    fn of(sources: &'a Sources, problem: &'a Problem) -> Self {
+        let (end_line, end_column) = sources.line_column(Span { offset: problem.span.end(), ..problem.span });
+        let related = |(span, label): &'a (Span, String)| RelatedView { place: PlaceView::of(sources, *span), label };
+        Self {
+            severity: problem.severity,
+            code: problem.code,
+            message: &problem.message,
+            place: PlaceView::of(sources, problem.span),
+            end_line,
+            end_column,
+            label: &problem.label,
+            help: problem.help.as_deref(),
+            related: problem.related.iter().map(related).collect(),
+        }
+    }
+}
+
+impl<'a> PlaceView<'a> {
+    fn of(sources: &'a Sources, span: Span) -> Self {
+        let (line, column) = sources.line_column(span);
+        Self { file: sources.get(span.source).map(|source| source.name.as_str()), line, column }
+    }
 }
 
 /// A problem as an annotation that GitHub Actions puts beside the line.
@@ -426,18 +463,11 @@ pub(crate) fn problem_github(sources: &Sources, problem: &Problem) -> String {
     let end = if end_line == line { format!(",endColumn={end_column}") } else { String::new() };
     format!(
         "::{} file={},line={line},endLine={end_line},col={column}{end},title={}::{}",
-        severity(problem),
+        problem.severity.name(),
         property(file),
         property(problem.code),
         escape(&format!("{}{help}", problem.message)),
     )
-}
-
-fn severity(problem: &Problem) -> &'static str {
-    match problem.severity {
-        Severity::Error => "error",
-        Severity::Warning => "warning",
-    }
 }
 
 /// One diagnostic in miette's form, without the line that closes the frame.

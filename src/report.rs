@@ -7,11 +7,13 @@ use clap::Args;
 use engine::history::{Recorded, RecordedStage, Words};
 use serde_json::Value;
 use stages::data::artifact::{Metrics, OutputKind, Samples};
+use stages::view::show::RowView;
 
 use crate::plot::{self, escaped};
 use crate::progress::Verbosity;
 use crate::render::Failure;
 use crate::runs::{LATEST, Past, compare, state};
+use crate::show::Body;
 use crate::{Global, figures, show, terminal, words};
 
 /// Write a report of a run, as one file or for a pull request: its stages, curves, metrics and completions.
@@ -117,18 +119,18 @@ impl ReportArgs {
     fn samples(&self, past: &Past, recorded: &Recorded, blocks: &mut Vec<Block>) -> Result<(), Failure> {
         for (stage, output) in outputs(past, recorded, Samples::NAME)? {
             let shown = show::of_run(past, recorded, &stage, &output, self.samples)?;
-            let rows = shown["rows"].as_array().cloned().unwrap_or_default();
+            let Body::Rows { rows } = shown.body else { continue };
             if rows.is_empty() {
                 continue;
             }
             blocks.push(Block::Heading(format!("Answers: {stage}")));
-            for row in rows {
-                let fields = row["fields"].as_array().cloned().unwrap_or_default();
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                blocks.push(Block::Said(
-                    fields.iter().map(|field| (text(&field["name"]), text(&field["text"]))).collect(),
-                ));
-            }
+            let said = rows.into_iter().filter_map(|row| match row {
+                RowView::Text { fields, .. } => {
+                    Some(Block::Said(fields.into_iter().map(|field| (field.name, field.text)).collect()))
+                }
+                RowView::Tokens { .. } => None,
+            });
+            blocks.extend(said);
         }
         Ok(())
     }

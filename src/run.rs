@@ -1,12 +1,14 @@
 //! `pipeline run`: does what is missing and shows it as it goes.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cache::{OutputRecord, Store, Verify};
+use cache::{Digest, OutputRecord, Store, Verify};
 use clap::Args;
 use engine::checks::complete;
+use engine::error::Cause;
 use engine::executor::ExecutorKind;
 use engine::history::RecordedGate;
 use engine::home::Home;
@@ -17,11 +19,12 @@ use engine::protocol::{Network, ReportLevel, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
 use engine::run::{
-    Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing, StageOutcome,
-    State,
+    Compared, Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing,
+    StageOutcome, State,
 };
 use engine::stage::{Registry, Stage as _};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use stages::data::artifact::{Metrics, OutputKind};
 use stages::kinds::command::Command;
 use stages::kinds::evaluate::Evaluate;
@@ -178,9 +181,9 @@ struct RunReport {
     failures: Vec<Failed>,
     gates: Vec<RecordedGate>,
     published: Vec<PathBuf>,
-    publish_failures: Vec<Value>,
-    /// What each process took, by stage.
-    costs: Map<String, Value>,
+    publish_failures: Vec<PublishFailure>,
+    /// By stage.
+    costs: BTreeMap<String, Cost>,
     /// Whether the run is for the runs of other machines.
     hands_over: bool,
     /// Whether they cannot have what it made.
@@ -193,10 +196,60 @@ struct Failed {
 }
 
 /// What a stage reported.
+#[derive(Serialize)]
 struct StageReport {
     stage: String,
     level: ReportLevel,
     text: String,
+}
+
+/// An output that could not be copied out of the store.
+#[derive(Serialize)]
+struct PublishFailure {
+    stage: String,
+    output: String,
+    /// Where it should be.
+    path: PathBuf,
+    cause: Cause,
+    /// The message and its sources, outermost first.
+    messages: Vec<String>,
+    help: Option<String>,
+}
+
+/// What a stage's process took, where one made the result, and how that compares with the result before.
+#[derive(Clone, Default, Serialize)]
+struct Cost {
+    seconds: Option<f64>,
+    peak_memory_bytes: Option<u64>,
+    compared: Option<Compared>,
+}
+
+/// What came out of a run, as a program reads it.
+#[derive(Serialize)]
+struct OutcomeView<'a> {
+    run: &'a str,
+    folder: &'a Path,
+    conclusion: Conclusion,
+    counts: Counts,
+    /// How long the command took.
+    seconds: f64,
+    stages: Vec<StageView<'a>>,
+    reports: &'a [StageReport],
+    gates: &'a [RecordedGate],
+    published: &'a [PathBuf],
+    publish_failures: &'a [PublishFailure],
+    profiles: &'a Profiles,
+}
+
+#[derive(Serialize)]
+struct StageView<'a> {
+    stage: &'a str,
+    state: State,
+    key: Option<Digest>,
+    outputs: &'a BTreeMap<String, OutputRecord>,
+    failure: Option<&'a engine::error::Failure>,
+    #[serde(flatten)]
+    cost: Cost,
 }
 
 /// Runs the pipeline.
@@ -229,33 +282,29 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     });
     let unsent = sender.map(Sender::end).unwrap_or_default();
     progress.finish();
-    if let (Ok(outcome), false) = (&ended, args.prompts.is_empty()) {
-        report.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
-    }
-    report.reports.sort_by_key(|report| plan.stages.iter().position(|planned| planned.id == report.stage));
-    let profiles = ended.as_ref().ok().map(|outcome| Profiles::of(outcome, &plan, args.profiling()));
     let outcome = match ended {
         Ok(outcome) => outcome,
         Err(error) => return Err(Failure::run(error, plan.sources)),
     };
+    if !args.prompts.is_empty() {
+        report.reports.extend(answers_before(&outcome, &plan, &home, &args.file)?);
+    }
+    report.reports.sort_by_key(|report| plan.stages.iter().position(|planned| planned.id == report.stage));
+    let profiles = Profiles::of(&outcome, &plan, args.profiling());
     // Results first, then what failed, then how to go on: what is last is seen first.
     let printed = match args.format {
         _ if args.results == Results::NotPrinted => Ok(()),
-        Format::Json => {
-            let mut value = outcome_json(&outcome, &report, began);
-            value["profiles"] = json!(profiles.as_ref().map(Profiles::json));
-            crate::print_json(&value)
-        }
+        Format::Json => crate::print_json(&OutcomeView::of(&outcome, &report, &profiles, began)),
         Format::Text => Conclusions { plan: &plan, outcome: &outcome, home: &home, verbosity: global.verbosity() }
             .print(&report.reports, &report.gates)
-            .and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?)),
+            .and_then(|()| Ok(profiles.print()?)),
     };
     for failure in &report.failures {
         render::message(&failure.message);
     }
     let exit = exit(&outcome, &report);
     if global.verbosity() > Verbosity::Quiet {
-        profiles.iter().for_each(Profiles::tell);
+        profiles.tell();
         terminal::tell_line(Look::stderr().wrap(&summary(&outcome, exit, began), 2));
         for missed in unsent {
             let later = "the next run sends the rest, or `pipeline track`";
@@ -388,7 +437,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
     // A prompt is a text, whatever looks like a reference in it.
     let texts: Vec<String> = prompts.iter().map(|prompt| prompt.replace("${", "$${")).collect();
-    let texts = json!(texts);
+    let texts = Value::from(texts);
     let stages = plan.stages.iter().filter(|stage| stage.kind == Generate::NAME);
     let overrides = stages.flat_map(|stage| {
         // `limit` is for prompts that come from a stage.
@@ -410,8 +459,8 @@ impl RunReport {
                 self.reports.push(StageReport { stage: stage.clone(), level: *level, text: text.clone() });
             }
             RunEvent::StageDone { stage, seconds, peak_memory_bytes, compared, .. } => {
-                let cost = json!({ "seconds": seconds, "peak_memory_bytes": peak_memory_bytes, "compared": compared });
-                self.costs.insert(stage.clone(), cost);
+                let (seconds, peak_memory_bytes) = (Some(*seconds), Some(*peak_memory_bytes));
+                self.costs.insert(stage.clone(), Cost { seconds, peak_memory_bytes, compared: compared.clone() });
             }
             RunEvent::StageFailed { stage, cause, messages, help, log, retry_in_seconds: None, .. } => {
                 let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
@@ -436,9 +485,14 @@ impl RunReport {
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
-                self.publish_failures.push(json!({
-                    "stage": stage, "output": output, "path": path, "cause": cause, "messages": messages, "help": help,
-                }));
+                self.publish_failures.push(PublishFailure {
+                    stage: stage.clone(),
+                    output: output.clone(),
+                    path: path.clone(),
+                    cause: *cause,
+                    messages: messages.clone(),
+                    help: help.clone(),
+                });
                 let text = format!("`{stage}.{output}` cannot be published to {}", words::path(path));
                 self.fail((*cause).into(), text, messages, help.clone());
             }
@@ -523,35 +577,30 @@ pub(crate) fn counts(counts: Counts) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-fn outcome_json(outcome: &RunOutcome, report: &RunReport, began: Instant) -> Value {
-    let reports = report.reports.iter();
-    let reports = reports.map(|report| json!({ "stage": report.stage, "level": report.level, "text": report.text }));
-    json!({
-        "run": outcome.run,
-        "folder": outcome.folder,
-        "conclusion": outcome.conclusion,
-        "counts": outcome.counts,
-        "seconds": began.elapsed().as_secs_f64(),
-        "stages": outcome.stages.iter().map(|stage| stage_json(stage, report)).collect::<Vec<_>>(),
-        "reports": reports.collect::<Vec<_>>(),
-        "gates": report.gates,
-        "published": report.published,
-        "publish_failures": report.publish_failures,
-    })
-}
-
-fn stage_json(stage: &StageOutcome, report: &RunReport) -> Value {
-    let StageOutcome { stage, state, key, outputs, failure } = stage;
-    let failure = failure
-        .as_ref()
-        .map(|failure| json!({ "cause": failure.cause, "messages": failure.messages, "help": failure.help }));
-    let cost = report.costs.get(stage);
-    json!({
-        "stage": stage, "state": state, "key": key, "outputs": outputs, "failure": failure,
-        "seconds": cost.map(|cost| &cost["seconds"]),
-        "peak_memory_bytes": cost.map(|cost| &cost["peak_memory_bytes"]),
-        "compared": cost.map(|cost| &cost["compared"]),
-    })
+impl<'a> OutcomeView<'a> {
+    fn of(outcome: &'a RunOutcome, report: &'a RunReport, profiles: &'a Profiles, began: Instant) -> Self {
+        let stage = |StageOutcome { stage, state, key, outputs, failure }: &'a StageOutcome| StageView {
+            stage,
+            state: *state,
+            key: *key,
+            outputs,
+            failure: failure.as_ref(),
+            cost: report.costs.get(stage).cloned().unwrap_or_default(),
+        };
+        Self {
+            run: &outcome.run,
+            folder: &outcome.folder,
+            conclusion: outcome.conclusion,
+            counts: outcome.counts,
+            seconds: began.elapsed().as_secs_f64(),
+            stages: outcome.stages.iter().map(stage).collect(),
+            reports: &report.reports,
+            gates: &report.gates,
+            published: &report.published,
+            publish_failures: &report.publish_failures,
+            profiles,
+        }
+    }
 }
 
 /// Children of a sweep that have a line each; `runs compare` gives all.
@@ -615,7 +664,7 @@ impl Conclusions<'_> {
         figures
             .map(|(stage, output)| {
                 let title = look.paint("1", &format!("[{}]", stage.id));
-                format!("{title}\n{}", figures::lines(&json!(output.facts)))
+                format!("{title}\n{}", figures::lines(&Value::Object(output.facts.clone())))
             })
             .collect()
     }

@@ -1,12 +1,13 @@
 //! `pipeline schema`: the JSON Schema of pipeline files and of runs, and how each field takes part in keys.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
 use engine::history::RunView;
-use engine::parameter::{Class, declared_fields};
+use engine::parameter::{Class, DeclaredField, declared_fields};
 use schemars::schema_for;
-use serde_json::{Map, json};
+use serde::Serialize;
 
 use crate::Format;
 use crate::render::Failure;
@@ -30,6 +31,13 @@ pub(crate) struct SchemaArgs {
     format: Format,
 }
 
+/// How the fields of a stage kind take part in keys, as a program reads it.
+#[derive(Serialize)]
+struct KindView {
+    version: u32,
+    fields: Vec<DeclaredField>,
+}
+
 /// Prints the schema.
 pub(crate) fn run(args: &SchemaArgs) -> Result<(), Failure> {
     if args.run {
@@ -42,11 +50,8 @@ pub(crate) fn run(args: &SchemaArgs) -> Result<(), Failure> {
     let kinds = registry.kinds().map(|kind| (kind, declared_fields(&kind.schema())));
     match args.format {
         Format::Json => {
-            let of_kind = kinds.map(|(kind, fields)| {
-                let described = json!({ "version": kind.version(), "fields": fields });
-                (kind.name().to_owned(), described)
-            });
-            crate::print_json(&of_kind.collect::<Map<_, _>>().into())
+            let of_kind = kinds.map(|(kind, fields)| (kind.name(), KindView { version: kind.version(), fields }));
+            crate::print_json(&of_kind.collect::<BTreeMap<_, _>>())
         }
         Format::Text => {
             let mut table = Table::new(["kind", "field", "class"]);

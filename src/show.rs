@@ -3,15 +3,17 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cache::{OutputRecord, Store, StoreError, Tree, Verify};
+use cache::{Digest, OutputRecord, Store, StoreError, Tree, Verify};
 use clap::Args;
 use engine::artifact::{Facts, stored_files};
 use engine::history::Recorded;
 use engine::visible::on_one_line;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use stages::data::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
 use stages::data::tokenizer::Tokenizer;
 use stages::kinds::generate;
+use stages::view::lengths::{Lengths, lengths};
 use stages::view::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 
 use crate::render::Failure;
@@ -57,19 +59,39 @@ const MOST_DOCUMENTS: usize = 32;
 const NARROWEST_PAIR: usize = 60;
 
 /// What is shown of an artefact.
-struct Shown {
-    name: String,
-    record: OutputRecord,
-    tree: Tree,
-    body: Body,
+#[derive(Serialize)]
+pub(crate) struct Shown {
+    /// The stage and its output.
+    output: String,
+    kind: String,
+    identity: Digest,
+    facts: Facts,
+    files: Vec<ShownFile>,
+    #[serde(flatten)]
+    pub body: Body,
 }
 
-enum Body {
-    Rows(Vec<RowView>),
+#[derive(Serialize)]
+struct ShownFile {
+    path: String,
+    size: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Body {
+    Rows {
+        rows: Vec<RowView>,
+    },
     /// Figures, and those of each step and each validation where there were any.
-    Metrics(Value, Vec<Map<String, Value>>),
-    /// The list of files, and what the stage reports about them.
-    Files(Option<Value>),
+    Metrics {
+        metrics: Value,
+        steps: Vec<Map<String, Value>>,
+    },
+    /// The list of files is all, but for what the stage reports about them.
+    Files {
+        report: Option<Value>,
+    },
 }
 
 /// Shows each artefact.
@@ -77,8 +99,8 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let names = locate::names(&args.file, &args.overrides, &args.output)?;
     let shown = names.iter().map(|name| shown(args, name, global)).collect::<Result<Vec<Shown>, Failure>>()?;
     match (args.format, shown.as_slice()) {
-        (Format::Json, [one]) => crate::print_json(&one.json()),
-        (Format::Json, several) => crate::print_json(&several.iter().map(Shown::json).collect()),
+        (Format::Json, [one]) => crate::print_json(one),
+        (Format::Json, several) => crate::print_json(&several),
         (Format::Text, several) => {
             let steps = args.rows.unwrap_or(DEFAULT_STEPS);
             let mut out = crate::screen::stdout();
@@ -105,7 +127,7 @@ fn shown(args: &ShowArgs, name: &str, global: &Global) -> Result<Shown, Failure>
 /// What there is to show of an output in the store.
 fn of_record(
     store: &Store,
-    name: String,
+    output: String,
     record: OutputRecord,
     tokenizer: Option<&OutputRecord>,
     rows: u64,
@@ -114,8 +136,8 @@ fn of_record(
 ) -> Result<Shown, Failure> {
     let staging = store.staging_to_look().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");
-    let OutputRecord { kind, tree, identity, facts } = &record;
-    let tree = stored_files(store, tree, identity).map_err(unreadable)?;
+    let OutputRecord { kind, tree, identity, facts } = record;
+    let tree = stored_files(store, &tree, &identity).map_err(unreadable)?;
     store.link_files(&tree, &folder, verify).map_err(unreadable)?;
     let tokenizer = match tokenizer {
         Some(record) => {
@@ -125,15 +147,16 @@ fn of_record(
         }
         None => None,
     };
-    let body = body(&folder, &tree, (kind, facts), tokenizer.as_ref(), rows)?;
-    Ok(Shown { name, record, tree, body })
+    let body = body(&folder, &tree, (&kind, &facts), tokenizer.as_ref(), rows)?;
+    let files = tree.files().iter().map(|file| ShownFile { path: file.path.clone(), size: file.size }).collect();
+    Ok(Shown { output, kind, identity, facts, files, body })
 }
 
-/// An output of a recorded run as a program reads it: its first rows, its figures, its files.
+/// An output of a recorded run: its first rows, its figures, its files.
 ///
 /// # Errors
 /// Fails where the run has no such output, or the store has it no more.
-pub(crate) fn of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str, rows: u64) -> Result<Value, Failure> {
+pub(crate) fn of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str, rows: u64) -> Result<Shown, Failure> {
     let name = format!("{stage}.{output}");
     let record = past.output(recorded, stage, output)?;
     let record =
@@ -145,16 +168,14 @@ pub(crate) fn of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str
     // Of what is only listed nothing is read: a model may be large.
     let is_read = [Rows::NAME, Tokens::NAME, Packs::NAME, Samples::NAME, Metrics::NAME].contains(&record.kind.as_str());
     let verify = if is_read { Verify::Contents } else { Verify::None };
-    let shown =
-        of_record(&past.store, name, record, tokenizer.as_ref(), rows, verify, &|error| Failure::machine(error))?;
-    Ok(shown.json())
+    of_record(&past.store, name, record, tokenizer.as_ref(), rows, verify, &|error| Failure::machine(error))
 }
 
 /// How long the documents of an output of tokens or packs are.
 ///
 /// # Errors
 /// As [`of_run`].
-pub(crate) fn lengths_of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str) -> Result<Value, Failure> {
+pub(crate) fn lengths_of_run(past: &Past, recorded: &Recorded, stage: &str, output: &str) -> Result<Lengths, Failure> {
     let record = past.output(recorded, stage, output)?;
     let record = record
         .ok_or_else(|| Failure::wrong(format!("`{stage}.{output}` has no result, or the store has it no more")))?;
@@ -162,7 +183,7 @@ pub(crate) fn lengths_of_run(past: &Past, recorded: &Recorded, stage: &str, outp
     let folder = staging.path().join("shown");
     let tree = stored_files(&past.store, &record.tree, &record.identity).map_err(Failure::machine)?;
     past.store.link_files(&tree, &folder, Verify::Contents).map_err(Failure::machine)?;
-    Ok(json!(stages::view::lengths::lengths(&folder, &record.kind, &record.facts)?))
+    Ok(lengths(&folder, &record.kind, &record.facts)?)
 }
 
 /// The tokenizer that a stage of a run reads, or that the nearest stage before it reads: its stage and output.
@@ -182,17 +203,17 @@ fn body(
 ) -> Result<Body, Failure> {
     let has_samples = kind == Samples::NAME && tree.get(generate::TABLE).is_some();
     if has_samples || [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
-        return Ok(Body::Rows(describe_rows(folder, kind, of_artifact, tokenizer, rows)?));
+        return Ok(Body::Rows { rows: describe_rows(folder, kind, of_artifact, tokenizer, rows)? });
     }
     if kind == Metrics::NAME && tree.get(METRICS_FILE).is_some() {
         let steps = match tree.get(STEPS_FILE) {
             Some(_) => read_lines(&folder.join(STEPS_FILE))?,
             None => Vec::new(),
         };
-        return Ok(Body::Metrics(read_json(&folder.join(METRICS_FILE))?, steps));
+        return Ok(Body::Metrics { metrics: read_json(&folder.join(METRICS_FILE))?, steps });
     }
     let report = tree.get(MERGE_REPORT).map(|file| read_json(&folder.join(&file.path)));
-    Ok(Body::Files(report.transpose()?))
+    Ok(Body::Files { report: report.transpose()? })
 }
 
 fn read_json(path: &Path) -> io::Result<Value> {
@@ -204,49 +225,28 @@ fn read_lines(path: &Path) -> io::Result<Vec<Map<String, Value>>> {
 }
 
 impl Shown {
-    fn json(&self) -> Value {
-        let files: Vec<Value> =
-            self.tree.files().iter().map(|file| json!({ "path": file.path, "size": file.size })).collect();
-        let mut value = json!({
-            "output": self.name,
-            "kind": self.record.kind,
-            "identity": self.record.identity,
-            "facts": self.record.facts,
-            "files": files,
-        });
-        match &self.body {
-            Body::Rows(rows) => value["rows"] = json!(rows),
-            Body::Metrics(metrics, steps) => {
-                value["metrics"] = metrics.clone();
-                value["steps"] = json!(steps);
-            }
-            Body::Files(report) => value["report"] = json!(report),
-        }
-        value
-    }
-
     fn print(&self, out: &mut dyn Write, most_steps: u64, look: Look) -> io::Result<()> {
-        let size = words::bytes(self.tree.bytes());
-        writeln!(out, "{} ({}, {size})", look.paint("1", &self.name), self.record.kind)?;
+        let size = words::bytes(self.files.iter().map(|file| file.size).sum());
+        writeln!(out, "{} ({}, {size})", look.paint("1", &self.output), self.kind)?;
         // The facts of metrics are among those metrics.
-        if !matches!(self.body, Body::Metrics(..)) {
-            write!(out, "{}", figures::facts(&self.record.facts, look))?;
+        if !matches!(self.body, Body::Metrics { .. }) {
+            write!(out, "{}", figures::facts(&self.facts, look))?;
         }
         match &self.body {
-            Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
-            Body::Metrics(metrics, steps) => {
+            Body::Rows { rows } => rows.iter().try_for_each(|row| print_row(out, row, look)),
+            Body::Metrics { metrics, steps } => {
                 write!(out, "\n{}", figures::table(metrics))?;
                 let of_kinds = figures::by_kind(steps);
                 of_kinds
                     .iter()
                     .try_for_each(|of_kind| write!(out, "\n{}", figures::spread(of_kind, most_steps as usize)))
             }
-            Body::Files(report) => {
+            Body::Files { report } => {
                 if let Some(report) = report {
                     write!(out, "\n{}", figures::table(report).fitted(look))?;
                 }
                 let mut table = Table::new(["file", "size"]);
-                self.tree.files().iter().for_each(|file| table.row([file.path.clone(), words::bytes(file.size)]));
+                self.files.iter().for_each(|file| table.row([file.path.clone(), words::bytes(file.size)]));
                 write!(out, "\n{table}")
             }
         }

@@ -10,11 +10,11 @@ use engine::file::source::Sources;
 use engine::home::Home;
 use engine::publish::{Moment, check_targets};
 use engine::stage::Registry;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::Global;
 use crate::junit::{self, Suite};
-use crate::render::{self, Exit, Failure};
+use crate::render::{self, Exit, Failure, ProblemView};
 use crate::sarif;
 use crate::terminal::{self, Look};
 use crate::words;
@@ -56,6 +56,22 @@ struct Checked {
     problems: Vec<Problem>,
 }
 
+/// The same as a program reads it.
+#[derive(Serialize)]
+struct CheckedView<'a> {
+    file: &'a str,
+    valid: bool,
+    stages: Option<usize>,
+    problems: Vec<ProblemView<'a>>,
+}
+
+impl Checked {
+    fn view(&self) -> CheckedView<'_> {
+        let Self { file, stages, sources, problems } = self;
+        CheckedView { file, valid: stages.is_some(), stages: *stages, problems: ProblemView::of_all(sources, problems) }
+    }
+}
+
 impl ValidateArgs {
     /// The files, and the changes to them: what has a `=` and is no file that is there.
     fn split(&self) -> (Vec<&Path>, Vec<String>) {
@@ -82,7 +98,7 @@ pub(crate) fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
         files.into_iter().map(|file| check(file, &overrides, home.as_deref(), &registry)).collect();
     let printed = match args.format {
         Format::Text => text(&checked),
-        Format::Json => crate::print_json(&json!(checked.iter().map(file_json).collect::<Vec<_>>())),
+        Format::Json => crate::print_json(&checked.iter().map(Checked::view).collect::<Vec<_>>()),
         Format::Github => github(&checked),
         Format::Sarif => sarif(&checked),
         Format::Junit => junit(&checked),
@@ -127,12 +143,6 @@ fn text(checked: &[Checked]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn file_json(checked: &Checked) -> serde_json::Value {
-    let Checked { file, stages, sources, problems } = checked;
-    let problems: Vec<_> = problems.iter().map(|problem| render::problem_json(sources, problem)).collect();
-    json!({ "file": file, "valid": stages.is_some(), "stages": stages, "problems": problems })
 }
 
 fn github(checked: &[Checked]) -> Result<(), Failure> {

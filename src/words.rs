@@ -213,7 +213,8 @@ pub(crate) fn figure(value: &serde_json::Value) -> String {
     }
 }
 
-fn float(value: f64) -> String {
+/// A number to five significant digits.
+pub(crate) fn float(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 || !value.is_finite() {
         return value.to_string();

@@ -8,6 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
+use serde::Serialize;
+
 use crate::entry::{Entry, read_entry};
 use crate::listing::{DigestFile, entries};
 use crate::record::Stored;
@@ -83,7 +85,7 @@ pub struct CountedPartial {
 }
 
 /// The room that a group of results takes.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Usage {
     pub results: usize,
     /// The length of their files, each counted once.

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
+
 use crate::entry::is_absent;
 use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
@@ -38,7 +40,7 @@ pub struct ListedResult {
 }
 
 /// One output of a result.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ListedOutput {
     pub name: String,
     /// The artefact's kind.

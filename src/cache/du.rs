@@ -1,11 +1,11 @@
 //! `pipeline cache du`: what takes how much room.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use cache::census::{Census, CountedResult, Usage};
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::Opened;
 use crate::render::Failure;
@@ -38,30 +38,58 @@ enum By {
 /// What stands for a result that no recorded run knows.
 const NO_RUN: &str = "(in no recorded run)";
 
+/// What takes how much room.
+#[derive(Serialize)]
+pub(super) struct DiskUsage {
+    /// Who uses how much of it, the largest first.
+    groups: Vec<GroupUsage>,
+    objects: usize,
+    object_bytes: u64,
+    /// Objects of no result.
+    unheld_objects: usize,
+    unheld_bytes: u64,
+    partials: usize,
+    partial_bytes: u64,
+    /// Records of results and lists of files.
+    #[serde(skip)]
+    lists: usize,
+    list_bytes: u64,
+    staging_bytes: u64,
+    /// All of it.
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct GroupUsage {
+    group: String,
+    #[serde(flatten)]
+    usage: Usage,
+}
+
 /// Shows it.
 pub(super) fn run(args: &DuArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
-    let (census, groups) = args.by.usage(opened)?;
+    let usage = args.by.usage(opened)?;
     match format {
-        Format::Json => crate::print_json(&as_json(&census, &groups)),
-        Format::Text => Ok(print(&census, &groups, args.by)?),
+        Format::Json => crate::print_json(&usage),
+        Format::Text => Ok(print(&usage, args.by)?),
     }
 }
 
-/// By pipeline and stage, as a program reads it.
-pub(super) fn usage(opened: Option<&Opened>) -> Result<Value, Failure> {
-    let (census, groups) = By::Stage.usage(opened)?;
-    Ok(as_json(&census, &groups))
+/// By pipeline and stage.
+pub(super) fn usage(opened: Option<&Opened>) -> Result<DiskUsage, Failure> {
+    By::Stage.usage(opened)
 }
 
 impl By {
-    /// What there is, and who uses how much of it, the largest first.
-    fn usage(self, opened: Option<&Opened>) -> Result<(Census, Vec<(String, Usage)>), Failure> {
+    fn usage(self, opened: Option<&Opened>) -> Result<DiskUsage, Failure> {
         let census = match opened {
             Some(opened) => opened.store.census().map_err(Failure::machine)?,
             None => Census::default(),
         };
-        let groups = by_size(census.usage(|result| self.groups(result, opened)));
-        Ok((census, groups))
+        let groups = census.usage(|result| self.groups(result, opened)).into_iter();
+        let mut groups: Vec<_> = groups.map(|(group, usage)| GroupUsage { group, usage }).collect();
+        groups.sort_by_key(|GroupUsage { usage, .. }| std::cmp::Reverse((usage.bytes, usage.own_bytes)));
+        Ok(DiskUsage::of(&census, groups))
     }
 
     fn groups(self, result: &CountedResult, opened: Option<&Opened>) -> BTreeSet<String> {
@@ -83,17 +111,30 @@ impl By {
     }
 }
 
-/// The largest first.
-fn by_size(groups: BTreeMap<String, Usage>) -> Vec<(String, Usage)> {
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, usage)| std::cmp::Reverse((usage.bytes, usage.own_bytes)));
-    groups
+impl DiskUsage {
+    fn of(census: &Census, groups: Vec<GroupUsage>) -> Self {
+        let (unheld_objects, unheld_bytes) = census.unheld();
+        let list_bytes = census.record_bytes + census.trees.iter().map(|tree| tree.bytes).sum::<u64>();
+        Self {
+            groups,
+            objects: census.objects.len(),
+            object_bytes: census.object_bytes(),
+            unheld_objects,
+            unheld_bytes,
+            partials: census.partials.len(),
+            partial_bytes: census.partial_bytes(),
+            lists: census.results.len() + census.trees.len(),
+            list_bytes,
+            staging_bytes: census.staging_bytes,
+            bytes: census.bytes() + census.staging_bytes + list_bytes,
+        }
+    }
 }
 
-fn print(census: &Census, groups: &[(String, Usage)], by: By) -> io::Result<()> {
+fn print(of: &DiskUsage, by: By) -> io::Result<()> {
     let mut out = crate::screen::stdout();
     let mut table = Table::new([by.title(), "results", "size", "own", "took"]);
-    for (group, usage) in groups {
+    for GroupUsage { group, usage } in &of.groups {
         let took = if usage.seconds > 0.0 { words::seconds(usage.seconds) } else { String::new() };
         let (size, own) = (words::bytes(usage.bytes), words::bytes(usage.own_bytes));
         table.row([group.clone(), usage.results.to_string(), size, own, took]);
@@ -104,48 +145,17 @@ fn print(census: &Census, groups: &[(String, Usage)], by: By) -> io::Result<()> 
     let mut totals = Table::new(["", "number", "size"]);
     let mut total =
         |name: &str, number: usize, bytes: u64| totals.row([name, &number.to_string(), &words::bytes(bytes)]);
-    let (unheld, unheld_bytes) = census.unheld();
-    total("files of results", census.objects.len() - unheld, census.object_bytes() - unheld_bytes);
-    total("files of no result", unheld, unheld_bytes);
-    total("working state", census.partials.len(), census.partial_bytes());
-    total("records and lists", census.results.len() + census.trees.len(), list_bytes(census));
+    total("files of results", of.objects - of.unheld_objects, of.object_bytes - of.unheld_bytes);
+    total("files of no result", of.unheld_objects, of.unheld_bytes);
+    total("working state", of.partials, of.partial_bytes);
+    total("records and lists", of.lists, of.list_bytes);
     writeln!(out, "{totals}")?;
-    if census.staging_bytes > 0 {
-        writeln!(out, "{} in the making", words::bytes(census.staging_bytes))?;
+    if of.staging_bytes > 0 {
+        writeln!(out, "{} in the making", words::bytes(of.staging_bytes))?;
     }
-    writeln!(out, "{} in all", words::bytes(all_bytes(census)))?;
-    if unheld_bytes > 0 {
+    writeln!(out, "{} in all", words::bytes(of.bytes))?;
+    if of.unheld_bytes > 0 {
         writeln!(out, "`pipeline cache gc` removes the files of no result")?;
     }
     Ok(())
-}
-
-fn list_bytes(census: &Census) -> u64 {
-    census.record_bytes + census.trees.iter().map(|tree| tree.bytes).sum::<u64>()
-}
-
-fn all_bytes(census: &Census) -> u64 {
-    census.bytes() + census.staging_bytes + list_bytes(census)
-}
-
-fn as_json(census: &Census, groups: &[(String, Usage)]) -> Value {
-    let (unheld, unheld_bytes) = census.unheld();
-    let groups = groups.iter().map(|(group, usage)| {
-        json!({
-            "group": group, "results": usage.results, "bytes": usage.bytes,
-            "own_bytes": usage.own_bytes, "seconds": usage.seconds,
-        })
-    });
-    json!({
-        "groups": groups.collect::<Vec<_>>(),
-        "objects": census.objects.len(),
-        "object_bytes": census.object_bytes(),
-        "unheld_objects": unheld,
-        "unheld_bytes": unheld_bytes,
-        "partials": census.partials.len(),
-        "partial_bytes": census.partial_bytes(),
-        "list_bytes": list_bytes(census),
-        "staging_bytes": census.staging_bytes,
-        "bytes": all_bytes(census),
-    })
 }

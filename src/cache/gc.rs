@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use cache::Digest;
 use cache::gc::{Because, Collected, Policy, Removal, RemovedPartial, RemovedResult, Unpinned};
 use clap::Args;
+use engine::history::StageOf;
 use engine::parameter::{ByteSize, Period};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{Opened, ago, timestamp};
 use crate::render::Failure;
@@ -66,6 +68,40 @@ impl GcArgs {
     }
 }
 
+/// What was removed, or would be, as a program reads it.
+#[derive(Serialize)]
+struct CollectedView<'a> {
+    dry_run: bool,
+    results: Vec<ResultView<'a>>,
+    partials: Vec<PartialView<'a>>,
+    trees: usize,
+    objects: usize,
+    freed_bytes: u64,
+    left_bytes: u64,
+    kept_in_use: usize,
+    kept_pinned: usize,
+}
+
+#[derive(Serialize)]
+struct ResultView<'a> {
+    key: &'a Digest,
+    kind: &'a str,
+    bytes: u64,
+    seconds: Option<f64>,
+    last_used: String,
+    why: &'static str,
+    /// The stages that had it, where runs are recorded.
+    stages: Option<Vec<&'a StageOf>>,
+}
+
+/// Working state.
+#[derive(Serialize)]
+struct PartialView<'a> {
+    key: &'a Digest,
+    bytes: u64,
+    written: String,
+}
+
 /// Says what was removed, or would be.
 pub(super) fn tell(
     collected: &Collected,
@@ -74,7 +110,7 @@ pub(super) fn tell(
     format: Format,
 ) -> Result<(), Failure> {
     match format {
-        Format::Json => crate::print_json(&as_json(collected, opened, removal)),
+        Format::Json => crate::print_json(&CollectedView::of(collected, opened, removal)),
         Format::Text => Ok(print(collected, opened, removal)?),
     }
 }
@@ -130,26 +166,32 @@ fn why(because: Because) -> &'static str {
     }
 }
 
-fn as_json(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> Value {
-    let results = collected.results.iter().map(|result| {
-        let RemovedResult { key, kind, bytes, seconds, last_use, because } = result;
-        json!({
-            "key": key, "kind": kind, "bytes": bytes, "seconds": seconds, "last_used": timestamp(*last_use),
-            "why": why(*because), "stages": opened.map(|opened| opened.stages_json(key)),
-        })
-    });
-    let partials = collected.partials.iter().map(
-        |RemovedPartial { key, bytes, written }| json!({ "key": key, "bytes": bytes, "written": timestamp(*written) }),
-    );
-    json!({
-        "dry_run": removal == Removal::DryRun,
-        "results": results.collect::<Vec<_>>(),
-        "partials": partials.collect::<Vec<_>>(),
-        "trees": collected.trees,
-        "objects": collected.objects,
-        "freed_bytes": collected.freed_bytes,
-        "left_bytes": collected.left_bytes,
-        "kept_in_use": collected.in_use,
-        "kept_pinned": collected.pinned,
-    })
+impl<'a> CollectedView<'a> {
+    fn of(collected: &'a Collected, opened: Option<&'a Opened>, removal: Removal) -> Self {
+        let result = |RemovedResult { key, kind, bytes, seconds, last_use, because }: &'a RemovedResult| ResultView {
+            key,
+            kind,
+            bytes: *bytes,
+            seconds: *seconds,
+            last_used: timestamp(*last_use),
+            why: why(*because),
+            stages: opened.map(|opened| opened.stages_of(key)),
+        };
+        let partial = |RemovedPartial { key, bytes, written }: &'a RemovedPartial| PartialView {
+            key,
+            bytes: *bytes,
+            written: timestamp(*written),
+        };
+        Self {
+            dry_run: removal == Removal::DryRun,
+            results: collected.results.iter().map(result).collect(),
+            partials: collected.partials.iter().map(partial).collect(),
+            trees: collected.trees,
+            objects: collected.objects,
+            freed_bytes: collected.freed_bytes,
+            left_bytes: collected.left_bytes,
+            kept_in_use: collected.in_use,
+            kept_pinned: collected.pinned,
+        }
+    }
 }

@@ -2,13 +2,57 @@
 
 use std::io::{self, Write};
 
+use cache::Digest;
 use cache::listing::{ListedOutput, ListedResult, Listing};
-use serde_json::json;
+use engine::history::StageOf;
+use serde::Serialize;
 
 use super::{Opened, ago, timestamp};
 use crate::render::Failure;
 use crate::table::Table;
 use crate::{Format, words};
+
+/// The results, as a program reads them.
+#[derive(Serialize)]
+struct ListingView<'a> {
+    results: Vec<ResultView<'a>>,
+    objects: u64,
+    object_bytes: u64,
+    partials: u64,
+    partial_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ResultView<'a> {
+    key: &'a Digest,
+    kind: &'a str,
+    bytes: u64,
+    outputs: &'a [ListedOutput],
+    /// The stages that have it, where runs are recorded.
+    stages: Option<Vec<&'a StageOf>>,
+    last_used: String,
+}
+
+impl<'a> ListingView<'a> {
+    fn of(listing: &'a Listing, opened: Option<&'a Opened>) -> Self {
+        let Listing { results, objects, object_bytes, partials, partial_bytes } = listing;
+        let result = |ListedResult { key, kind, outputs, bytes, last_use }: &'a ListedResult| ResultView {
+            key,
+            kind,
+            bytes: *bytes,
+            outputs,
+            stages: opened.map(|opened| opened.stages_of(key)),
+            last_used: timestamp(*last_use),
+        };
+        Self {
+            results: results.iter().map(result).collect(),
+            objects: *objects,
+            object_bytes: *object_bytes,
+            partials: *partials,
+            partial_bytes: *partial_bytes,
+        }
+    }
+}
 
 /// Lists the results.
 pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
@@ -17,13 +61,7 @@ pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure
         None => Listing::default(),
     };
     match format {
-        Format::Json => crate::print_json(&json!({
-            "results": listing.results.iter().map(|result| result_json(result, opened)).collect::<Vec<_>>(),
-            "objects": listing.objects,
-            "object_bytes": listing.object_bytes,
-            "partials": listing.partials,
-            "partial_bytes": listing.partial_bytes,
-        })),
+        Format::Json => crate::print_json(&ListingView::of(&listing, opened)),
         Format::Text => Ok(print(&listing, opened)?),
     }
 }
@@ -61,22 +99,4 @@ fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
 
 fn output_name(output: &ListedOutput) -> String {
     if output.name == output.kind { output.name.clone() } else { format!("{} ({})", output.name, output.kind) }
-}
-
-fn result_json(result: &ListedResult, opened: Option<&Opened>) -> serde_json::Value {
-    let outputs: Vec<_> = result
-        .outputs
-        .iter()
-        .map(|output| {
-            json!({
-                "name": output.name, "kind": output.kind, "tree": output.tree,
-                "files": output.files, "bytes": output.bytes, "complete": output.complete,
-            })
-        })
-        .collect();
-    json!({
-        "key": result.key, "kind": result.kind, "bytes": result.bytes, "outputs": outputs,
-        "stages": opened.map(|opened| opened.stages_json(&result.key)),
-        "last_used": timestamp(result.last_use),
-    })
 }

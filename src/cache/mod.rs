@@ -12,9 +12,10 @@ use std::time::SystemTime;
 
 use cache::{Digest, Store};
 use clap::{Args, Subcommand};
-use engine::history::{History, References};
+use engine::history::{History, References, StageOf};
 use engine::home::Home;
 use engine::run::clock::Moment;
+use serde::Serialize;
 
 use crate::render::Failure;
 use crate::{Format, Global, words};
@@ -65,11 +66,11 @@ pub(crate) fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// What takes how much room in a home, by pipeline and stage, as a program reads it.
+/// What takes how much room in a home, by pipeline and stage.
 ///
 /// # Errors
 /// Fails where the store or the history does.
-pub(crate) fn usage(home: Option<&Home>) -> Result<serde_json::Value, Failure> {
+pub(crate) fn usage(home: Option<&Home>) -> Result<impl Serialize, Failure> {
     du::usage(home.map(Opened::look).transpose()?.flatten().as_ref())
 }
 
@@ -89,9 +90,9 @@ impl Opened {
         stages.collect::<Vec<_>>().join(", ")
     }
 
-    fn stages_json(&self, key: &Digest) -> Vec<serde_json::Value> {
-        let stages = self.references.stages_of(key);
-        stages.map(|stage| serde_json::json!({ "pipeline": stage.pipeline, "stage": stage.stage })).collect()
+    /// The same for a program.
+    fn stages_of(&self, key: &Digest) -> Vec<&StageOf> {
+        self.references.stages_of(key).collect()
     }
 }
 

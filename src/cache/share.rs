@@ -12,7 +12,7 @@ use engine::home::Home;
 use engine::plan::Plan;
 use engine::remote::Asking;
 use indicatif::ProgressBar;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 
 use super::verify::bar;
 use crate::remote::RemoteArgs;
@@ -50,13 +50,26 @@ pub(super) struct PullArgs {
 }
 
 /// What became of one result.
+#[derive(Serialize)]
 struct Outcome {
     name: String,
     key: Option<Digest>,
     what: &'static str,
     files: u64,
     bytes: u64,
+    #[serde(serialize_with = "in_words")]
     error: Option<RemoteError>,
+}
+
+/// What became of all of them.
+#[derive(Serialize)]
+struct Outcomes<'a> {
+    dry_run: bool,
+    results: &'a [Outcome],
+}
+
+fn in_words<S: Serializer>(error: &Option<RemoteError>, to: S) -> Result<S::Ok, S::Error> {
+    error.as_ref().map(ToString::to_string).serialize(to)
 }
 
 /// Sends results.
@@ -212,9 +225,7 @@ fn show(bar: &ProgressBar) -> impl Fn(TransferProgress) + Send + Sync + 'static 
 fn tell(lines: &[Outcome], format: Format, dry_run: bool, verb: &str) -> Result<(), Failure> {
     let failed = lines.iter().any(|line| line.error.is_some());
     let printed = match format {
-        Format::Json => crate::print_json(
-            &json!({ "dry_run": dry_run, "results": lines.iter().map(line_json).collect::<Vec<_>>() }),
-        ),
+        Format::Json => crate::print_json(&Outcomes { dry_run, results: lines }),
         Format::Text => print(lines, dry_run, verb),
     };
     for error in lines.iter().filter_map(|line| line.error.as_ref()) {
@@ -237,10 +248,4 @@ fn print(lines: &[Outcome], dry_run: bool, verb: &str) -> Result<(), Failure> {
     let would = if dry_run { "to be " } else { "" };
     writeln!(out, "{} {would}{verb}, {}", words::plural(files as usize, "file"), words::bytes(bytes))?;
     Ok(())
-}
-
-fn line_json(line: &Outcome) -> Value {
-    let Outcome { name, key, what, files, bytes, error } = line;
-    let error = error.as_ref().map(ToString::to_string);
-    json!({ "name": name, "key": key, "what": what, "files": files, "bytes": bytes, "error": error })
 }

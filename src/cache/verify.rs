@@ -3,10 +3,12 @@
 use std::io::{self, Write};
 use std::sync::Mutex;
 
+use cache::Digest;
 use cache::verify::{Fault, VerifyProgress, VerifyReport};
 use clap::Args;
+use engine::history::StageOf;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::Opened;
 use crate::progress::Verbosity;
@@ -42,7 +44,7 @@ pub(super) fn run(
         _ => Ok(()),
     };
     let printed = match format {
-        Format::Json => crate::print_json(&report_json(&report, opened, repaired && repair.is_ok())),
+        Format::Json => crate::print_json(&ReportView::of(&report, opened, repaired && repair.is_ok())),
         Format::Text => print(&report, opened, repaired && repair.is_ok()).map_err(Failure::from),
     };
     repair.map_err(Failure::machine)?;
@@ -98,21 +100,46 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
     }
 }
 
-fn report_json(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> Value {
-    let fault_json = |fault: &Fault| {
-        let results = fault.results();
-        let results =
-            results.iter().map(|key| json!({ "key": key, "stages": opened.map(|opened| opened.stages_json(key)) }));
-        json!({ "message": fault.to_string(), "damage": fault.is_damage(), "results": results.collect::<Vec<_>>() })
-    };
-    json!({
-        "objects": report.objects,
-        "bytes": report.bytes,
-        "trees": report.trees,
-        "results": report.results,
-        "faults": report.faults.iter().map(fault_json).collect::<Vec<_>>(),
-        "repaired": repaired,
-    })
+/// What a check found, as a program reads it.
+#[derive(Serialize)]
+struct ReportView<'a> {
+    objects: u64,
+    bytes: u64,
+    trees: u64,
+    results: u64,
+    faults: Vec<FaultView<'a>>,
+    repaired: bool,
+}
+
+#[derive(Serialize)]
+struct FaultView<'a> {
+    message: String,
+    damage: bool,
+    /// Those that suffer from it.
+    results: Vec<ResultView<'a>>,
+}
+
+#[derive(Serialize)]
+struct ResultView<'a> {
+    key: Digest,
+    /// The stages that have it, where runs are recorded.
+    stages: Option<Vec<&'a StageOf>>,
+}
+
+impl<'a> ReportView<'a> {
+    fn of(report: &VerifyReport, opened: Option<&'a Opened>, repaired: bool) -> Self {
+        let VerifyReport { objects, bytes, trees, results, ref faults } = *report;
+        let faults = faults.iter().map(|fault| FaultView::of(fault, opened)).collect();
+        Self { objects, bytes, trees, results, faults, repaired }
+    }
+}
+
+impl<'a> FaultView<'a> {
+    fn of(fault: &Fault, opened: Option<&'a Opened>) -> Self {
+        let result = |key| ResultView { key, stages: opened.map(|opened| opened.stages_of(&key)) };
+        let results = fault.results().into_iter().map(result).collect();
+        Self { message: fault.to_string(), damage: fault.is_damage(), results }
+    }
 }
 
 pub(super) fn bar(verbosity: Verbosity) -> ProgressBar {

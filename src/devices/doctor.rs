@@ -9,7 +9,8 @@ use clap::Args;
 use engine::executor::ExecutorKind;
 use engine::file::source::Sources;
 use engine::plan::{DeviceCount, Plan, PlannedStage};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::ListArgs;
 use crate::render::{Exit, Failure};
@@ -50,7 +51,13 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     findings.extend(stages::compute::kernels::tiles_refused().map(without_tiles));
     findings.sort_by_key(|finding| finding.severity);
     let printed = match args.list.format {
-        Format::Json => crate::print_json(&as_json(&findings, &python)),
+        Format::Json => crate::print_json(&FindingsView {
+            version: JSON_VERSION,
+            findings: &findings,
+            errors: count(&findings, Severity::Error),
+            warnings: count(&findings, Severity::Warning),
+            python: &python,
+        }),
         Format::Text => print(&findings, &inventory, &python).map_err(Failure::from),
     };
     let wrong = findings.iter().any(|finding| finding.severity == Severity::Error);
@@ -146,15 +153,19 @@ fn lack(stage: &PlannedStage, inventory: &Inventory) -> Option<(String, String)>
     (wanted > largest).then(|| (seen(), format!("memory={}MiB", largest >> 20)))
 }
 
-fn as_json(findings: &[Finding], python: &Python) -> Value {
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    json!({
-        "version": JSON_VERSION,
-        "findings": findings,
-        "errors": count(Severity::Error),
-        "warnings": count(Severity::Warning),
-        "python": python,
-    })
+/// What was found, as a program reads it.
+#[derive(Serialize)]
+struct FindingsView<'a> {
+    version: u32,
+    findings: &'a [Finding],
+    errors: usize,
+    warnings: usize,
+    python: &'a Python,
+}
+
+/// How many findings are of a severity.
+fn count(findings: &[Finding], severity: Severity) -> usize {
+    findings.iter().filter(|finding| finding.severity == severity).count()
 }
 
 fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Result<()> {
@@ -192,11 +203,11 @@ fn looked_at(inventory: &Inventory, python: &Python) -> String {
 }
 
 fn summary(findings: &[Finding]) -> String {
-    let count = |severity: Severity| {
-        let count = findings.iter().filter(|finding| finding.severity == severity).count();
-        (count > 0).then(|| words::plural(count, severity.name()))
+    let named = |severity| match count(findings, severity) {
+        0 => None,
+        count => Some(words::plural(count, severity.name())),
     };
     let counts: Vec<String> =
-        [Severity::Error, Severity::Warning, Severity::Note].into_iter().filter_map(count).collect();
+        [Severity::Error, Severity::Warning, Severity::Note].into_iter().filter_map(named).collect();
     if counts.is_empty() { "nothing wrong was found".to_owned() } else { counts.join(", ") }
 }

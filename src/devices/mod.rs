@@ -5,10 +5,10 @@ mod doctor;
 use std::io::{self, Write};
 
 use ::devices::lease::{LeaseFolder, LeaseState};
-use ::devices::{Device, DeviceKind, Inventory, LinkKind, Machine};
+use ::devices::{Asked, CpuList, Device, DeviceKind, Inventory, Link, LinkKind, Machine};
 use clap::{Args, Subcommand};
 use engine::parameter::Period;
-use serde_json::{Value, json};
+use serde::Serialize;
 use stages::compute::kernels::{self, Instructions, Measurement, Rates};
 
 use crate::render::Failure;
@@ -65,42 +65,78 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
     let machine = args.machine();
     let inventory = Inventory::of(&machine, &DeviceKind::ALL);
     match args.format {
-        Format::Json => crate::print_json(&as_json(&inventory, &machine)),
+        Format::Json => crate::print_json(&MachineView::of(inventory, &machine)),
         Format::Text => Ok(print(&inventory, &machine)?),
     }
 }
 
-/// What this machine has to compute on, as a program reads it.
-pub(crate) fn here() -> Value {
-    let machine = Machine::here();
-    let inventory = Inventory::of(&machine, &DeviceKind::ALL);
-    let mut value = as_json(&inventory, &machine);
-    value["leases"] = leases(&inventory);
-    value
+/// What a machine has to compute on, as a program reads it.
+#[derive(Serialize)]
+struct MachineView {
+    version: u32,
+    devices: Vec<Device>,
+    links: Vec<Link>,
+    numa_nodes: Vec<NumaNode>,
+    asked: Vec<Asked>,
+    cpu_kernels: Option<Instructions>,
+    not_yet_run_on_hardware: Vec<DeviceKind>,
 }
 
-/// Which devices runs have leased, at this moment; null where the machine has no place for leases.
-fn leases(inventory: &Inventory) -> Value {
-    let Ok(folder) = LeaseFolder::of_this_machine() else { return Value::Null };
+#[derive(Serialize)]
+struct NumaNode {
+    node: u32,
+    cpus: CpuList,
+}
+
+/// This machine, and which devices runs have leased, at this moment.
+#[derive(Serialize)]
+pub(crate) struct Here {
+    #[serde(flatten)]
+    machine: MachineView,
+    /// None where the machine has no place for leases.
+    leases: Option<Vec<Lease>>,
+}
+
+/// A device that a run has leased.
+#[derive(Serialize)]
+struct Lease {
+    kind: DeviceKind,
+    index: u32,
+    /// Who, in words, where that is known.
+    held_by: Option<String>,
+}
+
+impl MachineView {
+    fn of(Inventory { devices, links, asked }: Inventory, machine: &Machine) -> Self {
+        let nodes = ::devices::numa_nodes(machine).into_iter();
+        Self {
+            version: JSON_VERSION,
+            devices,
+            links,
+            numa_nodes: nodes.map(|(node, cpus)| NumaNode { node, cpus }).collect(),
+            asked,
+            cpu_kernels: kernels::of_this_machine().ok(),
+            not_yet_run_on_hardware: never_run(&DeviceKind::ALL),
+        }
+    }
+}
+
+impl Here {
+    pub(crate) fn now() -> Self {
+        let machine = Machine::here();
+        let inventory = Inventory::of(&machine, &DeviceKind::ALL);
+        let leases = leases(&inventory);
+        Self { machine: MachineView::of(inventory, &machine), leases }
+    }
+}
+
+fn leases(inventory: &Inventory) -> Option<Vec<Lease>> {
+    let folder = LeaseFolder::of_this_machine().ok()?;
     let held = inventory.devices.iter().filter_map(|device| match folder.standing(&device.identity()) {
-        Ok(LeaseState::Held(by)) => Some(json!({ "kind": device.kind, "index": device.index, "held_by": by })),
+        Ok(LeaseState::Held(held_by)) => Some(Lease { kind: device.kind, index: device.index, held_by }),
         Ok(LeaseState::Free) | Err(_) => None,
     });
-    held.collect()
-}
-
-fn as_json(inventory: &Inventory, machine: &Machine) -> Value {
-    let nodes = ::devices::numa_nodes(machine);
-    let nodes: Vec<Value> = nodes.iter().map(|(node, cpus)| json!({ "node": node, "cpus": cpus })).collect();
-    json!({
-        "version": JSON_VERSION,
-        "devices": inventory.devices,
-        "links": inventory.links,
-        "numa_nodes": nodes,
-        "asked": inventory.asked,
-        "cpu_kernels": kernels::of_this_machine().ok(),
-        "not_yet_run_on_hardware": never_run(&DeviceKind::ALL),
-    })
+    Some(held.collect())
 }
 
 /// Of some kinds those that this program was never run on.

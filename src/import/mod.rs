@@ -126,10 +126,7 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     let is_ours = rejected.as_ref().is_some_and(|rejected| !rejected.problems.iter().all(is_of_the_machine));
     let pipeline = (!fails && !is_ours).then_some(text.as_str());
     match args.format {
-        Format::Json => {
-            let problems = problems.iter().map(|problem| render::problem_json(&sources, problem)).collect();
-            crate::print_json(&report.json(pipeline, problems))?;
-        }
+        Format::Json => crate::print_json(&report.view(pipeline, &problems))?,
         Format::Text => {
             terminal::tell(render::problems(&sources, &problems, Look::stderr()));
             if global.verbosity() != Verbosity::Quiet {

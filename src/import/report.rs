@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::{SourceId, Sources};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
+use serde_json::Value as Json;
 
 use super::job::Method;
 use super::reading::{Item, Lists};
+use crate::render::ProblemView;
 use crate::words::plural;
 
 /// The widest line.
@@ -19,6 +21,32 @@ pub(super) struct Report<'a> {
     pub(super) lists: &'a Lists,
     pub(super) sources: &'a Sources,
     pub(super) method: Method,
+}
+
+/// The same as a program reads it.
+#[derive(Serialize)]
+pub(super) struct ReportView<'a> {
+    tool: &'a str,
+    carried_over: Vec<ItemView<'a>>,
+    other_meaning: Vec<ItemView<'a>>,
+    not_carried_over: Vec<ItemView<'a>>,
+    /// What the tool's own defaults are, where they are written out.
+    defaults: Vec<ItemView<'a>>,
+    problems: Vec<ProblemView<'a>>,
+    /// The pipeline file, where there is one.
+    pipeline: Option<&'a str>,
+}
+
+/// A key of the tool's configuration.
+#[derive(Serialize)]
+struct ItemView<'a> {
+    key: &'a str,
+    value: &'a Json,
+    file: Option<&'a str>,
+    line: Option<usize>,
+    /// The path in the pipeline file.
+    becomes: Option<String>,
+    reason: Option<&'a str>,
 }
 
 impl Report<'_> {
@@ -65,32 +93,30 @@ impl Report<'_> {
     }
 
     /// For a program.
-    pub(super) fn json(&self, pipeline: Option<&str>, problems: Vec<Json>) -> Json {
+    pub(super) fn view<'v>(&'v self, pipeline: Option<&'v str>, problems: &'v [Problem]) -> ReportView<'v> {
         let Lists { same, differing, missing } = self.lists;
         let (given, defaults): (Vec<&Item>, Vec<&Item>) = same.iter().partition(|item| item.span.is_some());
-        let items = |items: Vec<&Item>| items.into_iter().map(|item| self.item(item)).collect::<Vec<_>>();
-        json!({
-            "tool": self.tool,
-            "carried_over": items(given),
-            "other_meaning": items(differing.iter().collect()),
-            "not_carried_over": items(missing.iter().collect()),
-            "defaults": items(defaults),
-            "problems": problems,
-            "pipeline": pipeline,
-        })
+        ReportView {
+            tool: self.tool,
+            carried_over: given.into_iter().map(|item| self.item(item)).collect(),
+            other_meaning: differing.iter().map(|item| self.item(item)).collect(),
+            not_carried_over: missing.iter().map(|item| self.item(item)).collect(),
+            defaults: defaults.into_iter().map(|item| self.item(item)).collect(),
+            problems: ProblemView::of_all(self.sources, problems),
+            pipeline,
+        }
     }
 
-    fn item(&self, item: &Item) -> Json {
-        let line = item.span.map(|span| self.sources.line_column(span).0);
-        let file = item.span.and_then(|span| self.sources.get(span.source)).map(|source| source.name.as_str());
-        json!({
-            "key": item.key,
-            "value": item.value,
-            "file": file,
-            "line": line,
-            "becomes": item.becomes.as_deref().map(|path| self.path(path)),
-            "reason": item.reason,
-        })
+    fn item<'v>(&'v self, item: &'v Item) -> ItemView<'v> {
+        let source = item.span.and_then(|span| self.sources.get(span.source));
+        ItemView {
+            key: &item.key,
+            value: &item.value,
+            file: source.map(|source| source.name.as_str()),
+            line: item.span.map(|span| self.sources.line_column(span).0),
+            becomes: item.becomes.as_deref().map(|path| self.path(path)),
+            reason: item.reason.as_deref(),
+        }
     }
 
     /// A path as the pipeline file has it: the stage that trains is called by what it makes.

@@ -3,10 +3,10 @@
 use std::io::Write;
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
+use super::ALL;
 use super::models::{self, Model};
-use super::{ALL, Recipe};
 use crate::Format;
 use crate::render::Failure;
 use crate::table::Table;
@@ -26,17 +26,23 @@ pub(crate) struct LsArgs {
 }
 
 /// A recipe, for a model where it takes one.
-type Pair = (&'static Recipe, Option<&'static Model>);
+#[derive(Clone, Copy, Serialize)]
+struct Pair {
+    recipe: &'static str,
+    summary: &'static str,
+    model: Option<&'static str>,
+    family: Option<&'static str>,
+}
 
 pub(crate) fn run(args: &LsArgs) -> Result<(), Failure> {
     let words: Vec<String> = args.words.iter().map(|word| word.to_lowercase()).collect();
-    let pairs: Vec<Pair> = pairs().filter(|pair| words.iter().all(|word| contains(*pair, word))).collect();
+    let pairs: Vec<Pair> = pairs().filter(|pair| words.iter().all(|word| pair.contains(word))).collect();
     if pairs.is_empty() {
         let help = "`pipeline ls` without words lists all of them; any checkpoint can be set as `model=`";
         return Err(Failure::wrong(format!("no recipe and model contain `{}`", args.words.join(" "))).with_help(help));
     }
     match args.format {
-        Format::Json => crate::print_json(&pairs.iter().map(as_json).collect()),
+        Format::Json => crate::print_json(&pairs),
         Format::Text => {
             let mut out = crate::screen::stdout();
             let text = if words.is_empty() { recipes() } else { pairs_table(&pairs) };
@@ -47,24 +53,17 @@ pub(crate) fn run(args: &LsArgs) -> Result<(), Failure> {
 
 fn pairs() -> impl Iterator<Item = Pair> {
     ALL.iter().flat_map(|recipe| {
-        let models: Vec<Option<&Model>> =
-            if recipe.takes_a_model() { models::ALL.iter().map(Some).collect() } else { vec![None] };
-        models.into_iter().map(move |model| (recipe, model))
+        let alone = Pair { recipe: recipe.name, summary: recipe.summary(), model: None, family: None };
+        let with = |model: &Model| Pair { model: Some(model.repo), family: Some(model.family), ..alone };
+        if recipe.takes_a_model() { models::ALL.iter().map(with).collect() } else { vec![alone] }
     })
 }
 
-fn contains((recipe, model): Pair, word: &str) -> bool {
-    let model = model.map_or(["", ""], |model| [model.repo, model.family]);
-    [recipe.name].into_iter().chain(model).any(|text| text.to_lowercase().contains(word))
-}
-
-fn as_json((recipe, model): &Pair) -> serde_json::Value {
-    json!({
-        "recipe": recipe.name,
-        "summary": recipe.summary(),
-        "model": model.map(|model| model.repo),
-        "family": model.map(|model| model.family),
-    })
+impl Pair {
+    fn contains(&self, word: &str) -> bool {
+        let texts = [Some(self.recipe), self.model, self.family];
+        texts.iter().flatten().any(|text| text.to_lowercase().contains(word))
+    }
 }
 
 /// A line for each recipe, its summary below the others' where the line is too long.
@@ -81,9 +80,8 @@ fn recipes() -> String {
 
 fn pairs_table(pairs: &[Pair]) -> String {
     let mut table = Table::new(["recipe", "family", "model"]);
-    for (recipe, model) in pairs {
-        let [family, repo] = model.map_or(["", ""], |model| [model.family, model.repo]);
-        table.row([recipe.name, family, repo]);
+    for Pair { recipe, family, model, .. } in pairs {
+        table.row([recipe, family.unwrap_or_default(), model.unwrap_or_default()]);
     }
     table.to_string()
 }

@@ -6,7 +6,7 @@ use cache::{Digest, KeyDifference, OutputRecord, differences};
 use clap::Args;
 use engine::explain::value_in_words;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::stage::flattened;
 use super::{LATEST, Past};
@@ -36,72 +36,83 @@ pub(super) fn run(args: &DiffArgs, global: &Global) -> Result<(), Failure> {
     let new = past.recorded(&past.find(&args.new)?.run, Words::Skip)?;
     let difference = Difference::of(&past, &old, &new)?;
     let printed = match args.format {
-        Format::Json => crate::print_json(&difference.json(&old, &new)),
+        Format::Json => crate::print_json(&difference),
         Format::Text => difference.print(&mut crate::screen::stdout(), &old, &new).map_err(Failure::from),
     };
-    Failure::after(if difference.is_none() { Exit::Done } else { Exit::StageFailed }, printed)
+    Failure::after(if difference.equal { Exit::Done } else { Exit::StageFailed }, printed)
 }
 
 /// Where two runs differ.
-struct Difference {
+#[derive(Serialize)]
+struct Difference<'a> {
+    old: &'a str,
+    new: &'a str,
+    /// Whether they do not.
+    equal: bool,
     /// The stages that are in both and not the same, in the order of the new run.
-    changed: Vec<StageDifference>,
-    equal: Vec<String>,
-    gone: Vec<String>,
-    added: Vec<String>,
+    stages: Vec<StageDifference<'a>>,
+    equal_stages: Vec<&'a str>,
+    only_in_old: Vec<&'a str>,
+    only_in_new: Vec<&'a str>,
 }
 
 /// Where a stage differs.
-struct StageDifference {
-    stage: String,
+#[derive(Serialize)]
+struct StageDifference<'a> {
+    stage: &'a str,
     /// How it is in the two.
-    status: [String; 2],
+    status: [&'a str; 2],
     parameters: Vec<KeyDifference>,
-    metrics: Vec<(String, [Option<f64>; 2])>,
+    metrics: Vec<MetricDifference>,
     outputs: Vec<OutputDifference>,
 }
 
-/// An output in the two.
-struct OutputDifference {
-    name: String,
-    identity: [Option<Digest>; 2],
-    tree: [Option<Digest>; 2],
+/// A number in the two.
+#[derive(Serialize)]
+struct MetricDifference {
+    metric: String,
+    values: [Option<f64>; 2],
 }
 
-impl Difference {
-    fn of(past: &Past, old: &Recorded, new: &Recorded) -> Result<Self, Failure> {
-        let id = |stage: &RecordedStage| stage.summary.stage.clone();
-        let mut difference = Self {
-            changed: Vec::new(),
-            equal: Vec::new(),
-            gone: old.stages.iter().map(id).filter(|id| new.stage(id).is_none()).collect(),
-            added: new.stages.iter().map(id).filter(|id| old.stage(id).is_none()).collect(),
+/// An output in the two.
+#[derive(Serialize)]
+struct OutputDifference {
+    output: String,
+    identity: [Option<Digest>; 2],
+    tree: [Option<Digest>; 2],
+    equal: Equality,
+}
+
+/// How far an output is the same in the two.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Equality {
+    /// Every file is.
+    Bytes,
+    /// What it stands for is, in other bytes.
+    Content,
+    No,
+}
+
+impl<'a> Difference<'a> {
+    fn of(past: &Past, old: &'a Recorded, new: &'a Recorded) -> Result<Self, Failure> {
+        let only_in = |one: &'a Recorded, other: &Recorded| -> Vec<&'a str> {
+            let ids = one.stages.iter().map(|stage| stage.summary.stage.as_str());
+            ids.filter(|id| other.stage(id).is_none()).collect()
         };
+        let (only_in_old, only_in_new) = (only_in(old, new), only_in(new, old));
+        let (mut stages, mut equal_stages) = (Vec::new(), Vec::new());
         for stage in &new.stages {
             let Some(before) = old.stage(&stage.summary.stage) else { continue };
             let compared = StageDifference::of(past, before, stage)?;
             match compared.is_none() {
-                true => difference.equal.push(id(stage)),
-                false => difference.changed.push(compared),
+                true => equal_stages.push(compared.stage),
+                false => stages.push(compared),
             }
         }
-        Ok(difference)
-    }
-
-    fn is_none(&self) -> bool {
-        self.changed.is_empty() && self.gone.is_empty() && self.added.is_empty()
-    }
-
-    fn json(&self, old: &Recorded, new: &Recorded) -> Value {
-        json!({
-            "old": old.summary.run,
-            "new": new.summary.run,
-            "equal": self.is_none(),
-            "stages": self.changed.iter().map(StageDifference::json).collect::<Vec<_>>(),
-            "equal_stages": self.equal,
-            "only_in_old": self.gone,
-            "only_in_new": self.added,
-        })
+        let equal = stages.is_empty() && only_in_old.is_empty() && only_in_new.is_empty();
+        let (old, new) = (&old.summary.run, &new.summary.run);
+        Ok(Self { old, new, equal, stages, equal_stages, only_in_old, only_in_new })
     }
 
     fn print(&self, out: &mut dyn Write, old: &Recorded, new: &Recorded) -> io::Result<()> {
@@ -111,8 +122,12 @@ impl Difference {
         for (name, before, now) in circumstances.iter().filter(|(_, before, now)| before != now) {
             writeln!(out, "{name} {before} → {now}")?;
         }
-        self.changed.iter().try_for_each(|stage| stage.print(out))?;
-        let lists = [("only in the first", &self.gone), ("only in the second", &self.added), ("equal", &self.equal)];
+        self.stages.iter().try_for_each(|stage| stage.print(out))?;
+        let lists = [
+            ("only in the first", &self.only_in_old),
+            ("only in the second", &self.only_in_new),
+            ("equal", &self.equal_stages),
+        ];
         for (title, stages) in lists.iter().filter(|(_, stages)| !stages.is_empty()) {
             writeln!(out, "\n{title}: {}", stages.join(", "))?;
         }
@@ -120,8 +135,8 @@ impl Difference {
     }
 }
 
-impl StageDifference {
-    fn of(past: &Past, old: &RecordedStage, new: &RecordedStage) -> Result<Self, Failure> {
+impl<'a> StageDifference<'a> {
+    fn of(past: &Past, old: &'a RecordedStage, new: &'a RecordedStage) -> Result<Self, Failure> {
         let made = |stage: &RecordedStage| stage.summary.key.map_or(Ok(None), |key| past.made(&key));
         let (before, now) = (made(old)?, made(new)?);
         let parameters = match (&before, &now) {
@@ -137,58 +152,35 @@ impl StageDifference {
         let pairs: Vec<(&String, [Option<&OutputRecord>; 2])> =
             names.iter().map(|name| (*name, [of(0, name), of(1, name)])).collect();
         Ok(Self {
-            stage: new.summary.stage.clone(),
-            status: [old.summary.status.clone(), new.summary.status.clone()],
+            stage: &new.summary.stage,
+            status: [&old.summary.status, &new.summary.status],
             parameters,
             metrics: pairs.iter().flat_map(|(_, pair)| metrics(*pair)).collect(),
-            outputs: pairs
-                .iter()
-                .map(|(name, pair)| OutputDifference {
-                    name: (*name).clone(),
-                    identity: pair.map(|output| output.map(|output| output.identity)),
-                    tree: pair.map(|output| output.map(|output| output.tree)),
-                })
-                .collect(),
+            outputs: pairs.iter().map(|(name, pair)| OutputDifference::of(name, *pair)).collect(),
         })
     }
 
     fn is_none(&self) -> bool {
-        let same_end = has_result(&self.status[0]) == has_result(&self.status[1]);
-        same_end && self.parameters.is_empty() && self.outputs.iter().all(|output| output.tree[0] == output.tree[1])
-    }
-
-    fn json(&self) -> Value {
-        let outputs = self.outputs.iter().map(|output| {
-            json!({ "output": output.name, "identity": output.identity, "tree": output.tree, "equal": output.verdict() })
-        });
-        let metrics = self.metrics.iter().map(|(name, values)| json!({ "metric": name, "values": values }));
-        json!({
-            "stage": self.stage,
-            "status": self.status,
-            "parameters": self.parameters,
-            "metrics": metrics.collect::<Vec<_>>(),
-            "outputs": outputs.collect::<Vec<_>>(),
-        })
+        let same_end = has_result(self.status[0]) == has_result(self.status[1]);
+        same_end && self.parameters.is_empty() && self.outputs.iter().all(|output| output.equal == Equality::Bytes)
     }
 
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "\n{}", Look::stdout().paint("1", &self.stage))?;
+        writeln!(out, "\n{}", Look::stdout().paint("1", self.stage))?;
         let mut lines: Vec<(String, String)> = Vec::new();
-        if has_result(&self.status[0]) != has_result(&self.status[1]) {
+        if has_result(self.status[0]) != has_result(self.status[1]) {
             lines.push(("state".to_owned(), format!("{} → {}", self.status[0], self.status[1])));
         }
         for KeyDifference { path, old, new } in &self.parameters {
             let [old, new] = [old, new].map(|value| brief(value.as_deref()));
             lines.push((path.trim_start_matches('@').to_owned(), format!("{old} → {new}")));
         }
-        for (name, [old, new]) in &self.metrics {
-            let shown = |value: &Option<f64>| {
-                value.map_or_else(|| "not measured".to_owned(), |value| words::figure(&json!(value)))
-            };
-            lines.push((name.clone(), format!("{} → {}", shown(old), shown(new))));
+        for MetricDifference { metric, values } in &self.metrics {
+            let [old, new] = values.map(|value| value.map_or_else(|| "not measured".to_owned(), words::float));
+            lines.push((metric.clone(), format!("{old} → {new}")));
         }
         for output in &self.outputs {
-            lines.push((format!("output {}", output.name), output.in_words()));
+            lines.push((format!("output {}", output.output), output.in_words()));
         }
         let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
         lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name}{}  {text}", " ".repeat(widest - width(name))))
@@ -196,21 +188,24 @@ impl StageDifference {
 }
 
 impl OutputDifference {
-    /// `bytes`: every file is the same. `content`: what it stands for is, in other bytes. `no`: it is another.
-    fn verdict(&self) -> &'static str {
-        match () {
-            () if self.tree[0] == self.tree[1] => "bytes",
-            () if self.identity[0] == self.identity[1] => "content",
-            () => "no",
-        }
+    fn of(output: &str, pair: [Option<&OutputRecord>; 2]) -> Self {
+        let identity = pair.map(|output| output.map(|output| output.identity));
+        let tree = pair.map(|output| output.map(|output| output.tree));
+        let equal = match () {
+            () if tree[0] == tree[1] => Equality::Bytes,
+            () if identity[0] == identity[1] => Equality::Content,
+            () => Equality::No,
+        };
+        Self { output: output.to_owned(), identity, tree, equal }
     }
 
     fn in_words(&self) -> String {
-        let shown = |digest: &Option<Digest>| digest.map_or_else(|| "not made".to_owned(), |digest| digest.short());
-        match self.verdict() {
-            "bytes" => "the same".to_owned(),
-            "content" => "the same content in other bytes".to_owned(),
-            _ => format!("{} → {}", shown(&self.identity[0]), shown(&self.identity[1])),
+        let [old, new] =
+            self.identity.map(|digest| digest.map_or_else(|| "not made".to_owned(), |digest| digest.short()));
+        match self.equal {
+            Equality::Bytes => "the same".to_owned(),
+            Equality::Content => "the same content in other bytes".to_owned(),
+            Equality::No => format!("{old} → {new}"),
         }
     }
 }
@@ -228,7 +223,7 @@ fn outputs(stage: &RecordedStage, made: Option<Origin>) -> Vec<(String, OutputRe
 }
 
 /// The numbers among the facts of an output that differ, where there are two to compare.
-fn metrics([old, new]: [Option<&OutputRecord>; 2]) -> Vec<(String, [Option<f64>; 2])> {
+fn metrics([old, new]: [Option<&OutputRecord>; 2]) -> Vec<MetricDifference> {
     use stages::data::artifact::{Metrics, OutputKind};
     let is_metrics = |output: &&OutputRecord| output.kind == Metrics::NAME;
     let facts = [old, new].map(|output| output.filter(is_metrics).map(|output| &output.facts));
@@ -237,11 +232,11 @@ fn metrics([old, new]: [Option<&OutputRecord>; 2]) -> Vec<(String, [Option<f64>;
     }
     let mut names: Vec<&String> = facts.iter().flatten().flat_map(|facts| facts.keys()).collect();
     names.dedup();
-    let mut found: Vec<(String, [Option<f64>; 2])> = Vec::new();
+    let mut found: Vec<MetricDifference> = Vec::new();
     for name in names {
         let values = facts.map(|facts| facts?.get(name)?.as_f64());
-        if values[0] != values[1] && !found.iter().any(|(known, _)| known == name) {
-            found.push((name.clone(), values));
+        if values[0] != values[1] && !found.iter().any(|known| known.metric == *name) {
+            found.push(MetricDifference { metric: name.clone(), values });
         }
     }
     found

@@ -5,7 +5,6 @@ use std::io::Write;
 use clap::Args;
 use engine::history::{History, RunState, RunSummary, Selection};
 use engine::run::clock::Moment;
-use serde_json::json;
 
 use super::state;
 use crate::render::Failure;
@@ -69,7 +68,7 @@ pub(super) fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
         None => (Vec::new(), Vec::new()),
     };
     match args.format {
-        Format::Json => crate::print_json(&json!(runs)),
+        Format::Json => crate::print_json(&runs),
         Format::Text if runs.is_empty() => {
             Ok(writeln!(std::io::stdout(), "{}", if ids.is_empty() { "no runs yet" } else { "no such runs" })?)
         }

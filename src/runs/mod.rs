@@ -13,7 +13,7 @@ pub(crate) mod steps;
 mod verify;
 
 pub(crate) use show::stage_of;
-pub(crate) use stage::story;
+pub(crate) use stage::StageStory;
 
 use cache::{Digest, OutputRecord, Store};
 use clap::{Args, Subcommand};

@@ -1,12 +1,15 @@
 //! `pipeline runs profile`: where the time of a past run's stages went.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use engine::history::Words;
-use serde_json::json;
+use serde::Serialize;
 
 use super::{LATEST, Past, stage_of};
+use crate::profiles::StageProfile;
 use crate::render::Failure;
-use crate::{Format, Global, profiles, words};
+use crate::{Format, Global, words};
 
 /// Show where the time of a run's stages went, of those that were run with `--profile` or `profile: true`.
 #[derive(Args)]
@@ -21,6 +24,14 @@ pub(super) struct ProfileArgs {
     format: Format,
 }
 
+/// Where the time of a run's stages went, as a program reads it.
+#[derive(Serialize)]
+struct RunProfile {
+    run: String,
+    traces: Vec<PathBuf>,
+    stages: Vec<StageProfile>,
+}
+
 /// Prints the tables.
 pub(super) fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
@@ -30,8 +41,9 @@ pub(super) fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
         Some(id) => vec![stage_of(&recorded, id)?],
         None => recorded.stages.iter().collect(),
     };
-    let ids = stages.iter().map(|stage| stage.summary.stage.as_str());
-    let profiles: Vec<_> = ids.filter_map(|id| Some((id, recorded.profile(id)?))).collect();
+    let ids = stages.iter().map(|stage| stage.summary.stage.clone());
+    let profiles: Vec<StageProfile> =
+        ids.filter_map(|stage| recorded.profile(&stage).map(|profile| StageProfile { stage, profile })).collect();
     if profiles.is_empty() {
         let message = match &args.stage {
             Some(stage) => format!("stage `{stage}` was not profiled in run {}", summary.run),
@@ -43,12 +55,10 @@ pub(super) fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
         )));
     }
     if args.format == Format::Json {
-        let stages = profiles.iter().map(|(stage, profile)| json!({ "stage": stage, "profile": profile }));
-        let value = json!({ "run": summary.run, "traces": recorded.traces(), "stages": stages.collect::<Vec<_>>() });
-        return crate::print_json(&value);
+        return crate::print_json(&RunProfile { run: summary.run, traces: recorded.traces(), stages: profiles });
     }
     let out = &mut crate::screen::stdout();
-    profiles.iter().try_for_each(|(stage, profile)| profiles::print(out, stage, profile))?;
+    profiles.iter().try_for_each(|profile| profile.print(out))?;
     for trace in recorded.traces() {
         crate::terminal::tell_line(format_args!("trace: {}", words::path(&trace)));
     }

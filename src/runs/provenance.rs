@@ -9,7 +9,8 @@ use clap::Args;
 use engine::artifact::stored_files;
 use engine::history::{Ancestor, Provenance, SourceFile, Tracer, Words};
 use engine::publish::published_as;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::stage::flattened;
 use super::{Past, stage_of};
@@ -34,12 +35,25 @@ pub(super) struct ProvenanceArgs {
 }
 
 /// What a name turned out to stand for.
+#[derive(Serialize)]
 struct Target {
     key: Digest,
     /// The output meant, where one is.
     output: Option<String>,
     /// What else is to be said: how it was found, and whether it is still as it was.
     notes: Vec<String>,
+}
+
+/// Where it comes from, as a program reads it.
+#[derive(Serialize)]
+struct ProvenanceView<'a> {
+    #[serde(flatten)]
+    target: &'a Target,
+    results: &'a [Ancestor],
+    /// The files that all of it was made from.
+    files: Vec<&'a SourceFile>,
+    /// The versions of what it was made from on hubs.
+    pins: BTreeMap<&'a String, &'a String>,
 }
 
 /// Traces it.
@@ -53,22 +67,20 @@ pub(super) fn run(args: &ProvenanceArgs, global: &Global) -> Result<(), Failure>
             .with_help("its record was collected from the store and that of its run removed"));
     }
     match args.format {
-        Format::Json => crate::print_json(&to_json(&target, &provenance)),
+        Format::Json => crate::print_json(&ProvenanceView::of(&target, &provenance)),
         Format::Text => Ok(Printer::new(&provenance).print(&mut crate::screen::stdout(), &target)?),
     }
 }
 
-fn to_json(target: &Target, provenance: &Provenance) -> Value {
-    let files: Vec<&SourceFile> = provenance.results.iter().flat_map(|ancestor| &ancestor.files).collect();
-    let pins: BTreeMap<&String, &String> = provenance.results.iter().flat_map(|ancestor| &ancestor.pins).collect();
-    json!({
-        "key": target.key,
-        "output": target.output,
-        "notes": target.notes,
-        "results": provenance.results,
-        "files": files,
-        "pins": pins,
-    })
+impl<'a> ProvenanceView<'a> {
+    fn of(target: &'a Target, Provenance { results }: &'a Provenance) -> Self {
+        Self {
+            target,
+            results,
+            files: results.iter().flat_map(|ancestor| &ancestor.files).collect(),
+            pins: results.iter().flat_map(|ancestor| &ancestor.pins).collect(),
+        }
+    }
 }
 
 impl ProvenanceArgs {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use engine::history::{RunState, RunSummary};
 use engine::run::clock::Moment;
-use serde_json::json;
+use serde::Serialize;
 
 use super::Past;
 use crate::render::{Exit, Failure};
@@ -33,6 +33,15 @@ pub(super) struct RmArgs {
     format: Format,
 }
 
+/// What became of the runs.
+#[derive(Serialize)]
+struct Outcome<'a> {
+    removed: Vec<&'a str>,
+    /// Those that are active and stay.
+    running: Vec<&'a str>,
+    dry_run: bool,
+}
+
 /// Removes them.
 pub(super) fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     if args.runs.is_empty() && args.older_than.is_none() && args.keep.is_none() {
@@ -41,30 +50,30 @@ pub(super) fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     }
     let past = Past::open(global)?;
     let chosen = args.chosen(&past)?;
-    let (mut removed, mut alive) = (Vec::new(), Vec::new());
+    let mut outcome = Outcome { removed: Vec::new(), running: Vec::new(), dry_run: args.dry_run };
     for run in &chosen {
         let gone = args.dry_run && run.state != RunState::Running
             || !args.dry_run && past.history.remove(&past.home, &run.run).map_err(Failure::machine)?;
-        if gone { &mut removed } else { &mut alive }.push(run.run.as_str());
+        if gone { &mut outcome.removed } else { &mut outcome.running }.push(run.run.as_str());
     }
     let printed = match args.format {
-        Format::Json => crate::print_json(&json!({ "removed": removed, "running": alive, "dry_run": args.dry_run })),
-        Format::Text => tell(&removed, &alive, args.dry_run).map_err(Failure::from),
+        Format::Json => crate::print_json(&outcome),
+        Format::Text => tell(&outcome).map_err(Failure::from),
     };
     // Who names a run wants that one gone.
-    let refused = !args.runs.is_empty() && !alive.is_empty();
+    let refused = !args.runs.is_empty() && !outcome.running.is_empty();
     Failure::after(if refused { Exit::Wrong } else { Exit::Done }, printed)
 }
 
-fn tell(removed: &[&str], alive: &[&str], dry_run: bool) -> io::Result<()> {
+fn tell(Outcome { removed, running, dry_run }: &Outcome<'_>) -> io::Result<()> {
     let mut out = crate::screen::stdout();
     for run in removed {
         writeln!(out, "{run}")?;
     }
-    for run in alive {
+    for run in running {
         crate::terminal::tell_line(format_args!("run {run} is active and is kept"));
     }
-    let would = if dry_run { "would be removed" } else { "removed; their results stay in the store" };
+    let would = if *dry_run { "would be removed" } else { "removed; their results stay in the store" };
     crate::terminal::tell_line(format_args!("{} {would}", words::plural(removed.len(), "run")));
     Ok(())
 }

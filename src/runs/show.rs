@@ -5,7 +5,6 @@ use std::io::{self, Write};
 use clap::Args;
 use engine::history::{Recorded, RecordedStage, Words};
 use engine::run::clock::Moment;
-use serde_json::json;
 
 use super::stage::{StageStory, print_attempts};
 use super::{LATEST, Past, state};
@@ -38,11 +37,11 @@ pub(super) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
             let stage = stage_of(&recorded, id)?;
             let story = StageStory::of(&past, &recorded, stage)?;
             match args.format {
-                Format::Json => crate::print_json(&story.json()),
+                Format::Json => crate::print_json(&story.view()),
                 Format::Text => Ok(story.print(out)?),
             }
         }
-        None if args.format == Format::Json => crate::print_json(&json!(recorded.view())),
+        None if args.format == Format::Json => crate::print_json(&recorded.view()),
         None => print(out, &past, &recorded),
     }
 }

@@ -1,9 +1,15 @@
 //! All that is known of one stage of a run: what it was told, what it read, how it came about, what it made.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
-use engine::history::{Attempt, LOG_FILE, Origin, Recorded, RecordedStage};
-use serde_json::{Map, Value, json};
+use cache::{KeyDocument, OutputRecord};
+use engine::history::{Attempt, LOG_FILE, Origin, Recorded, RecordedStage, RunInput, StageSummary};
+use engine::pin::Pinned;
+use engine::protocol::FileGrant;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::Past;
 use crate::render::Failure;
@@ -11,16 +17,8 @@ use crate::table::{Table, list};
 use crate::terminal::Look;
 use crate::{figures, words};
 
-/// All that is known of a stage of a run, as a program reads it.
-///
-/// # Errors
-/// Fails where the store or the history does.
-pub(crate) fn story(past: &Past, recorded: &Recorded, stage: &RecordedStage) -> Result<Value, Failure> {
-    Ok(StageStory::of(past, recorded, stage)?.json())
-}
-
 /// One stage of a run.
-pub(super) struct StageStory<'a> {
+pub(crate) struct StageStory<'a> {
     recorded: &'a Recorded,
     stage: &'a RecordedStage,
     /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of
@@ -28,12 +26,36 @@ pub(super) struct StageStory<'a> {
     made: Option<Origin>,
 }
 
+/// The same as a program reads it.
+#[derive(Serialize)]
+pub(crate) struct StoryView<'a> {
+    #[serde(flatten)]
+    summary: &'a StageSummary,
+    run: &'a str,
+    /// Of its kind.
+    version: u32,
+    parameters: &'a Value,
+    why: &'a [String],
+    attempts: &'a [Attempt],
+    warnings: &'a [String],
+    reports: &'a [String],
+    inputs: &'a [RunInput],
+    /// The run that made the result.
+    made_by: Option<&'a str>,
+    key_document: Option<&'a KeyDocument>,
+    outputs: Option<&'a BTreeMap<String, OutputRecord>>,
+    how: Option<&'a Map<String, Value>>,
+    files: Option<&'a BTreeMap<String, Vec<FileGrant>>>,
+    pins: Option<&'a BTreeMap<String, Pinned>>,
+    log: PathBuf,
+}
+
 impl<'a> StageStory<'a> {
     /// Gathers what is known.
     ///
     /// # Errors
     /// Fails where the store or the history does.
-    pub(super) fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
+    pub(crate) fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
         let made = match &stage.summary.key {
             Some(key) => past.made(key)?,
             None => None,
@@ -42,26 +64,29 @@ impl<'a> StageStory<'a> {
     }
 
     /// As a program reads it.
-    pub(super) fn json(&self) -> Value {
-        let mut value = json!(self.stage.summary);
-        let (stage, plan) = (self.stage, &self.stage.plan);
-        value["run"] = json!(self.recorded.summary.run);
-        value["version"] = json!(plan.version);
-        value["parameters"] = plan.parameters.clone();
-        value["why"] = json!(stage.why);
-        value["attempts"] = json!(stage.attempts);
-        value["warnings"] = json!(stage.warnings);
-        value["reports"] = json!(stage.reports);
-        value["inputs"] = json!(plan.inputs);
-        value["made_by"] = json!(self.made.as_ref().and_then(|made| made.by.as_ref()).map(|(run, _)| run));
-        value["key_document"] = json!(self.made.as_ref().map(|made| &made.record.key));
-        value["outputs"] = json!(self.made.as_ref().map(|made| &made.record.outputs));
-        value["how"] = json!(self.made.as_ref().map(|made| &made.record.how));
-        let job = self.made.as_ref().and_then(|made| made.job.as_ref());
-        value["files"] = json!(job.map(|job| &job.files));
-        value["pins"] = json!(job.map(|job| &job.pins));
-        value["log"] = json!(self.recorded.stage_folder(&stage.summary.stage).join(LOG_FILE));
-        value
+    pub(crate) fn view(&self) -> StoryView<'_> {
+        let RecordedStage { summary, plan, why, attempts, warnings, reports, .. } = self.stage;
+        let made = self.made.as_ref();
+        let record = made.map(|made| &made.record);
+        let job = made.and_then(|made| made.job.as_ref());
+        StoryView {
+            summary,
+            run: &self.recorded.summary.run,
+            version: plan.version,
+            parameters: &plan.parameters,
+            why,
+            attempts,
+            warnings,
+            reports,
+            inputs: &plan.inputs,
+            made_by: made.and_then(|made| made.by.as_ref()).map(|(run, _)| run.as_str()),
+            key_document: record.map(|record| &record.key),
+            outputs: record.map(|record| &record.outputs),
+            how: record.map(|record| &record.how),
+            files: job.map(|job| &job.files),
+            pins: job.map(|job| &job.pins),
+            log: self.recorded.stage_folder(&summary.stage).join(LOG_FILE),
+        }
     }
 
     /// For a person.
@@ -185,6 +210,8 @@ pub(super) fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> i
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

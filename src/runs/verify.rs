@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use engine::history::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, Words};
-use serde_json::json;
+use serde::Serialize;
 
 use super::{LATEST, Past, stage_of};
 use crate::progress::Verbosity;
@@ -30,6 +30,15 @@ pub(super) struct VerifyArgs {
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// What came out, as a program reads it.
+#[derive(Serialize)]
+struct VerifiedView<'a> {
+    run: &'a str,
+    /// Whether everything is as it was recorded.
+    sound: bool,
+    stages: &'a [Verified],
 }
 
 /// Checks the run.
@@ -63,10 +72,11 @@ pub(super) fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
     });
     let verified = verified.map_err(Failure::machine)?;
     let printed = match args.format {
-        Format::Json => {
-            let sound = verified.iter().all(Verified::is_sound);
-            crate::print_json(&json!({ "run": summary.run, "sound": sound, "stages": verified }))
-        }
+        Format::Json => crate::print_json(&VerifiedView {
+            run: &summary.run,
+            sound: verified.iter().all(Verified::is_sound),
+            stages: &verified,
+        }),
         Format::Text => print(&mut crate::screen::stdout(), &verified).map_err(Failure::from),
     };
     let refuted = verified.iter().any(Verified::is_refuted);

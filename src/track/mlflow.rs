@@ -119,7 +119,7 @@ impl Mlflow {
                 })
                 .collect();
             self.log(&run, "metrics", &results, MOST_METRICS)?;
-            self.post("runs/update", &json!({ "run_id": run, "status": status(state), "end_time": time }))?;
+            self.end(&run, status(state), time)?;
         }
         self.sent.complete = story.ended.is_some();
         self.sent.events = story.read;
@@ -150,8 +150,7 @@ impl Mlflow {
             let results: Vec<Value> =
                 story.stages[&at].results.iter().map(|(name, value)| metric(name, *value, time, 0)).collect();
             self.log(&run, "metrics", &results, MOST_METRICS)?;
-            let status = if how == Ended::Done { "FINISHED" } else { "FAILED" };
-            self.post("runs/update", &json!({ "run_id": run, "status": status, "end_time": time }))?;
+            self.end(&run, if how == Ended::Done { "FINISHED" } else { "FAILED" }, time)?;
             if let Some(sent) = self.sent.stages.get_mut(&id) {
                 sent.ended = true;
             }
@@ -265,6 +264,10 @@ impl Mlflow {
             self.post("runs/log-batch", &json!({ "run_id": run, what: entries }))?;
         }
         Ok(())
+    }
+
+    fn end(&self, run: &str, status: &str, time: Millis) -> Result<(), TrackError> {
+        self.post("runs/update", &json!({ "run_id": run, "status": status, "end_time": time })).map(drop)
     }
 
     fn post(&self, method: &str, body: &Value) -> Result<Value, TrackError> {

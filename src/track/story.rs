@@ -8,7 +8,7 @@ use engine::history::{EventTail, Recorded, RunPlan, RunState, TimedEvent, Words}
 use engine::protocol::WorkerEvent;
 use engine::run::RunEvent;
 use engine::run::clock::Moment;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use stages::data::artifact::{Metrics, OutputKind};
 
 /// Follows a run's record.
@@ -106,6 +106,12 @@ impl Story {
         self.stages.iter().map(|(at, stage)| (*at, stage)).filter(move |(_, stage)| with_figures(stage))
     }
 
+    /// Where a stage's figures come from, among the parameters that a tracker is told.
+    pub(super) fn origin(&self, at: usize) -> Value {
+        let (plan, planned) = (&self.plan, &self.plan.stages[at]);
+        json!({ "run": plan.run, "stage": planned.id, "kind": planned.kind, "version": plan.program })
+    }
+
     fn apply(&mut self, TimedEvent { time, event }: TimedEvent) {
         self.read += 1;
         let time = millis(&time);
@@ -200,8 +206,6 @@ pub(super) fn millis(time: &str) -> Millis {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -105,11 +105,10 @@ impl Swanlab<'_> {
 
 /// The parameters of a stage in the form of its `config.yaml`; JSON is YAML.
 fn configuration(story: &Story, at: usize) -> Value {
-    let (plan, planned) = (&story.plan, &story.plan.stages[at]);
-    let ours = json!({ "run": plan.run, "stage": planned.id, "kind": planned.kind, "version": plan.program });
+    let planned = &story.plan.stages[at];
     let empty = serde_json::Map::new();
     let parameters = planned.parameters.as_object().unwrap_or(&empty);
     let of_stage = parameters.iter().map(|(name, value)| (name.clone(), value.clone())).chain(planned.axes.clone());
-    let all = std::iter::once(("pipeline".to_owned(), ours)).chain(of_stage).enumerate();
+    let all = std::iter::once(("pipeline".to_owned(), story.origin(at))).chain(of_stage).enumerate();
     all.map(|(sort, (name, value))| (name, json!({ "desc": "", "sort": sort, "value": value }))).collect()
 }

@@ -83,11 +83,11 @@ impl Wandb<'_> {
         let (plan, planned) = (&story.plan, &story.plan.stages[at]);
         let empty = serde_json::Map::new();
         let parameters = planned.parameters.as_object().unwrap_or(&empty);
-        let ours = json!({ "run": plan.run, "stage": planned.id, "kind": planned.kind, "version": plan.program });
         let axes = planned.axes.iter().map(|(name, value)| (name.as_str(), value));
         let all = parameters.iter().map(|(name, value)| (name.as_str(), value)).chain(axes);
         let config = |name: &str, value: &Value| Message::new().text(1, name).text(16, &value.to_string());
-        let first = Message::new().message(1, &config("_wandb", &json!({}))).message(1, &config("pipeline", &ours));
+        let first = Message::new().message(1, &config("_wandb", &json!({})));
+        let first = first.message(1, &config("pipeline", &story.origin(at)));
         let config = all.fold(first, |update, (name, value)| update.message(1, &config(name, value)));
         Message::new()
             .text(1, id)

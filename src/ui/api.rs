@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use engine::history::{LOG_FILE, Recorded, Words};
+use engine::history::{LOG_FILE, Recorded, RunSummary, Words};
 use engine::home::Home;
 use http_server::{Method, Refusal, Request, Response, Service, StatusCode};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::assets;
@@ -15,7 +17,7 @@ use super::changes::Changes;
 use super::curves::{Curves, Wanted};
 use super::graph;
 use crate::render::Failure;
-use crate::runs::{Past, compare, stage_of, story};
+use crate::runs::{Past, StageStory, compare, stage_of};
 use crate::{Global, cache, devices, show};
 
 /// Rows of an output that are shown at most.
@@ -26,6 +28,29 @@ const MOST_OF_A_LOG: u64 = 256 << 10;
 
 /// What the page asks of one stage at a time (`/api/stage`): a run may have a thousand.
 const OF_ONE_STAGE: [&str; 6] = ["key", "threads", "warnings", "inputs", "needs", "outputs"];
+
+/// What went wrong.
+#[derive(Serialize)]
+struct Problem<'a> {
+    error: &'a str,
+    /// What to do about it.
+    help: Option<&'a str>,
+}
+
+/// The runs of a home; there may be none yet, as it is made by the first run.
+#[derive(Default, Serialize)]
+struct Runs {
+    home: Option<PathBuf>,
+    runs: Vec<RunSummary>,
+}
+
+/// A piece of a stage's log, and where in the log it is, in bytes.
+#[derive(Default, Serialize)]
+struct LogPiece {
+    text: String,
+    from: u64,
+    to: u64,
+}
 
 /// Answers the page's requests from what is recorded in a home.
 pub(super) struct Api(Arc<Looks>);
@@ -64,7 +89,7 @@ impl Service for Api {
         }
         let answered = tokio::task::spawn_blocking(move || looks.answer(&request)).await;
         match answered {
-            Ok(Some(Ok(value))) => assets::guarded(Response::json(StatusCode::OK, value.to_string())),
+            Ok(Some(Ok(json))) => assets::guarded(Response::json(StatusCode::OK, json)),
             Ok(Some(Err(failure))) => failed(&failure),
             Ok(None) => problem(StatusCode::NOT_FOUND, "there is no such page", None),
             Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "this request met a defect of the program", None),
@@ -82,7 +107,8 @@ impl Service for Api {
 }
 
 fn problem(status: StatusCode, message: &str, help: Option<&str>) -> Response {
-    assets::guarded(Response::json(status, json!({ "error": message, "help": help }).to_string()))
+    let json = serde_json::to_string(&Problem { error: message, help }).expect("texts are JSON");
+    assets::guarded(Response::json(status, json))
 }
 
 fn failed(failure: &Failure) -> Response {
@@ -99,9 +125,14 @@ fn number(request: &Request, name: &str) -> Option<f64> {
     request.value(name)?.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
+/// An answer as it is sent.
+fn sent(answer: &impl Serialize) -> Result<String, Failure> {
+    Ok(serde_json::to_string(answer).map_err(std::io::Error::from)?)
+}
+
 impl Looks {
-    /// What is asked for; `None` where it is nothing that there is.
-    fn answer(&self, request: &Request) -> Option<Result<Value, Failure>> {
+    /// What is asked for, as JSON; `None` where it is nothing that there is.
+    fn answer(&self, request: &Request) -> Option<Result<String, Failure>> {
         Some(match request.path.as_str() {
             "/api/runs" => self.runs(),
             "/api/run" => self.run(request),
@@ -112,13 +143,12 @@ impl Looks {
             "/api/output" => self.output(request),
             "/api/lengths" => self.lengths(request),
             "/api/compare" => self.compare(request),
-            "/api/store" => cache::usage(self.home().as_ref()),
-            "/api/devices" => Ok(devices::here()),
+            "/api/store" => cache::usage(self.home().as_ref()).and_then(|usage| sent(&usage)),
+            "/api/devices" => sent(&devices::Here::now()),
             _ => return None,
         })
     }
 
-    /// There may be none yet: it is made by the first run.
     fn home(&self) -> Option<Home> {
         self.global.home_here()
     }
@@ -141,14 +171,14 @@ impl Looks {
         Ok(Changes::of(engine::history::events_file(&folder)))
     }
 
-    fn runs(&self) -> Result<Value, Failure> {
-        let Some(home) = self.home() else { return Ok(json!({ "home": null, "runs": [] })) };
+    fn runs(&self) -> Result<String, Failure> {
+        let Some(home) = self.home() else { return sent(&Runs::default()) };
         let past = Past::of(home)?;
         let runs = past.history.runs().map_err(Failure::machine)?;
-        Ok(json!({ "home": past.home.root(), "runs": runs }))
+        sent(&Runs { home: Some(past.home.root().to_owned()), runs })
     }
 
-    fn run(&self, request: &Request) -> Result<Value, Failure> {
+    fn run(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let open: BTreeSet<String> = request.values("open").collect();
@@ -157,22 +187,23 @@ impl Looks {
             stage.retain(|name, _| !OF_ONE_STAGE.contains(&name.as_str()));
         }
         value["graph"] = json!(graph::draw(&recorded, &open));
-        Ok(value)
+        sent(&value)
     }
 
-    fn stage(&self, request: &Request) -> Result<Value, Failure> {
+    fn stage(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Read)?;
-        story(&past, &recorded, stage_of(&recorded, &wanted(request, "stage")?)?)
+        let stage = stage_of(&recorded, &wanted(request, "stage")?)?;
+        sent(&StageStory::of(&past, &recorded, stage)?.view())
     }
 
     /// The end of a stage's log, or what came since `from`.
-    fn log(&self, request: &Request) -> Result<Value, Failure> {
+    fn log(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let stage = &stage_of(&recorded, &wanted(request, "stage")?)?.summary.stage;
         let Ok(mut log) = File::open(recorded.stage_folder(stage).join(LOG_FILE)) else {
-            return Ok(json!({ "text": "", "from": 0, "to": 0 }));
+            return sent(&LogPiece::default());
         };
         let length = log.metadata()?.len();
         let asked = number(request, "from").map_or(0, |from| from as u64).min(length);
@@ -181,17 +212,17 @@ impl Looks {
         let mut text = Vec::new();
         log.take(length - from).read_to_end(&mut text)?;
         let to = from + text.len() as u64;
-        Ok(json!({ "text": String::from_utf8_lossy(&text), "from": from, "to": to }))
+        sent(&LogPiece { text: String::from_utf8_lossy(&text).into_owned(), from, to })
     }
 
-    fn available(&self, request: &Request) -> Result<Value, Failure> {
+    fn available(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let mut curves = self.curves.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(json!(curves.available(&past, &recorded, &wanted(request, "stage")?)?))
+        sent(&curves.available(&past, &recorded, &wanted(request, "stage")?)?)
     }
 
-    fn curve(&self, request: &Request) -> Result<Value, Failure> {
+    fn curve(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let curve = Wanted {
@@ -202,28 +233,31 @@ impl Looks {
             to: number(request, "to"),
         };
         let mut curves = self.curves.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(json!(curves.curve(&past, &recorded, &wanted(request, "stage")?, &curve)?))
+        sent(&curves.curve(&past, &recorded, &wanted(request, "stage")?, &curve)?)
     }
 
-    fn output(&self, request: &Request) -> Result<Value, Failure> {
+    fn output(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
         let rows = number(request, "rows").map_or(20, |rows| rows as u64).min(MOST_ROWS);
-        show::of_run(&past, &recorded, &wanted(request, "stage")?, &wanted(request, "output")?, rows)
+        let (stage, output) = (wanted(request, "stage")?, wanted(request, "output")?);
+        sent(&show::of_run(&past, &recorded, &stage, &output, rows)?)
     }
 
-    fn lengths(&self, request: &Request) -> Result<Value, Failure> {
+    fn lengths(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let recorded = self.recorded(request, &past, Words::Skip)?;
-        show::lengths_of_run(&past, &recorded, &wanted(request, "stage")?, &wanted(request, "output")?)
+        let (stage, output) = (wanted(request, "stage")?, wanted(request, "output")?);
+        sent(&show::lengths_of_run(&past, &recorded, &stage, &output)?)
     }
 
-    fn compare(&self, request: &Request) -> Result<Value, Failure> {
+    fn compare(&self, request: &Request) -> Result<String, Failure> {
         let past = self.past()?;
         let runs: Vec<String> = request.values("run").collect();
-        match request.value("sweep") {
-            Some(sweep) => Ok(compare::of_children(&past, &wanted(request, "run")?, &sweep)?.json()),
-            None => Ok(compare::of_runs(&past, &runs, false)?.json()),
-        }
+        let comparison = match request.value("sweep") {
+            Some(sweep) => compare::of_children(&past, &wanted(request, "run")?, &sweep)?,
+            None => compare::of_runs(&past, &runs, false)?,
+        };
+        sent(&comparison.view())
     }
 }

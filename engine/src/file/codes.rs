@@ -4,6 +4,8 @@
 
 use std::sync::LazyLock;
 
+use serde::Serialize;
+
 use super::problem::Severity;
 
 /// The source of the catalogue. A row of its table gives a code, its severity and its title; a section gives the rest.
@@ -15,7 +17,7 @@ static CODES: LazyLock<Vec<ProblemCode>> = LazyLock::new(|| {
     codes
 });
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct ProblemCode {
     /// Does not change between versions of the program.
     pub code: &'static str,

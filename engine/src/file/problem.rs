@@ -1,14 +1,27 @@
 //! Problems: what is wrong with a pipeline file, where, and what to do.
 
+use serde::Serialize;
+
 use super::source::Span;
 
 /// Whether a problem stops a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// Nothing runs.
     Error,
     /// Said, and the run goes on.
     Warning,
+}
+
+impl Severity {
+    /// As it is written for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        }
+    }
 }
 
 /// One mistake, with its place in the text.

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cache::Digest;
+use serde::Serialize;
 
 use super::index::{History, HistoryError};
 
 /// A stage of a pipeline.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct StageOf {
     /// The pipeline's name.
     pub pipeline: String,

@@ -1,13 +1,13 @@
 //! Candidates side by side: which parameters differ, which figures say what is better, who is best.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::candidate::Candidate;
-use super::candidate_json;
 use super::curves::Kind;
 use super::scaling;
 use crate::plot::{Panel, Series};
@@ -22,6 +22,29 @@ pub(crate) struct Comparison {
     parameters: Vec<String>,
     /// The figures of which more or less is better, in the order in which they are found.
     figures: Vec<String>,
+}
+
+/// A comparison as a program reads it.
+#[derive(Serialize)]
+pub(crate) struct ComparisonView<'a> {
+    /// The parameters that are not the same in all.
+    parameters: &'a [String],
+    /// The figures of which more or less is better.
+    metrics: &'a [String],
+    candidates: Vec<CandidateView<'a>>,
+}
+
+#[derive(Serialize)]
+struct CandidateView<'a> {
+    name: &'a str,
+    run: &'a str,
+    stage: Option<&'a str>,
+    status: &'a str,
+    parameters: BTreeMap<&'a String, Option<&'a String>>,
+    /// All of its figures, in the order in which they are found.
+    metrics: Map<String, Value>,
+    /// The figures in which no other is better.
+    best: Vec<&'a String>,
 }
 
 /// Which way a figure is better.
@@ -157,18 +180,25 @@ impl Comparison {
     }
 
     /// For a program.
-    pub(crate) fn json(&self) -> Value {
-        let rows = self.candidates.iter().map(|candidate| {
-            let parameters = self.parameters.iter().map(|name| (name.clone(), json!(candidate.parameters.get(name))));
-            let figures = candidate.figures.iter().map(|(name, value)| (name.clone(), json!(value)));
-            let best = self.figures.iter().filter(|name| self.is_best(candidate, name));
-            let mut value = candidate_json(candidate);
-            value["parameters"] = Value::Object(parameters.collect::<Map<_, _>>());
-            value["metrics"] = Value::Object(figures.collect::<Map<_, _>>());
-            value["best"] = json!(best.collect::<Vec<_>>());
-            value
-        });
-        json!({ "parameters": self.parameters, "metrics": self.figures, "candidates": rows.collect::<Vec<_>>() })
+    pub(crate) fn view(&self) -> ComparisonView<'_> {
+        ComparisonView {
+            parameters: &self.parameters,
+            metrics: &self.figures,
+            candidates: self.candidates.iter().map(|candidate| self.candidate_view(candidate)).collect(),
+        }
+    }
+
+    fn candidate_view<'a>(&'a self, candidate: &'a Candidate) -> CandidateView<'a> {
+        let Candidate { name, run, stage, status, parameters, figures, .. } = candidate;
+        CandidateView {
+            name,
+            run,
+            stage: stage.as_deref(),
+            status,
+            parameters: self.parameters.iter().map(|name| (name, parameters.get(name))).collect(),
+            metrics: figures.iter().map(|(name, value)| (name.clone(), Value::from(*value))).collect(),
+            best: self.figures.iter().filter(|name| self.is_best(candidate, name)).collect(),
+        }
     }
 
     /// For a spreadsheet: full names and full precision.
@@ -341,7 +371,7 @@ fn in_words(name: &str, value: f64) -> String {
         Some("tokens_per_second") => format!("{value:.0}"),
         Some(scaling::SPEED_UP) => format!("{value:.2}x"),
         Some(scaling::EFFICIENCY) => format!("{:.0} %", 100.0 * value),
-        _ => words::figure(&json!(value)),
+        _ => words::float(value),
     }
 }
 

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use engine::history::{Recorded, RunLookup, Selection, Words};
 use engine::suggest;
-use serde_json::json;
 
 use self::candidate::{Candidate, Gatherer};
 pub(crate) use self::comparison::Comparison;
@@ -82,7 +81,7 @@ pub(super) fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     }
     match args.format {
         Format::Text => Ok(write!(crate::screen::stdout(), "{}", comparison.text(Look::stdout()))?),
-        Format::Json => crate::print_json(&comparison.json()),
+        Format::Json => crate::print_json(&comparison.view()),
         Format::Csv => Ok(write!(crate::screen::stdout(), "{}", comparison.csv())?),
         Format::Markdown => Ok(write!(crate::screen::stdout(), "{}", comparison.markdown())?),
     }
@@ -242,14 +241,4 @@ fn draw(comparison: &Comparison, path: &Path, drawing: Drawing, verbosity: Verbo
         terminal::tell_line(format_args!("drawn in {}", words::path(path)));
     }
     Ok(())
-}
-
-/// A candidate as a program reads it.
-fn candidate_json(candidate: &Candidate) -> serde_json::Value {
-    json!({
-        "name": candidate.name,
-        "run": candidate.run,
-        "stage": candidate.stage,
-        "status": candidate.status,
-    })
 }

@@ -250,11 +250,11 @@ pub(super) fn answer(
         }
         json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     };
-    let mut value = head.json("chat.completion");
-    value["choices"] = completed.iter().map(choice).collect();
-    value["usage"] = usage.json();
-    value
+    head.whole("chat.completion", completed.iter().map(choice).collect(), usage)
 }
+
+/// What an event of a chat is called.
+const CHUNK: &str = "chat.completion.chunk";
 
 /// The events of a chat.
 pub(super) struct ChatChunks {
@@ -288,12 +288,8 @@ impl Held {
 
 impl ChatChunks {
     fn chunk(&self, index: usize, delta: Map<String, Value>, logprobs: Value, finish: Option<&str>) -> Value {
-        let mut value = self.head.json("chat.completion.chunk");
-        value["choices"] = json!([{ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish }]);
-        if self.include_usage {
-            value["usage"] = Value::Null;
-        }
-        value
+        let choice = json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish });
+        self.head.chunk(CHUNK, choice, self.include_usage)
     }
 }
 
@@ -339,10 +335,7 @@ impl Chunks for ChatChunks {
     }
 
     fn usage(&self, usage: Usage) -> Value {
-        let mut value = self.head.json("chat.completion.chunk");
-        value["choices"] = json!([]);
-        value["usage"] = usage.json();
-        value
+        self.head.whole(CHUNK, Vec::new(), usage)
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn answer(
     usage: Usage,
     vocabulary: &Vocabulary,
 ) -> Value {
-    let choice = |completed: &Completed| {
+    let chosen = |completed: &Completed| {
         let prompt = &prompts[completed.prompt];
         let text = if request.echo { format!("{}{}", prompt.text, completed.text) } else { completed.text.clone() };
         let logprobs = request.logprobs.map(|_| {
@@ -132,12 +132,17 @@ pub(super) fn answer(
             completed.stop_token.iter().for_each(|token| listed.push(token.id, token.logprobs.as_ref()));
             listed.json()
         });
-        json!({ "index": completed.index, "text": text, "logprobs": logprobs, "finish_reason": completed.finish.name() })
+        choice(completed.index, &text, logprobs, Some(completed.finish))
     };
-    let mut value = head.json("text_completion");
-    value["choices"] = completed.iter().map(choice).collect();
-    value["usage"] = usage.json();
-    value
+    head.whole(OBJECT, completed.iter().map(chosen).collect(), usage)
+}
+
+/// What an answer is called, and an event of one.
+const OBJECT: &str = "text_completion";
+
+fn choice(index: usize, text: &str, logprobs: Option<Value>, finish: Option<Finish>) -> Value {
+    let finish = finish.map(Finish::name);
+    json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish })
 }
 
 /// Log-probabilities in lists beside each other, as this endpoint has them.
@@ -196,13 +201,7 @@ pub(super) struct CompletionChunks {
 
 impl CompletionChunks {
     fn chunk(&self, index: usize, text: &str, logprobs: Option<Value>, finish: Option<Finish>) -> Value {
-        let mut value = self.head.json("text_completion");
-        let finish = finish.map(Finish::name);
-        value["choices"] = json!([{ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish }]);
-        if self.include_usage {
-            value["usage"] = Value::Null;
-        }
-        value
+        self.head.chunk(OBJECT, choice(index, text, logprobs, finish), self.include_usage)
     }
 }
 
@@ -234,9 +233,6 @@ impl Chunks for CompletionChunks {
     }
 
     fn usage(&self, usage: Usage) -> Value {
-        let mut value = self.head.json("text_completion");
-        value["choices"] = json!([]);
-        value["usage"] = usage.json();
-        value
+        self.head.whole(OBJECT, Vec::new(), usage)
     }
 }

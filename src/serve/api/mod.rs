@@ -81,9 +81,32 @@ struct Head {
 }
 
 impl Head {
-    fn json(&self, object: &str) -> Value {
+    /// A whole answer, or the last event of one, which has no choices.
+    fn whole(&self, object: &str, choices: Vec<Value>, usage: Usage) -> Value {
+        let mut value = self.json(object, choices);
+        value["usage"] = usage.json();
+        value
+    }
+
+    /// An event before the last. Its usage is null where the last has one.
+    fn chunk(&self, object: &str, choice: Value, include_usage: bool) -> Value {
+        let mut value = self.json(object, vec![choice]);
+        if include_usage {
+            value["usage"] = Value::Null;
+        }
+        value
+    }
+
+    fn json(&self, object: &str, choices: Vec<Value>) -> Value {
         let Self { id, created, model } = self;
-        json!({ "id": id, "object": object, "created": created, "model": model, "system_fingerprint": null })
+        json!({
+            "id": id,
+            "object": object,
+            "created": created,
+            "model": model,
+            "system_fingerprint": null,
+            "choices": choices,
+        })
     }
 }
 
