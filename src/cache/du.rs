@@ -110,6 +110,11 @@ fn print(census: &Census, groups: &[(String, Usage)], by: By) -> io::Result<()> 
     total("working state", census.partials.len(), census.partial_bytes());
     total("records and lists", census.results.len() + census.trees.len(), list_bytes(census));
     writeln!(out, "{totals}")?;
+    let (outside, outside_bytes) = census.outside();
+    if outside > 0 {
+        let files = words::plural(outside, "file");
+        writeln!(out, "{files} ({}) of results outside the store, in none of these", words::bytes(outside_bytes))?;
+    }
     if census.staging_bytes > 0 {
         writeln!(out, "{} in the making", words::bytes(census.staging_bytes))?;
     }
@@ -130,6 +135,7 @@ fn all_bytes(census: &Census) -> u64 {
 
 fn as_json(census: &Census, groups: &[(String, Usage)]) -> Value {
     let (unheld, unheld_bytes) = census.unheld();
+    let (outside, outside_bytes) = census.outside();
     let groups = groups.iter().map(|(group, usage)| {
         json!({
             "group": group, "results": usage.results, "bytes": usage.bytes,
@@ -142,6 +148,8 @@ fn as_json(census: &Census, groups: &[(String, Usage)]) -> Value {
         "object_bytes": census.object_bytes(),
         "unheld_objects": unheld,
         "unheld_bytes": unheld_bytes,
+        "outside": outside,
+        "outside_bytes": outside_bytes,
         "partials": census.partials.len(),
         "partial_bytes": census.partial_bytes(),
         "list_bytes": list_bytes(census),

@@ -21,6 +21,8 @@ pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure
             "results": listing.results.iter().map(|result| result_json(result, opened)).collect::<Vec<_>>(),
             "objects": listing.objects,
             "object_bytes": listing.object_bytes,
+            "outside": listing.outside,
+            "outside_bytes": listing.outside_bytes,
             "partials": listing.partials,
             "partial_bytes": listing.partial_bytes,
         })),
@@ -52,6 +54,10 @@ fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
     let results = words::plural(listing.results.len(), "result");
     let objects = words::plural(listing.objects as usize, "object");
     writeln!(out, "{results}, {objects}, {}", words::bytes(listing.object_bytes))?;
+    if listing.outside > 0 {
+        let files = words::plural(listing.outside as usize, "file");
+        writeln!(out, "{files} outside the store, {}", words::bytes(listing.outside_bytes))?;
+    }
     if listing.partials > 0 {
         let bytes = words::bytes(listing.partial_bytes);
         writeln!(out, "{} of working state, {bytes}", words::plural(listing.partials as usize, "folder"))?;

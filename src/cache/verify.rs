@@ -83,7 +83,15 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
     let VerifyReport { objects, trees, results, .. } = *report;
     let bytes = words::bytes(report.bytes);
     writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
+    let changed = report.faults.iter().filter(|fault| matches!(fault, Fault::Outside { .. })).count();
+    if report.outside > 0 {
+        let (files, bytes) = (words::plural(report.outside as usize, "file"), words::bytes(report.outside_bytes));
+        writeln!(out, "{files} ({bytes}) outside the store read, {changed} not as it was")?;
+    }
     match report.faults.iter().filter(|fault| fault.is_damage()).count() {
+        0 if changed > 0 => {
+            writeln!(out, "everything in the store is intact; the next run takes the files outside as they are now")
+        }
         0 => writeln!(out, "everything is intact"),
         faults if repaired => {
             writeln!(out, "{}, removed; the next run rebuilds what it needs", words::plural(faults, "fault"))
@@ -108,6 +116,8 @@ fn report_json(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -
     json!({
         "objects": report.objects,
         "bytes": report.bytes,
+        "outside": report.outside,
+        "outside_bytes": report.outside_bytes,
         "trees": report.trees,
         "results": report.results,
         "faults": report.faults.iter().map(fault_json).collect::<Vec<_>>(),
