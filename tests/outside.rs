@@ -93,7 +93,7 @@ fn the_results_and_their_keys_are_those_of_a_copy() {
     project.run(&["cache", "ls"]).ends_with(0).says("1 file outside the store, 195.3 KiB").says("complete");
     project.run(&["cache", "du"]).ends_with(0).says("1 file (195.3 KiB) of results outside the store");
     project.run(&["cache", "verify"]).ends_with(0).says("1 file (195.3 KiB) outside the store read, 0 not as it was");
-    project.run(&["runs", "verify", "latest", "--format", "json"]).ends_with(0).found_equal(2);
+    project.run(&["runs", "verify", "latest", "base", "read", "--format", "json"]).ends_with(0).found_equal(2);
     project.run(&["plan", "p.yaml", "--home", "third"]).ends_with(0).says("no: files of 64 KiB and more stay");
 }
 
