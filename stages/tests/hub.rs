@@ -160,7 +160,7 @@ fn an_error_body_is_never_taken_for_the_file() {
 #[test]
 fn the_api_is_asked_again_after_a_hiccup() {
     for tried in Tried::all() {
-        let server = FaultyHub::serve(&[]);
+        let server = FaultyHub::serve(&[("config.json", b"{}")]);
         server.fail_api(&[Fault::Status(502, None), Fault::Status(429, None)]);
         assert_eq!(
             tried.client(&server).resolve_revision(&tried.repository(), tried.0.default_revision()).unwrap(),
