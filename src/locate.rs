@@ -99,6 +99,12 @@ fn quoted(overrides: &[String]) -> String {
 pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
     let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
     match error.object() {
+        None if matches!(error, StoreError::Outside { .. }) => {
+            return Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }.with_help(format!(
+                "`pipeline run {}` takes the file as it is now; or put it back as it was",
+                file.display()
+            ));
+        }
         None if !damaged => return Failure::machine(error),
         // Where the store cannot be written to, the next run that can removes it.
         Some(object) => drop(store.evict(&object)),

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
 
 use crate::entry::{Entry, read_entry};
 use crate::listing::{DigestFile, entries};
+use crate::outside::{NOTES, read_note};
 use crate::record::Stored;
 use crate::{Digest, Store, StoreError};
 
@@ -20,7 +21,7 @@ use crate::{Digest, Store, StoreError};
 pub struct Census {
     /// The results, sorted by key; damaged ones and those of another version of this program are left out.
     pub results: Vec<CountedResult>,
-    /// The objects, sorted by digest.
+    /// The objects, sorted by digest; one that is outside as well as in the store stands here twice.
     pub objects: Vec<CountedObject>,
     /// The trees, sorted by digest.
     pub trees: Vec<CountedTree>,
@@ -54,9 +55,13 @@ pub struct CountedResult {
 #[derive(Debug)]
 pub struct CountedObject {
     pub digest: Digest,
-    /// Its length.
+    /// The room that it takes in the store: none where it is outside.
     pub bytes: u64,
-    /// When the file last changed in any way: stored, or held by a process.
+    /// The length of the file outside, where it is in one.
+    pub outside_bytes: u64,
+    /// Its file in the store: of one that is outside, the note of it.
+    pub(crate) path: PathBuf,
+    /// When that file last changed in any way: stored, or held by a process.
     pub changed: SystemTime,
     /// How many results hold it.
     pub holders: u32,
@@ -190,6 +195,12 @@ impl Census {
         self.object_bytes() + self.partial_bytes()
     }
 
+    /// The number of objects of results that are outside, and the length of their files.
+    pub fn outside(&self) -> (usize, u64) {
+        let outside = self.objects.iter().filter(|object| object.holders > 0 && object.outside_bytes > 0);
+        outside.fold((0, 0), |(count, bytes), object| (count + 1, bytes + object.outside_bytes))
+    }
+
     /// The number of objects that no result holds, and their length.
     pub fn unheld(&self) -> (usize, u64) {
         let unheld = self.objects.iter().filter(|object| object.holders == 0);
@@ -259,10 +270,17 @@ impl<'a> Counting<'a> {
             let Some(digest) = digest else { continue };
             census.trees.push(CountedTree { digest, bytes: size, changed, names: 0 });
         }
-        for DigestFile { digest, size, changed, .. } in store.digest_files("objects")? {
+        // One in the store is the one that is read, so it comes last and has the position.
+        for DigestFile { digest, changed, path, .. } in store.digest_files(NOTES)? {
             let Some(digest) = digest else { continue };
-            census.objects.push(CountedObject { digest, bytes: size, changed, holders: 0 });
+            let outside_bytes = read_note(&path).map_or(0, |file| file.size());
+            census.objects.push(CountedObject { digest, bytes: 0, outside_bytes, path, changed, holders: 0 });
         }
+        for DigestFile { digest, size, changed, path } in store.digest_files("objects")? {
+            let Some(digest) = digest else { continue };
+            census.objects.push(CountedObject { digest, bytes: size, outside_bytes: 0, path, changed, holders: 0 });
+        }
+        census.objects.sort_by_key(|object| object.digest);
         let positions = census.objects.iter().enumerate().map(|(position, object)| (object.digest, position)).collect();
         Ok(Self { census, positions, trees: HashMap::new() })
     }

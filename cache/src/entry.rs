@@ -10,9 +10,9 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-use crate::StoreError;
 use crate::atomic::{flush_folder, parent, rename};
 use crate::digest::describe;
+use crate::{Digest, StoreError};
 
 /// What is under a name of the store.
 #[derive(Debug)]
@@ -51,6 +51,19 @@ pub(crate) fn open_entry(path: &Path) -> io::Result<Result<File, &'static str>> 
     };
     let metadata = file.metadata()?;
     Ok(if metadata.is_file() { Ok(file) } else { Err(describe(metadata.file_type())) })
+}
+
+/// The form of a document that nothing else vouches for: a line with the digest of the rest, and the rest.
+pub(crate) fn with_check(json: &[u8]) -> Vec<u8> {
+    [Digest::of(json).to_string().as_bytes(), b"\n", json].concat()
+}
+
+/// A document in the form of [`with_check`]; `None` where it is damaged.
+pub(crate) fn checked(bytes: &[u8]) -> Option<&[u8]> {
+    let (digest, json) = bytes.split_at_checked(bytes.iter().position(|byte| *byte == b'\n')?)?;
+    let digest: Digest = std::str::from_utf8(digest).ok()?.parse().ok()?;
+    let json = &json[1..];
+    (digest == Digest::of(json)).then_some(json)
 }
 
 /// Whether an error says that there is nothing under a name: also where a folder on the way to it is a file.
@@ -123,7 +136,7 @@ mod tests {
     use super::*;
     use crate::gc::{Policy, Removal};
     use crate::testing::{add, fill, instead, put, read_all, store};
-    use crate::{Digest, Examined, Store, Verify};
+    use crate::{Examined, Store, Verify};
 
     #[test]
     fn whatever_stands_in_the_place_of_a_file_is_told_replaced_and_removed() {

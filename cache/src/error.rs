@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Digest;
 use crate::disk::Disk;
+use crate::outside::Difference;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +80,14 @@ pub enum StoreError {
         /// Where it should be in the store.
         path: PathBuf,
     },
+    /// A file of the user that an object was left in is not what it was.
+    #[error("`{}`, which was left outside the store, {how}", .path.display())]
+    Outside {
+        /// The digest that it should have.
+        digest: Digest,
+        path: PathBuf,
+        how: Difference,
+    },
     /// A stored folder's list of files is not what its digest says.
     #[error("stored folder `{}` is damaged: {reason}", .path.display())]
     CorruptTree {
@@ -134,6 +143,7 @@ impl StoreError {
             | Self::NotAFile { .. }
             | Self::BadName { .. }
             | Self::ChangedWhileStoring { .. }
+            | Self::Outside { .. }
             | Self::CorruptTree { .. }
             | Self::MissingTree { .. } => None,
         }

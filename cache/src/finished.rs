@@ -1,7 +1,7 @@
 //! Files that are finished, on their way into the store: each is hashed once, however many ask for its digest, and
 //! flushed while other work goes on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -15,6 +15,8 @@ use crate::{Digest, StoreError};
 #[derive(Debug, Default)]
 pub struct FinishedFiles {
     hashed: BTreeMap<PathBuf, Hashed>,
+    /// Links to files that stay outside the store.
+    outside: BTreeSet<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +49,21 @@ impl FinishedFiles {
         }
     }
 
+    /// Makes a link of this process stand for a file of the user, whose content the store has a note of.
+    ///
+    /// # Errors
+    /// Fails where the link cannot be read.
+    pub fn leave(&mut self, link: &Path, (digest, size): (Digest, u64)) -> Result<(), StoreError> {
+        self.hashed.insert(link.to_owned(), Hashed { attributes: attributes(link)?, digest, size });
+        self.outside.insert(link.to_owned());
+        Ok(())
+    }
+
+    /// Whether it stands for a file of the user.
+    pub(crate) fn is_outside(&self, path: &Path) -> bool {
+        self.outside.contains(path)
+    }
+
     fn known(&self, path: &Path, attributes: Attributes) -> Option<(Digest, u64)> {
         let hashed = self.hashed.get(path).filter(|hashed| hashed.attributes == attributes)?;
         Some((hashed.digest, hashed.size))
@@ -61,7 +78,7 @@ fn attributes(path: &Path) -> Result<Attributes, StoreError> {
 const WORTH_FLUSHING: u64 = 1 << 20;
 
 fn is_worth_it(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() >= WORTH_FLUSHING)
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() >= WORTH_FLUSHING)
 }
 
 /// Files on their way to the disk.

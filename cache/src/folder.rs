@@ -8,12 +8,10 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::atomic::{flush_folder, parent};
-use crate::digest::open_regular;
-use crate::entry::is_absent;
-use crate::{Digest, Store, StoreError, Tree, TreeFile, Verify};
+use crate::{Digest, Place, Store, StoreError, Tree, TreeFile, Verify};
 
 impl Store {
-    /// Makes `target`, a new folder of links to a tree's objects under their original names.
+    /// Makes `target`, a new folder of links to a tree's objects, wherever they are, under their original names.
     ///
     /// # Errors
     /// Fails with [`StoreError::CorruptObject`] or [`StoreError::MissingObject`] where a file is not what it was, and
@@ -28,15 +26,22 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn link_files(&self, tree: &Tree, target: &Path, verify: Verify) -> Result<(), StoreError> {
-        let checks = tree.files().par_iter().map(|file| self.check_object(file, verify));
-        // The first in order, whichever thread is the quickest, so that two runs fail alike.
-        checks.find_map_first(Result::err).map_or(Ok(()), Err)?;
+        self.check_all(&tree.files().iter().collect::<Vec<_>>(), verify)?;
         make_folders(tree, target)?;
-        for file in tree.files() {
-            let link = target.join(&file.path);
-            symlink(self.object_path(&file.digest), &link).map_err(StoreError::on("link", &link))?;
-        }
-        Ok(())
+        tree.files().iter().try_for_each(|file| self.link(file, target))
+    }
+
+    /// As [`Store::link_files`], for a folder that is read whenever its reader likes: what is outside, and may change, is
+    /// copied.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn link_files_out(&self, tree: &Tree, target: &Path) -> Result<(), StoreError> {
+        let (outside, inside): (Vec<_>, Vec<_>) = tree.files().iter().partition(|file| self.is_outside(file));
+        self.check_all(&inside, Verify::Contents)?;
+        make_folders(tree, target)?;
+        inside.into_iter().try_for_each(|file| self.link(file, target))?;
+        outside.into_iter().try_for_each(|file| self.copy_object(file, &target.join(&file.path)))
     }
 
     /// Makes `target`, a new folder of a tree's files, verified, writable, flushed and independent of the store: blocks
@@ -64,7 +69,7 @@ impl Store {
     }
 
     /// Takes a tree over from another store, whose objects the caller has compared with their digests: each as a second
-    /// name of the file where the file system lends one, else as a copy of its own.
+    /// name of the file where the file system lends one, else as a copy of its own; one that is outside stays there.
     ///
     /// # Errors
     /// Fails where an object is not what it was, or the disk refuses.
@@ -77,7 +82,10 @@ impl Store {
             // A name for each: one that is still there is that of a stored file, and nothing may ever be written
             // through it.
             let own = staging.path().join(number.to_string());
-            if fs::hard_link(from.object_path(&file.digest), &own).is_ok() {
+            let place = from.place(&file.digest);
+            if let Place::Outside(outside) = &place {
+                self.note_outside(&file.digest, outside)?;
+            } else if fs::hard_link(place.path(), &own).is_ok() {
                 self.name_object(&own, file)?;
             } else {
                 from.copy_object(file, &own)?;
@@ -85,6 +93,17 @@ impl Store {
             }
         }
         self.adopt_tree(tree)
+    }
+
+    fn check_all(&self, files: &[&TreeFile], verify: Verify) -> Result<(), StoreError> {
+        let checks = files.par_iter().map(|file| self.check(file, verify));
+        // The first in order, whichever thread is the quickest, so that two runs fail alike.
+        checks.find_map_first(Result::err).map_or(Ok(()), Err)
+    }
+
+    fn link(&self, file: &TreeFile, target: &Path) -> Result<(), StoreError> {
+        let link = target.join(&file.path);
+        symlink(self.place(&file.digest).path(), &link).map_err(StoreError::on("link", &link))
     }
 
     fn copy_files(&self, tree: &Tree, target: &Path) -> Result<(), StoreError> {
@@ -96,30 +115,11 @@ impl Store {
         flush_folder(parent(target))
     }
 
-    /// Fails where an object is not what its digest and length say.
-    fn check_object(&self, file: &TreeFile, verify: Verify) -> Result<(), StoreError> {
-        let path = self.object_path(&file.digest);
-        let found = match fs::symlink_metadata(&path) {
-            Ok(metadata) => metadata,
-            Err(error) if is_absent(&error) => {
-                return Err(StoreError::MissingObject { digest: file.digest, path });
-            }
-            Err(source) => return Err(StoreError::io("read", &path, source)),
-        };
-        let whole = found.is_file()
-            && found.len() == file.size
-            && match verify {
-                Verify::Contents => Digest::of_file(&path)? == (file.digest, file.size),
-                Verify::None => true,
-            };
-        if whole { Ok(()) } else { Err(StoreError::CorruptObject { digest: file.digest, path }) }
-    }
-
     /// Copies an object and checks the copy, which is what the user gets.
     fn copy_object(&self, file: &TreeFile, target: &Path) -> Result<(), StoreError> {
-        self.check_object(file, Verify::None)?;
-        let object = self.object_path(&file.digest);
-        let mut source = open_regular(&object)?;
+        self.check(file, Verify::None)?;
+        let place = self.place(&file.digest);
+        let mut source = place.open(&file.digest)?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(if file.executable { 0o777 } else { 0o666 });
         let mut copy = options.open(target).map_err(StoreError::on("create", target))?;
@@ -130,7 +130,7 @@ impl Store {
         let (flushed, hashed) = rayon::join(flush, || Digest::of_file(target));
         flushed?;
         if hashed? != (file.digest, file.size) {
-            return Err(StoreError::CorruptObject { digest: file.digest, path: object });
+            return Err(place.differs(&file.digest));
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ pub mod key;
 mod linked;
 pub mod listing;
 pub mod lock;
+pub mod outside;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 pub mod record;
@@ -35,6 +36,7 @@ pub use error::StoreError;
 pub use finished::{FinishedFiles, Flushing};
 pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
 pub use lock::{Lock, Staging};
+pub use outside::Place;
 pub use record::{Examined, OutputRecord, ResultRecord};
 pub use reuse::Reusable;
 pub use stat_cache::StatCache;

@@ -20,6 +20,10 @@ pub struct Listing {
     pub objects: u64,
     /// Their length together.
     pub object_bytes: u64,
+    /// Objects that are outside the store, each counted once.
+    pub outside: u64,
+    /// The length of their files together.
+    pub outside_bytes: u64,
     /// Folders of resumable working state.
     pub partials: u64,
     /// Their length together.
@@ -68,6 +72,10 @@ impl Store {
             listing.objects += 1;
             listing.object_bytes += object.size;
         }
+        for (_, file) in self.outside_files()? {
+            listing.outside += 1;
+            listing.outside_bytes += file.size();
+        }
         for partial in self.partials()? {
             listing.partials += 1;
             listing.partial_bytes += partial.bytes;
@@ -94,7 +102,7 @@ impl Store {
         }
     }
 
-    /// The files in the shards of `objects` or `trees`, sorted by path.
+    /// The files in the shards of `objects`, `outside` or `trees`, sorted by path.
     pub(crate) fn digest_files(&self, name: &str) -> Result<Vec<DigestFile>, StoreError> {
         let folder = self.folder(name);
         let mut files = Vec::new();

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::entry::{Entry, is_absent, read_entry, remove_entry};
+use crate::entry::{Entry, checked, is_absent, read_entry, remove_entry, with_check};
 use crate::{Digest, OutputRecord, Store, StoreError};
 
 /// Results of a family that are remembered.
@@ -51,10 +51,7 @@ impl Store {
         known.insert(0, reusable);
         known.truncate(KEPT);
         let table = serde_json::to_vec(&known).expect("a table is plain data");
-        let mut bytes = Digest::of(&table).to_string().into_bytes();
-        bytes.push(b'\n');
-        bytes.extend(table);
-        self.publish(&self.reuse_path(family), &bytes)
+        self.publish(&self.reuse_path(family), &with_check(&table))
     }
 
     /// Removes the tables of which no result is whole any more; their number.
@@ -81,10 +78,7 @@ impl Store {
     fn reuse_table(&self, family: &Digest) -> Result<Vec<Reusable>, StoreError> {
         let Entry::File(bytes) = read_entry(&self.reuse_path(family))? else { return Ok(Vec::new()) };
         // A flipped bit in a number would otherwise take over the wrong rows.
-        let (digest, table) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0));
-        let table = table.get(1..).unwrap_or_default();
-        let sound = std::str::from_utf8(digest).is_ok_and(|digest| digest == Digest::of(table).to_string());
-        Ok(if sound { serde_json::from_slice(table).unwrap_or_default() } else { Vec::new() })
+        Ok(checked(&bytes).and_then(|table| serde_json::from_slice(table).ok()).unwrap_or_default())
     }
 
     fn reuse_path(&self, family: &Digest) -> PathBuf {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic::write_atomically;
 use crate::digest::open_regular;
-use crate::entry::{self, read_entry, remove_entry};
+use crate::entry::{self, checked, read_entry, remove_entry, with_check};
 use crate::{Digest, StoreError};
 
 /// Version of the cache's form on disk.
@@ -72,7 +72,7 @@ impl StatCache {
         if let entry::Entry::Other(_) = read_entry(path)? {
             remove_entry(path)?;
         }
-        write_atomically(path, &[Digest::of(&json).to_string().as_bytes(), b"\n", &json].concat())?;
+        write_atomically(path, &with_check(&json))?;
         self.changed = false;
         Ok(())
     }
@@ -104,10 +104,7 @@ impl StatCache {
 
 /// Reads the file's form; `None` where it is damaged or of another version.
 fn read(bytes: &[u8]) -> Option<Stored> {
-    let (digest, json) = bytes.split_at_checked(bytes.iter().position(|byte| *byte == b'\n')?)?;
-    let json = &json[1..];
-    let digest: Digest = std::str::from_utf8(digest).ok()?.parse().ok()?;
-    let stored: Stored = (digest == Digest::of(json)).then(|| serde_json::from_slice(json).ok())??;
+    let stored: Stored = serde_json::from_slice(checked(bytes)?).ok()?;
     (stored.version == VERSION).then_some(stored)
 }
 
@@ -143,8 +140,18 @@ impl Attributes {
         }
     }
 
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether they are those of the same file with the same content, on whichever machine: a file system has another
+    /// number on each that mounts it.
+    pub(crate) fn agree_with(&self, other: &Self) -> bool {
+        Self { device: other.device, ..*self } == *other
+    }
+
     /// Whether both times lay well before `now`, which was taken before the file was read.
-    fn settled(&self, now: SystemTime) -> bool {
+    pub(crate) fn settled(&self, now: SystemTime) -> bool {
         let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let limit = since_1970.saturating_sub(SETTLED).as_nanos();
         i128::from(self.modified.max(self.changed)) < i128::try_from(limit).unwrap_or(i128::MAX)

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! objects/ab/cdef…     file contents by digest, read-only
+//! outside/ab/cdef…     where the content of an object is that is not in the store
 //! trees/ab/cdef…       folders: sorted (path, digest, size, executable)
 //! results/<key>.json   key → outputs, and how they came about
 //! partial/<key>/       a stage's resumable working state
@@ -25,7 +26,8 @@ use std::time::SystemTime;
 use crate::atomic::{ensure_folder, flush_folder, flush_together, parent, write_flushed};
 use crate::entry::{Entry, ensure_own_folder, make_own_folder, put_entry, read_entry, remove_entry};
 use crate::in_use::{self, Closed, Gate, Passage, User};
-use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
+use crate::outside::is_whole;
+use crate::{Digest, FinishedFiles, Lock, Place, Staging, StoreError, Tree, TreeFile, lock};
 
 /// The store's own folders.
 const FOLDERS: [&str; 7] = ["objects", "trees", "results", "partial", "staging", "users", "locks"];
@@ -147,7 +149,17 @@ impl Store {
     /// # Errors
     /// Fails where a file is no longer what was hashed or the disk refuses. Files stored by then stay, unused.
     pub fn add_tree(&self, folder: &Path, tree: &Tree) -> Result<Digest, StoreError> {
-        let places: Vec<_> = tree.files().iter().map(|file| self.object_path(&file.digest)).collect();
+        self.add_finished(folder, tree, &FinishedFiles::default())
+    }
+
+    /// As [`Store::add_tree`], where some of the files stay outside, which the store has notes of.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_finished(&self, folder: &Path, tree: &Tree, finished: &FinishedFiles) -> Result<Digest, StoreError> {
+        let moved = tree.files().iter().map(|file| (file, folder.join(&file.path)));
+        let moved: Vec<_> = moved.filter(|(_, source)| !finished.is_outside(source)).collect();
+        let places: Vec<_> = moved.iter().map(|(file, _)| self.object_path(&file.digest)).collect();
         let list = self.tree_path(&tree.digest());
         let shards: BTreeSet<_> = places.iter().chain([&list]).map(|place| parent(place)).collect();
         let mut changed = Vec::new();
@@ -163,15 +175,14 @@ impl Store {
         let mut contents = vec![staging.path().join("list")];
         fs::write(&contents[0], tree.to_json()).map_err(StoreError::on("write", &contents[0]))?;
         let mode = self.mode();
-        for file in tree.files() {
-            let source = folder.join(&file.path);
-            protect(&source, file, mode)?;
-            contents.push(source);
+        for (file, source) in &moved {
+            protect(source, file, mode)?;
+            contents.push(source.clone());
         }
         // Contents, then names: without the first, a loss of power leaves zeros under a valid digest. The result is
         // recorded by the caller, when both are on the disk.
         flush_together(&contents)?;
-        self.move_in(folder, tree, &places)?;
+        self.move_in(&moved, &places)?;
         let passage = self.pass()?;
         put_entry(&contents[0], &list)?;
         drop(passage);
@@ -204,9 +215,7 @@ impl Store {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn hold_object(&self, file: &TreeFile) -> Result<bool, StoreError> {
-        let place = self.object_path(&file.digest);
-        let sound = self.has(file) && Digest::of_file(&place).is_ok_and(|found| found == (file.digest, file.size));
-        if sound { self.touch_object(file) } else { Ok(false) }
+        if self.check(file, Verify::Contents).is_ok() { self.touch_object(file) } else { Ok(false) }
     }
 
     /// Sets the change time of an object, which is what says that it is in use; whether it is there.
@@ -215,7 +224,10 @@ impl Store {
         if !self.has(file) {
             return Ok(false);
         }
-        let place = self.object_path(&file.digest);
+        let place = match self.place(&file.digest) {
+            Place::Inside(object) => object,
+            Place::Outside(_) => self.note_path(&file.digest),
+        };
         // The mode that it has, so that nothing but the time changes.
         let touched = fs::symlink_metadata(&place).and_then(|found| fs::set_permissions(&place, found.permissions()));
         touched.map_err(StoreError::on("protect", &place))?;
@@ -264,8 +276,8 @@ impl Store {
         Ok(tree)
     }
 
-    /// Where an object lies, or would lie.
-    pub fn object_path(&self, digest: &Digest) -> PathBuf {
+    /// Where an object lies that is in the store, or would lie: who reads it asks [`Store::place`].
+    pub(crate) fn object_path(&self, digest: &Digest) -> PathBuf {
         self.sharded("objects", digest)
     }
 
@@ -340,11 +352,6 @@ impl Store {
         self.opened.user.as_ref().map(User::since)
     }
 
-    /// Whether an object is there, with its length.
-    pub fn has(&self, file: &TreeFile) -> bool {
-        is_whole(&self.object_path(&file.digest), file.size)
-    }
-
     /// The mode of an object that this process stores: nobody writes to it, and those read it whom the process lets
     /// read what it makes.
     fn mode(&self) -> u32 {
@@ -369,17 +376,16 @@ impl Store {
         flush_folder(parent(path))
     }
 
-    /// Gives the files of a folder their places, over whatever is there: what was just hashed is known to be sound,
+    /// Gives files, each with where it is, their places, over whatever is there: what was just hashed is known to be sound,
     /// and the new file's time says that it is in use. Who has the old file open keeps reading that.
-    fn move_in(&self, folder: &Path, tree: &Tree, places: &[PathBuf]) -> Result<(), StoreError> {
+    fn move_in(&self, files: &[(&TreeFile, PathBuf)], places: &[PathBuf]) -> Result<(), StoreError> {
         let _passage = self.pass()?;
         let mut moved = BTreeSet::new();
-        for (file, place) in tree.files().iter().zip(places) {
-            let source = folder.join(&file.path);
+        for ((file, source), place) in files.iter().zip(places) {
             if moved.insert(file.digest) {
-                put_entry(&source, place)?;
+                put_entry(source, place)?;
             } else {
-                fs::remove_file(&source).map_err(StoreError::on("remove", &source))?;
+                fs::remove_file(source).map_err(StoreError::on("remove", source))?;
             }
         }
         Ok(())
@@ -389,7 +395,7 @@ impl Store {
         self.sharded("trees", digest)
     }
 
-    fn sharded(&self, name: &str, digest: &Digest) -> PathBuf {
+    pub(crate) fn sharded(&self, name: &str, digest: &Digest) -> PathBuf {
         self.root().join(sharded(name, digest))
     }
 
@@ -426,11 +432,6 @@ fn protect(source: &Path, file: &TreeFile, mode: u32) -> Result<(), StoreError> 
         return Err(StoreError::ChangedWhileStoring { path: source.to_owned() });
     }
     fs::set_permissions(source, Permissions::from_mode(mode)).map_err(StoreError::on("protect", source))
-}
-
-/// Whether a regular file of a length is there.
-fn is_whole(path: &Path, size: u64) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size)
 }
 
 #[cfg(test)]

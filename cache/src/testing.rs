@@ -1,5 +1,6 @@
 //! What the tests of several modules need: stores and folders with known content.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -31,16 +32,20 @@ pub(crate) fn add(store: &Store, files: &[(&str, &str)]) -> Digest {
 
 /// Stores a folder of files as the result of a key that holds `name`, which took some seconds to make.
 pub(crate) fn put(store: &Store, name: &str, seconds: f64, files: &[(&str, &str)]) -> Digest {
-    let mut key = KeyDocument::default();
-    key.push("name", name, Class::Semantic);
     let tree = add(store, files);
     let output = OutputRecord { kind: "rows".to_owned(), tree, identity: tree, facts: serde_json::Map::new() };
-    let mut how = serde_json::Map::new();
-    how.insert(SECONDS.to_owned(), seconds.into());
-    let record = ResultRecord::new(key, name, [("out".to_owned(), output)].into(), how);
+    let mut record = record_of(name, [("out".to_owned(), output)].into());
+    record.how.insert(SECONDS.to_owned(), seconds.into());
     let key = record.key.result_key();
     store.record(&key, &record).unwrap();
     key
+}
+
+/// The record of a key that holds `name`.
+pub(crate) fn record_of(name: &str, outputs: BTreeMap<String, OutputRecord>) -> ResultRecord {
+    let mut key = KeyDocument::default();
+    key.push("name", name, Class::Semantic);
+    ResultRecord::new(key, name, outputs, serde_json::Map::new())
 }
 
 /// Overwrites an object, which is read-only, in place.

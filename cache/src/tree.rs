@@ -50,7 +50,7 @@ impl Tree {
     /// As [`Tree::of_folder`].
     pub fn of_finished(folder: &Path, finished: &FinishedFiles) -> Result<Self, StoreError> {
         let mut found = Vec::new();
-        collect(folder, "", &mut found)?;
+        collect(folder, "", finished, &mut found)?;
         let mut files = found
             .into_par_iter()
             .map(|(path, place)| hash(path, &place, finished))
@@ -191,15 +191,22 @@ fn check_path(path: &str) -> Result<(), &'static str> {
 }
 
 /// Adds the regular files below a folder; `prefix` is the folder's own path, empty or ending in `/`.
-fn collect(folder: &Path, prefix: &str, found: &mut Vec<(String, PathBuf)>) -> Result<(), StoreError> {
+fn collect(
+    folder: &Path,
+    prefix: &str,
+    finished: &FinishedFiles,
+    found: &mut Vec<(String, PathBuf)>,
+) -> Result<(), StoreError> {
     for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
         let entry = entry.map_err(StoreError::on("list", folder))?;
         let (path, place) = (format!("{prefix}{}", utf8_name(&entry)?), entry.path());
         let metadata = entry.metadata().map_err(StoreError::on("read", &place))?;
         if metadata.is_dir() {
-            collect(&place, &format!("{path}/"), found)?;
+            collect(&place, &format!("{path}/"), finished, found)?;
         } else {
-            check_regular(&place, &metadata)?;
+            if !finished.is_outside(&place) {
+                check_regular(&place, &metadata)?;
+            }
             found.push((path, place));
         }
     }
@@ -226,7 +233,9 @@ fn check_regular(place: &Path, metadata: &fs::Metadata) -> Result<(), StoreError
 fn hash(path: String, place: &Path, finished: &FinishedFiles) -> Result<TreeFile, StoreError> {
     let mode = fs::metadata(place).map_err(StoreError::on("read", place))?.permissions().mode();
     let (digest, size) = finished.known_or_read(place)?;
-    Ok(TreeFile { path, digest, size, executable: mode & 0o100 != 0 })
+    // The tree is the one of a copy, whose mode would be that of a new file.
+    let executable = mode & 0o100 != 0 && !finished.is_outside(place);
+    Ok(TreeFile { path, digest, size, executable })
 }
 
 #[cfg(test)]

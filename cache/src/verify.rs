@@ -9,8 +9,9 @@ use rayon::prelude::*;
 
 use crate::entry::{is_absent, open_entry, remove_entry};
 use crate::listing::DigestFile;
+use crate::outside::{Difference, OutsideFile, is_whole};
 use crate::record::Stored;
-use crate::{Digest, Store, StoreError, TreeFile};
+use crate::{Digest, Place, Store, StoreError, TreeFile};
 
 /// What a full check found.
 #[derive(Debug, Clone, Default)]
@@ -18,6 +19,10 @@ pub struct VerifyReport {
     pub objects: u64,
     /// Their length together.
     pub bytes: u64,
+    /// Files outside the store that objects are in.
+    pub outside: u64,
+    /// Their length together.
+    pub outside_bytes: u64,
     pub trees: u64,
     pub results: u64,
     /// Everything that is wrong: objects, then trees, then results.
@@ -35,6 +40,15 @@ pub enum Fault {
         /// Where it is.
         path: PathBuf,
         /// The files of results that it is the content of.
+        used_by: Vec<UsedBy>,
+    },
+    /// A file of the user that an object was left in is not what it was. No damage of the store: the stage that left it
+    /// runs again.
+    #[error("`{}`, which was left outside the store, {how}; {}", .path.display(), Users(.used_by))]
+    Outside {
+        path: PathBuf,
+        how: Difference,
+        /// The files of results that it should be the content of.
         used_by: Vec<UsedBy>,
     },
     /// A tree's list is unreadable or does not have the digest in its name.
@@ -117,16 +131,17 @@ impl fmt::Display for Users<'_> {
 }
 
 impl Fault {
-    /// Whether a result is the worse for it. What only does not belong into the store is nobody's loss, and not ours to
-    /// remove.
+    /// Whether it is a fault of the store by which a result is the worse. What only does not belong into the store is
+    /// nobody's loss, and neither that nor a file of the user's is ours to remove.
     pub fn is_damage(&self) -> bool {
-        !matches!(self, Self::Stranger { .. })
+        !matches!(self, Self::Stranger { .. } | Self::Outside { .. })
     }
 
     /// The results that lack something, or are not what they were.
     pub fn results(&self) -> BTreeSet<Digest> {
         match self {
             Self::CorruptObject { used_by, .. }
+            | Self::Outside { used_by, .. }
             | Self::CorruptTree { used_by, .. }
             | Self::MissingObject { used_by, .. } => used_by.iter().map(|used| used.key).collect(),
             Self::CorruptResult { key, .. } | Self::MissingTree { key, .. } => [*key].into(),
@@ -154,8 +169,12 @@ impl Store {
         let damaged = self.verify_objects(&mut report, progress)?;
         let trees = self.verify_trees(&mut report, &damaged)?;
         self.verify_results(&mut report, &trees)?;
-        // A tree that no result names is garbage, and so is what is left of its objects.
-        report.faults.retain(|fault| !matches!(fault, Fault::MissingObject { used_by, .. } if used_by.is_empty()));
+        // A tree that no result names is garbage, and so is what is left of its objects, and a note that no tree needs.
+        let concerns_nobody = |fault: &Fault| match fault {
+            Fault::MissingObject { used_by, .. } | Fault::Outside { used_by, .. } => used_by.is_empty(),
+            _ => false,
+        };
+        report.faults.retain(|fault| !concerns_nobody(fault));
         Ok(report)
     }
 
@@ -166,7 +185,7 @@ impl Store {
     /// Fails where something cannot be removed.
     pub fn repair(&self, faults: &[Fault]) -> Result<(), StoreError> {
         // Results first, so that none is left that lacks something.
-        for key in faults.iter().flat_map(Fault::results) {
+        for key in faults.iter().filter(|fault| fault.is_damage()).flat_map(Fault::results) {
             self.forget(&key)?;
         }
         for fault in faults {
@@ -175,7 +194,10 @@ impl Store {
                 Fault::CorruptTree { digest, .. } | Fault::MissingObject { tree: digest, .. } => {
                     remove_entry(&self.tree_path(digest))?;
                 }
-                Fault::CorruptResult { .. } | Fault::MissingTree { .. } | Fault::Stranger { .. } => {}
+                Fault::CorruptResult { .. }
+                | Fault::MissingTree { .. }
+                | Fault::Outside { .. }
+                | Fault::Stranger { .. } => {}
             }
         }
         Ok(())
@@ -188,22 +210,32 @@ impl Store {
         progress: &(dyn Fn(VerifyProgress) + Sync),
     ) -> Result<BTreeMap<Digest, usize>, StoreError> {
         let objects = self.digest_files("objects")?;
-        let total_bytes = objects.iter().map(|object| object.size).sum();
-        let read = AtomicU64::new(0);
-        let check = |object: &DigestFile| {
-            let fault = check_object(object);
-            let bytes = read.fetch_add(object.size, Ordering::Relaxed) + object.size;
-            progress(VerifyProgress { bytes, total_bytes });
-            fault
-        };
+        let outside = self.outside_files()?;
         report.objects = objects.len() as u64;
-        report.bytes = total_bytes;
-        report.faults = objects.par_iter().filter_map(check).collect();
-        let damaged = report.faults.iter().enumerate().filter_map(|(position, fault)| match fault {
-            Fault::CorruptObject { digest, .. } => Some((*digest, position)),
-            _ => None,
+        report.bytes = objects.iter().map(|object| object.size).sum();
+        report.outside = outside.len() as u64;
+        report.outside_bytes = outside.iter().map(|(_, file)| file.size()).sum();
+        let total_bytes = report.bytes + report.outside_bytes;
+        let read = AtomicU64::new(0);
+        let have_read = |size: u64| {
+            let bytes = read.fetch_add(size, Ordering::Relaxed) + size;
+            progress(VerifyProgress { bytes, total_bytes });
+        };
+        let of_objects = objects.par_iter().map(|object| {
+            let fault = check_object(object);
+            have_read(object.size);
+            (object.digest, fault)
         });
-        Ok(damaged.collect())
+        let of_outside = outside.par_iter().map(|(digest, file)| {
+            let fault = check_outside(digest, file);
+            have_read(file.size());
+            (Some(*digest), fault)
+        });
+        let found: Vec<_> = of_objects.chain(of_outside).filter_map(|(digest, fault)| Some((digest, fault?))).collect();
+        let damaged = found.iter().enumerate().filter_map(|(position, (digest, _))| Some(((*digest)?, position)));
+        let damaged: BTreeMap<_, _> = damaged.collect();
+        report.faults = found.into_iter().map(|(_, fault)| fault).collect();
+        Ok(damaged)
     }
 
     /// Checks the trees; gives, for each whose list is there, the faults of its own and the paths of its damaged files.
@@ -228,7 +260,9 @@ impl Store {
                         if let Some(fault) = damaged.get(&file.digest) {
                             inside.push(InTree { fault: *fault, file: Some(file.path.clone()) });
                         }
-                        if !self.has(file) {
+                        // One that is outside has been read.
+                        let place = self.place(&file.digest);
+                        if matches!(place, Place::Inside(path) if !is_whole(&path, file.size)) {
                             inside.push(InTree { fault: report.faults.len(), file: Some(file.path.clone()) });
                             report.faults.push(missing_object(digest, file));
                         }
@@ -295,6 +329,7 @@ impl Fault {
     fn add_user(&mut self, used: UsedBy) {
         match self {
             Self::CorruptObject { used_by, .. }
+            | Self::Outside { used_by, .. }
             | Self::CorruptTree { used_by, .. }
             | Self::MissingObject { used_by, .. } => {
                 used_by.push(used);
@@ -306,6 +341,11 @@ impl Fault {
 
 fn missing_object(tree: Digest, file: &TreeFile) -> Fault {
     Fault::MissingObject { tree, file: file.path.clone(), digest: file.digest, used_by: Vec::new() }
+}
+
+fn check_outside(digest: &Digest, file: &OutsideFile) -> Option<Fault> {
+    let how = OutsideFile::read(&file.path, (*digest, file.size())).err()?;
+    Some(Fault::Outside { path: file.path.clone(), how, used_by: Vec::new() })
 }
 
 fn check_object(object: &DigestFile) -> Option<Fault> {

@@ -161,7 +161,7 @@ fn what_is_not_what_its_name_says_is_refused_and_put_right_by_who_has_it() {
         let error = pull(&remote, &there.store, &record).unwrap_err();
         assert!(matches!(&error, RemoteError::Refused { name, .. } if *name == object_name(sound)), "{what}: {error}");
         assert_eq!(there.store.result(&record.key.result_key()).unwrap(), None, "{what}");
-        assert!(!there.store.object_path(&Digest::of(sound)).exists(), "{what}");
+        assert!(!there.store.place(&Digest::of(sound)).path().exists(), "{what}");
         assert_eq!(there.store.verify(&|_| {}).unwrap().faults, [], "{what}");
         assert_eq!(fs::read_dir(there.store.root().join("staging")).unwrap().count(), 0, "{what}");
         // The length alone would not show it; who met it sends it anew.
@@ -214,7 +214,7 @@ fn a_damaged_object_of_our_own_is_not_sent() {
     let files = some_files();
     let record = result(&here.store, "train", &files);
     for content in [&files[0].1, &files[3].1] {
-        let place = here.store.object_path(&Digest::of(content));
+        let place = here.store.place(&Digest::of(content)).path().to_owned();
         let sound = fs::read(&place).unwrap();
         let mut damaged = sound.clone();
         damaged[0] ^= 1;

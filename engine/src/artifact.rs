@@ -98,7 +98,7 @@ pub fn stored_files(store: &Store, tree: &Digest, identity: &Digest) -> Result<T
 pub fn described_among(store: &Store, tree: &Tree, is_identity: impl Fn(&Digest) -> bool) -> Option<Description> {
     let file = tree.get(ARTIFACT_FILE).filter(|file| file.size <= LONGEST)?;
     let mut text = Vec::new();
-    open_regular(&store.object_path(&file.digest)).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
+    open_regular(store.place(&file.digest).path()).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
     // One that is damaged is left for who reads the folder: it makes that known.
     let sound = Digest::of(&text) == file.digest;
     let description = sound.then(|| serde_json::from_slice::<Description>(&text).ok())??;

@@ -250,6 +250,11 @@ pub trait Stage: 'static {
         None
     }
 
+    /// Whether a result will do whose files lie partly outside the store, where an equal stage has left them.
+    fn takes_files_outside(_params: &Self::Params) -> bool {
+        true
+    }
+
     /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind
     /// cannot tell. It reads little: a plan asks for it.
     fn working_state(_params: &Self::Params, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
@@ -333,6 +338,8 @@ pub trait BoundStage: Send + Sync {
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
     /// See [`Stage::peak_memory`].
     fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64>;
+    /// See [`Stage::takes_files_outside`].
+    fn takes_files_outside(&self) -> bool;
     /// See [`Stage::derived_from`].
     fn derived_from(&self, entry: &str) -> &'static [&'static str];
     /// See [`Stage::working_state`].
@@ -435,6 +442,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64> {
         S::peak_memory(&self.0, inputs, workers)
+    }
+    fn takes_files_outside(&self) -> bool {
+        S::takes_files_outside(&self.0)
     }
     fn derived_from(&self, entry: &str) -> &'static [&'static str] {
         S::derived_from(entry)

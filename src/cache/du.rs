@@ -48,6 +48,9 @@ pub(super) struct DiskUsage {
     /// Objects of no result.
     unheld_objects: usize,
     unheld_bytes: u64,
+    /// Files of results that are outside the store, in none of these.
+    outside: usize,
+    outside_bytes: u64,
     partials: usize,
     partial_bytes: u64,
     /// Records of results and lists of files.
@@ -150,6 +153,10 @@ fn print(of: &DiskUsage, by: By) -> io::Result<()> {
     total("working state", of.partials, of.partial_bytes);
     total("records and lists", of.lists, of.list_bytes);
     writeln!(out, "{totals}")?;
+    if of.outside > 0 {
+        let files = words::plural(of.outside, "file");
+        writeln!(out, "{files} ({}) of results outside the store, in none of these", words::bytes(of.outside_bytes))?;
+    }
     if of.staging_bytes > 0 {
         writeln!(out, "{} in the making", words::bytes(of.staging_bytes))?;
     }

@@ -18,6 +18,8 @@ struct ListingView<'a> {
     results: Vec<ResultView<'a>>,
     objects: u64,
     object_bytes: u64,
+    outside: u64,
+    outside_bytes: u64,
     partials: u64,
     partial_bytes: u64,
 }
@@ -35,7 +37,7 @@ struct ResultView<'a> {
 
 impl<'a> ListingView<'a> {
     fn of(listing: &'a Listing, opened: Option<&'a Opened>) -> Self {
-        let Listing { results, objects, object_bytes, partials, partial_bytes } = listing;
+        let Listing { results, objects, object_bytes, outside, outside_bytes, partials, partial_bytes } = listing;
         let result = |ListedResult { key, kind, outputs, bytes, last_use }: &'a ListedResult| ResultView {
             key,
             kind,
@@ -48,6 +50,8 @@ impl<'a> ListingView<'a> {
             results: results.iter().map(result).collect(),
             objects: *objects,
             object_bytes: *object_bytes,
+            outside: *outside,
+            outside_bytes: *outside_bytes,
             partials: *partials,
             partial_bytes: *partial_bytes,
         }
@@ -90,6 +94,10 @@ fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
     let results = words::plural(listing.results.len(), "result");
     let objects = words::plural(listing.objects as usize, "object");
     writeln!(out, "{results}, {objects}, {}", words::bytes(listing.object_bytes))?;
+    if listing.outside > 0 {
+        let files = words::plural(listing.outside as usize, "file");
+        writeln!(out, "{files} outside the store, {}", words::bytes(listing.outside_bytes))?;
+    }
     if listing.partials > 0 {
         let bytes = words::bytes(listing.partial_bytes);
         writeln!(out, "{} of working state, {bytes}", words::plural(listing.partials as usize, "folder"))?;

@@ -85,7 +85,15 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
     let VerifyReport { objects, trees, results, .. } = *report;
     let bytes = words::bytes(report.bytes);
     writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
+    let changed = report.faults.iter().filter(|fault| matches!(fault, Fault::Outside { .. })).count();
+    if report.outside > 0 {
+        let (files, bytes) = (words::plural(report.outside as usize, "file"), words::bytes(report.outside_bytes));
+        writeln!(out, "{files} ({bytes}) outside the store read, {changed} not as it was")?;
+    }
     match report.faults.iter().filter(|fault| fault.is_damage()).count() {
+        0 if changed > 0 => {
+            writeln!(out, "everything in the store is intact; the next run takes the files outside as they are now")
+        }
         0 => writeln!(out, "everything is intact"),
         faults if repaired => {
             writeln!(out, "{}, removed; the next run rebuilds what it needs", words::plural(faults, "fault"))
@@ -105,6 +113,8 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
 struct ReportView<'a> {
     objects: u64,
     bytes: u64,
+    outside: u64,
+    outside_bytes: u64,
     trees: u64,
     results: u64,
     faults: Vec<FaultView<'a>>,
@@ -128,9 +138,9 @@ struct ResultView<'a> {
 
 impl<'a> ReportView<'a> {
     fn of(report: &VerifyReport, opened: Option<&'a Opened>, repaired: bool) -> Self {
-        let VerifyReport { objects, bytes, trees, results, ref faults } = *report;
+        let VerifyReport { objects, bytes, outside, outside_bytes, trees, results, ref faults } = *report;
         let faults = faults.iter().map(|fault| FaultView::of(fault, opened)).collect();
-        Self { objects, bytes, trees, results, faults, repaired }
+        Self { objects, bytes, outside, outside_bytes, trees, results, faults, repaired }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use cache::Digest;
+use cache::Verify;
 use engine::history::{Events, Origin, Words};
 use engine::protocol::WorkerEvent;
 use engine::run::RunEvent;
@@ -21,11 +21,8 @@ pub(crate) fn from_result(past: &Past, made: &Origin, add: &mut dyn FnMut(&Map<S
     let output = made.record.outputs.values().find(|output| output.kind == Metrics::NAME)?;
     let tree = past.store.tree(&output.tree).ok()?;
     let file = tree.get(STEPS_FILE)?;
-    let path = past.store.object_path(&file.digest);
-    if Digest::of_file(&path).ok()?.0 != file.digest {
-        return None;
-    }
-    for line in BufReader::new(File::open(path).ok()?).lines() {
+    past.store.check(file, Verify::Contents).ok()?;
+    for line in BufReader::new(File::open(past.store.place(&file.digest).path()).ok()?).lines() {
         if let Ok(Value::Object(values)) = serde_json::from_str(&line.ok()?) {
             add(&values);
         }

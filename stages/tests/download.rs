@@ -61,6 +61,60 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
+/// The outputs with the files copied and with those left where they are, which must be the same.
+#[track_caller]
+fn copied_and_left(folder: &Path, role: &str, parameters: &Value) -> TestedOutputs {
+    let [copied, left] = [true, false].map(|copy| {
+        let root = tempfile::tempdir().unwrap();
+        let mut parameters = parameters.clone();
+        parameters["copy"] = copy.into();
+        let outputs = bench_of_role(root.path(), folder, role).run::<Download>(parameters).unwrap();
+        (root, outputs)
+    });
+    assert_eq!(copied.1.keys().collect::<Vec<_>>(), left.1.keys().collect::<Vec<_>>());
+    for (one, other) in copied.1.values().zip(left.1.values()) {
+        assert_eq!(one.description, other.description);
+        assert_eq!(names(&one.folder), names(&other.folder));
+        for name in names(&one.folder) {
+            assert_eq!(
+                fs::read(one.folder.join(&name)).unwrap(),
+                fs::read(other.folder.join(&name)).unwrap(),
+                "{name}"
+            );
+        }
+    }
+    left
+}
+
+/// Outputs, and the folder that they are in.
+type TestedOutputs = (tempfile::TempDir, std::collections::BTreeMap<String, engine::context::Artifact>);
+
+#[test]
+fn files_that_stay_make_the_artefacts_of_a_copy() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    let leads_to = |output: &engine::context::Artifact, name: &str, file: PathBuf| {
+        assert_eq!(fs::read_link(output.folder.join(name)).unwrap(), file.canonicalize().unwrap());
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path());
+    fs::write(folder.path().join("model.safetensors"), weights(100_000)).unwrap();
+    let (_root, outputs) = copied_and_left(folder.path(), "checkpoint", &json!({"path": "./checkpoint"}));
+    leads_to(&outputs["model"], "model.safetensors", folder.path().join("model.safetensors"));
+    let is_outside =
+        |name: &str| fs::canonicalize(outputs["model"].folder.join(name)).unwrap().starts_with(folder.path());
+    assert!(is_outside("model.safetensors") && !is_outside("config.json") && !is_outside("tokenizer.json"));
+
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(golden.join("gguf/mistral/mistral-q8_0.gguf"), folder.path().join("any.gguf")).unwrap();
+    let (_root, outputs) = copied_and_left(folder.path(), "checkpoint", &json!({"path": "./any.gguf"}));
+    leads_to(&outputs["model"], "model.gguf", folder.path().join("any.gguf"));
+
+    let adapter = golden.join("gemma/lora/tied_embedding_saved/adapter");
+    let (_root, outputs) = copied_and_left(&adapter, "adapter", &json!({"path": "./adapter", "as": "adapter"}));
+    leads_to(&outputs["adapter"], "adapter_model.safetensors", adapter.join("adapter_model.safetensors"));
+}
+
 #[test]
 fn a_folder_becomes_a_model_and_a_tokenizer() {
     let root = tempfile::tempdir().unwrap();

@@ -98,7 +98,7 @@ fn pass_on(mut client: TcpStream, to: u16, heads: &Mutex<Vec<String>>) -> std::i
 #[child]
 fn ask() {
     let retry = Retry { attempts: 1, first_pause: Duration::ZERO, silence: Duration::from_secs(5) };
-    let hub = Hub::from_environment(Service::HuggingFace, None).unwrap().with_retry(retry);
+    let hub = Hub::from_environment(Service::HUGGING_FACE, None).unwrap().with_retry(retry);
     let repository = Repository::parse(RepositoryKind::Model, "owner/name").unwrap();
     match hub.resolve_revision(&repository, "main") {
         Ok(commit) => println!("answer: {commit}"),

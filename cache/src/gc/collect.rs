@@ -269,7 +269,7 @@ impl<'a> Collecting<'a> {
     fn unheld_objects(&self, left: &Census, kept: &BTreeSet<Digest>) -> Vec<Candidate> {
         let unheld = left.objects.iter().filter(|object| object.holders == 0 && !kept.contains(&object.digest));
         let old = unheld.filter(|object| self.may_go(&object.digest, object.changed));
-        old.map(|object| Candidate { path: self.store.object_path(&object.digest), bytes: object.bytes }).collect()
+        old.map(|object| Candidate { path: object.path.clone(), bytes: object.bytes }).collect()
     }
 
     fn may_go(&self, digest: &Digest, changed: SystemTime) -> bool {

@@ -287,6 +287,8 @@ impl<'a> Choosing<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::census::{CountedObject, CountedPartial};
 
@@ -306,7 +308,8 @@ mod tests {
         let time = |hours: u32| now().now - hours * HOUR;
         let object = |(at, bytes): (usize, &u64)| {
             let holders = results.iter().filter(|(_, _, _, held)| held.contains(&at)).count() as u32;
-            CountedObject { digest: digest(&at.to_string()), bytes: *bytes, changed: time(9000), holders }
+            let (digest, path) = (digest(&at.to_string()), PathBuf::new());
+            CountedObject { digest, bytes: *bytes, outside_bytes: 0, path, changed: time(9000), holders }
         };
         census.objects = objects.iter().enumerate().map(object).collect();
         census.results = results

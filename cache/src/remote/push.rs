@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,9 +13,8 @@ use tokio::task::{JoinSet, block_in_place};
 use super::error::RemoteError;
 use super::pull::{join_one, several};
 use super::shared::{Remote, Shared, TransferProgress};
-use crate::entry::open_entry;
 use crate::record::Stored;
-use crate::{Digest, ResultRecord, Store, StoreError, Tree, TreeFile};
+use crate::{Digest, Place, ResultRecord, Store, StoreError, Tree, TreeFile};
 
 /// Files up to this length are sent in one request, longer ones in parts of it.
 const PART: u64 = 8 << 20;
@@ -188,7 +186,7 @@ impl Shared {
                     let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
                     observe(TransferProgress { done, total });
                 };
-                shared.send_object(&store.object_path(&file.digest), &file, mode, &moved).await
+                shared.send_object(&store.place(&file.digest), &file, mode, &moved).await
             }
         };
         several(files.into_iter().map(send)).await
@@ -196,21 +194,17 @@ impl Shared {
 
     async fn send_object(
         &self,
-        place: &Path,
+        place: &Place,
         file: &TreeFile,
         mode: PutMode,
         moved: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), RemoteError> {
         let name = self.object(&file.digest);
-        let mut source = match block_in_place(|| open_entry(place)).map_err(StoreError::on("open", place))? {
-            Ok(source) => source,
-            Err(_) => return Err(damaged(place, file)),
-        };
+        let mut source = block_in_place(|| place.open(&file.digest))?;
         if file.size <= PART {
-            let content =
-                block_in_place(|| read_part(&mut source, file.size)).map_err(StoreError::on("read", place))?;
+            let content = block_in_place(|| read_part(&mut source, file.size)).map_err(cannot_read(place, file))?;
             if Digest::of(&content) != file.digest {
-                return Err(damaged(place, file));
+                return Err(place.differs(&file.digest).into());
             }
             self.write(&name, content, mode).await?;
             moved(file.size);
@@ -229,7 +223,7 @@ impl Shared {
         &self,
         mut upload: Box<dyn MultipartUpload>,
         source: &mut File,
-        place: &Path,
+        place: &Place,
         file: &TreeFile,
         moved: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), RemoteError> {
@@ -246,7 +240,7 @@ impl Shared {
         &self,
         upload: &mut dyn MultipartUpload,
         source: &mut File,
-        place: &Path,
+        place: &Place,
         file: &TreeFile,
         moved: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), RemoteError> {
@@ -266,7 +260,7 @@ impl Shared {
                 hasher.update_rayon(&content);
                 Ok(content)
             });
-            let content: Vec<u8> = content.map_err(StoreError::on("read", place))?;
+            let content: Vec<u8> = content.map_err(cannot_read(place, file))?;
             if parts.len() == PARALLEL_PARTS
                 && let Some(joined) = parts.join_next().await
             {
@@ -279,7 +273,7 @@ impl Shared {
         while let Some(joined) = parts.join_next().await {
             arrived(joined)?;
         }
-        if Digest::from(hasher.finalize()) == file.digest { Ok(()) } else { Err(damaged(place, file)) }
+        if Digest::from(hasher.finalize()) == file.digest { Ok(()) } else { Err(place.differs(&file.digest).into()) }
     }
 
     async fn send_trees(self: &Arc<Self>, trees: &[Tree]) -> Result<(), RemoteError> {
@@ -297,8 +291,12 @@ impl Shared {
     }
 }
 
-fn damaged(place: &Path, file: &TreeFile) -> RemoteError {
-    StoreError::CorruptObject { digest: file.digest, path: place.to_owned() }.into()
+/// The error for a file that ends early, or cannot be read.
+fn cannot_read(place: &Place, file: &TreeFile) -> impl FnOnce(io::Error) -> StoreError {
+    move |error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => place.differs(&file.digest),
+        _ => StoreError::io("read", place.path(), error),
+    }
 }
 
 /// The next `size` bytes of a file.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cache::{Digest, FinishedFiles, Flushing, OutputRecord, Store, StoreError, Tree, Verify};
+use cache::{Digest, FinishedFiles, Flushing, OutputRecord, Store, StoreError, Tree, TreeFile, Verify};
 use profile::Profile;
 use serde_json::{Map, Value};
 
@@ -26,6 +27,11 @@ mod reuse;
 
 /// Progress is for people: more than this many messages a second are dropped.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What to do about a file of the user that is not what a result was made of.
+pub(crate) const OUTSIDE: &str = "run again: what depends on the file is made of what it is now; a file that is gone, or \
+                                  that another machine does not see, has to be put back, or copied into the store \
+                                  (`copy: true`)";
 
 /// Set by the signal handler of the stage process.
 pub(crate) static CANCELLED: AtomicBool = AtomicBool::new(false);
@@ -110,6 +116,8 @@ pub struct StageContext {
     last_progress: Option<Instant>,
     profile: Profile,
     membership: Option<Membership>,
+    /// Files of inputs that are outside the store.
+    outside: Vec<TreeFile>,
 }
 
 impl StageContext {
@@ -138,6 +146,7 @@ impl StageContext {
             last_progress: None,
             profile,
             membership: None,
+            outside: Vec::new(),
         })
     }
 
@@ -182,6 +191,7 @@ impl StageContext {
             let files = stored_files(&self.store, &grant.tree, &grant.identity).map_err(stored)?;
             self.store.link_files(&files, &folder, Verify::Contents).map_err(stored)?;
             description.write_beside(&folder)?;
+            self.outside.extend(files.files().iter().filter(|file| self.store.is_outside(file)).cloned());
         }
         let artifact = Artifact { folder, description };
         self.opened.insert(name, artifact.clone());
@@ -227,7 +237,7 @@ impl StageContext {
         let identity = identity.unwrap_or_else(|| tree.identity());
         let storing = self.profile.phase("flush output and move it into the store");
         flushing.map_or(Ok(()), Flushing::end).map_err(stored)?;
-        let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
+        let tree = self.store.add_finished(&folder, &tree, &finished).map_err(stored)?;
         drop(storing);
         self.outputs.insert(output, OutputRecord { kind, tree, identity, facts });
         Ok(())
@@ -244,13 +254,25 @@ impl StageContext {
     /// # Errors
     /// Fails with [`crate::error::Cause::ChangedWhileRunning`].
     pub fn verify(&self, file: &FileGrant) -> Result<(), StageError> {
-        let path = file.path.display();
-        let changed = || {
-            StageError::new(Cause::ChangedWhileRunning, format!("`{path}` changed while the pipeline was running"))
-                .with_help("run again when it is complete")
-        };
-        let (digest, size) = Digest::of_file(&file.path).map_err(|error| changed().with_source(error))?;
-        if digest == file.digest && size == file.size { Ok(()) } else { Err(changed()) }
+        let (digest, size) = Digest::of_file(&file.path).map_err(|error| changed(&file.path).with_source(error))?;
+        if digest == file.digest && size == file.size { Ok(()) } else { Err(changed(&file.path)) }
+    }
+
+    /// Puts a source file into an output under a name, where it stays: the store gets no copy of it, and a note of
+    /// where it is. In the draft it is a link.
+    ///
+    /// # Errors
+    /// Fails with [`crate::error::Cause::ChangedWhileRunning`] where it is not what was planned with, and where the disk
+    /// refuses.
+    pub fn leave(&self, file: &FileGrant, draft: &mut Draft, name: &str) -> Result<(), StageError> {
+        let object = (file.digest, file.size);
+        let left = self.store.leave_outside(&file.path, object).map_err(|error| match error {
+            StoreError::Outside { .. } => changed(&file.path).with_source(error),
+            error => stored(error),
+        })?;
+        let link = draft.folder.join(name);
+        symlink(left, &link).or_fail(Cause::Machine, || format!("cannot write `{}`", link.display()))?;
+        draft.finished.leave(&link, object).map_err(stored)
     }
 
     /// What a mutable reference was pinned to, by `kind:name@revision`.
@@ -364,8 +386,15 @@ impl StageContext {
     /// Ends the stage: what it made and how.
     ///
     /// # Errors
-    /// Fails where a declared output was not sealed, which is a defect of the stage.
+    /// Fails where a declared output was not sealed, which is a defect of the stage, and where an input outside the store
+    /// has changed while the stage read it.
     pub fn finish(self) -> Result<Outcome, StageError> {
+        let unchanged = self.outside.iter().try_for_each(|file| self.store.check(file, Verify::Contents));
+        if let Err(error) = unchanged {
+            // What was saved may be computed from other bytes than the key says. The error is the one to tell.
+            let _ = fs::remove_dir_all(&self.job.working);
+            return Err(stored(error));
+        }
         match self.job.outputs.iter().find(|output| !self.outputs.contains_key(&output.name)) {
             Some(output) => Err(StageError::internal(format!(
                 "stage kind `{}` ended without making its output `{}`",
@@ -432,6 +461,11 @@ fn granted_description(store: &Store, grant: &InputGrant) -> Result<Description,
     described.ok_or_else(|| StageError::internal("the job does not say what an input is, and neither does the input"))
 }
 
+fn changed(path: &Path) -> StageError {
+    let message = format!("`{}` changed while the pipeline was running", path.display());
+    StageError::new(Cause::ChangedWhileRunning, message).with_help("run again when it is complete")
+}
+
 /// A failure of the store as a stage's failure; the damaged object stays reachable as its source (see
 /// [`damaged_object`]).
 pub(crate) fn stored(error: StoreError) -> StageError {
@@ -444,12 +478,15 @@ pub(crate) fn stored(error: StoreError) -> StageError {
         StoreError::DiskFull { .. } => Cause::DiskFull,
         StoreError::NotAFile { .. } | StoreError::BadName { .. } => Cause::BadData,
         StoreError::ChangedWhileStoring { .. } => Cause::Internal,
+        StoreError::Outside { .. } => Cause::ChangedWhileRunning,
     };
     let message = match cause {
         Cause::CorruptInput => "an input is damaged in the store",
+        Cause::ChangedWhileRunning => "a file of an input changed while the pipeline was running",
         _ => "the store failed",
     };
-    StageError::new(cause, message).with_source(error)
+    let failure = StageError::new(cause, message).with_source(error);
+    if cause == Cause::ChangedWhileRunning { failure.with_help(OUTSIDE) } else { failure }
 }
 
 /// The damaged object behind a failure, where there is one.

@@ -14,7 +14,7 @@ use crate::keys::{read_outside, stage_key};
 use crate::lock_file::{self, LockError, LockFile};
 use crate::plan::{Plan, PlannedStage, ResolvedInput, Wanted};
 use crate::preflight::{self, Preflight};
-use crate::stage::InputFacts;
+use crate::stage::{BoundStage, InputFacts};
 use crate::survey::LocalFiles;
 
 mod causes;
@@ -162,7 +162,8 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
     if unknown == 0 {
         let digest = now.document.result_key();
         forecast.key = Some(digest);
-        if let Some(outputs) = past.store.map(|store| complete_result(store, &digest)).transpose()?.flatten() {
+        let result = past.store.map(|store| complete_result(now.stage, store, &digest)).transpose()?.flatten();
+        if let Some(outputs) = result {
             if now.stage.wanted == Wanted::Again {
                 forecast.reasons = vec![Reason::Forced];
                 return Ok(forecast);
@@ -223,8 +224,19 @@ fn facts_of_outputs(forecast: &StageForecast) -> InputFacts {
 }
 
 /// The outputs of a key's result, if every file of it is there.
-fn complete_result(store: &Store, key: &Digest) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
+fn complete_result(
+    stage: &PlannedStage,
+    store: &Store,
+    key: &Digest,
+) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
     let record = store.result(key)?;
     let complete = record.filter(|record| record.outputs.values().all(|output| store.complete(&output.tree)));
-    Ok(complete.map(|record| record.outputs))
+    Ok(complete.filter(|record| will_do(&*stage.bound, store, record)).map(|record| record.outputs))
+}
+
+/// Whether a result whose files are all there will do for a stage: one that wants them in the store has them there.
+pub(crate) fn will_do(stage: &dyn BoundStage, store: &Store, record: &ResultRecord) -> bool {
+    let is_inside =
+        |tree: &Digest| store.tree(tree).is_ok_and(|tree| !tree.files().iter().any(|file| store.is_outside(file)));
+    stage.takes_files_outside() || record.outputs.values().all(|output| is_inside(&output.tree))
 }

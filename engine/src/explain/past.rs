@@ -72,8 +72,11 @@ impl<'a> Past<'a> {
         if let Some(change) = producer.bound.compare(&now.kind, &before, &after) {
             return Some(ArtifactChange::Rows(change));
         }
-        // An object's place names its content.
-        let changes = file_changes(&before.files, &after.files);
+        let contents = |output: &OutputRecord| {
+            let tree = stored_files(store, &output.tree, &output.identity).ok()?;
+            Some(tree.files().iter().map(|file| (file.path.clone(), file.digest)).collect::<BTreeMap<_, _>>())
+        };
+        let changes = file_changes(&contents(old)?, &contents(now)?);
         (!changes.is_empty()).then_some(ArtifactChange::Files(changes))
     }
 
@@ -127,6 +130,6 @@ fn stored(store: &Store, output: &OutputRecord) -> Option<StoredArtifact> {
     let tree = stored_files(store, &output.tree, &output.identity).ok()?;
     let files = tree.files().iter();
     let files: BTreeMap<String, PathBuf> =
-        files.map(|file| (file.path.clone(), store.object_path(&file.digest))).collect();
+        files.map(|file| (file.path.clone(), store.place(&file.digest).path().to_owned())).collect();
     Some(StoredArtifact { facts: output.facts.clone(), files })
 }

@@ -146,9 +146,9 @@ impl Archive {
         let Ok(tree) = store.tree(tree) else { return Ok(()) };
         let figures = tree.files().iter().filter(|file| file.path.ends_with(".json") || file.path.ends_with(".jsonl"));
         for file in figures {
-            let object = store.object_path(&file.digest);
-            if object.is_file() {
-                self.add_file(&format!("{prefix}/{}", file.path), &object)?;
+            let place = store.place(&file.digest);
+            if place.path().is_file() {
+                self.add_file(&format!("{prefix}/{}", file.path), place.path())?;
             }
         }
         Ok(())

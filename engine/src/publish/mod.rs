@@ -12,13 +12,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::atomic::{replace_folder, write_atomically};
-use cache::{Digest, OutputRecord, StatCache, Store, StoreError, Verify};
+use cache::{Digest, OutputRecord, StatCache, Store, StoreError};
 
 pub(crate) use self::record::is_record;
 use self::record::{Look, Record};
 pub use self::record::{PublishedAs, RECORD, description, published_as};
 pub use self::targets::{Moment, check_targets};
 use crate::artifact::stored_files;
+use crate::context::OUTSIDE;
 use crate::error::{Cause, by_system_error};
 use crate::keys::base_folder;
 use crate::plan::{Link, Plan, Publish};
@@ -86,6 +87,7 @@ impl PublishError {
             | Self::Store(StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. }) => {
                 by_system_error(self).unwrap_or(Cause::Machine)
             }
+            Self::Store(StoreError::Outside { .. }) => Cause::ChangedWhileRunning,
             Self::Store(_) => Cause::CorruptInput,
             Self::Panicked => Cause::Internal,
         }
@@ -100,6 +102,7 @@ impl PublishError {
             Self::NameTaken => {
                 Some("give the file another name in the stage that makes it, or leave it out (`exclude` of a download)")
             }
+            Self::Store(StoreError::Outside { .. }) => Some(OUTSIDE),
             Self::Io { .. } | Self::Store(_) | Self::Panicked => None,
         }
     }
@@ -238,7 +241,7 @@ fn write(
         Link::Copy => store.copy_files_out(&files, temporary)?,
         Link::Symlink => {
             store.note_linked(target, &output.tree)?;
-            store.link_files(&files, temporary, Verify::Contents)?;
+            store.link_files_out(&files, temporary)?;
         }
     }
     write_atomically(&temporary.join(RECORD), &Record::new(output, &files, link).to_json())?;

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use cache::digest::open_regular;
-use cache::{Digest, OutputRecord, StatCache, Store, StoreError, Tree};
+use cache::{Digest, OutputRecord, Place, StatCache, Store, StoreError, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::{Link, PublishError, failed};
@@ -135,7 +135,8 @@ impl Record {
 
 impl RecordedFile {
     fn matches(&self, metadata: &Metadata, path: &Path, link: Link, look: &mut Look<'_>) -> bool {
-        if link == Link::Symlink {
+        // What is not in the store is copied also where links are asked for.
+        if link == Link::Symlink && !metadata.is_file() {
             // An object is its digest: what else it may hold is a matter of the store (`cache verify`).
             let leads_to = |object: &Path| object.ends_with(Store::place_of_object(&self.digest));
             return metadata.is_symlink() && fs::read_link(path).is_ok_and(|object| leads_to(&object));
@@ -151,11 +152,13 @@ impl RecordedFile {
     }
 }
 
-/// Whether all files of a tree are in a folder as links to the objects of this very store, which has them.
+/// Whether all files of a tree are in a folder as links to the objects of this very store, which has them; those that it
+/// has not, as copies.
 pub(super) fn leads_to(store: &Store, files: &Tree, folder: &Path) -> bool {
-    files.files().iter().all(|file| {
-        let object = store.object_path(&file.digest);
-        fs::read_link(folder.join(&file.path)).is_ok_and(|target| target == object) && store.has(file)
+    files.files().iter().all(|file| match (store.place(&file.digest), fs::read_link(folder.join(&file.path))) {
+        (Place::Inside(object), Ok(target)) => target == object && store.has(file),
+        (Place::Outside(_), target) => target.is_err(),
+        (Place::Inside(_), Err(_)) => false,
     })
 }
 

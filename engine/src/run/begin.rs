@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cache::holder::Holder;
-use cache::{Digest, Lock, OutputRecord};
+use cache::{Digest, Lock, OutputRecord, ResultRecord};
 use devices::lease::Lease;
 
 use super::cluster::JobOf;
@@ -23,7 +23,7 @@ use crate::execute::Launch;
 use crate::execute::executor::STAGE_ARGUMENT;
 use crate::execute::slurm::record::JobRecord;
 use crate::executor::ExecutorKind;
-use crate::explain::{Past, Present, Reason, work_left};
+use crate::explain::{Past, Present, Reason, will_do, work_left};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
@@ -68,7 +68,7 @@ impl Scheduler<'_> {
         if self.remote_cache.is_awaited(stage) {
             return false;
         }
-        let found = self.keyed(stage).and_then(|key| Ok((key, self.store.take(&key).map_err(stored)?)));
+        let found = self.keyed(stage).and_then(|key| Ok((key, self.take(stage, &key)?)));
         match found {
             Ok((_, Some(record))) if self.stages[stage].again => {
                 self.stages[stage].before = Some(record.outputs);
@@ -140,7 +140,7 @@ impl Scheduler<'_> {
         };
         // Whoever held the lock a moment ago may have made the result.
         if !self.stages[stage].again
-            && let Some(record) = self.store.take(&key).map_err(stored)?
+            && let Some(record) = self.take(stage, &key)?
         {
             return Ok(StartOutcome::Cached(record.outputs));
         }
@@ -154,6 +154,12 @@ impl Scheduler<'_> {
             Answer::Looking => return Ok(StartOutcome::NotYet),
         };
         self.start(stage, threads, claim, given).map(Box::new).map(StartOutcome::Started)
+    }
+
+    /// The result of a stage's key, if it will do.
+    fn take(&self, stage: usize, key: &Digest) -> Result<Option<ResultRecord>, StageError> {
+        let found = self.store.take(key).map_err(stored)?;
+        Ok(found.filter(|record| will_do(&*self.plan.stages[stage].bound, self.store, record)))
     }
 
     fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {

@@ -20,7 +20,7 @@ fn object(project: &Project, ran: &Ran, stage: &str, file: &str) -> std::path::P
     let outcome = ran.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
     let store = project.store();
     let tree = store.tree(&outcome.outputs["number"].tree).unwrap();
-    store.object_path(&tree.get(file).unwrap().digest)
+    store.place(&tree.get(file).unwrap().digest).path().to_owned()
 }
 
 /// Other bytes, the same length and times: what a failing disk does.

@@ -161,8 +161,8 @@ fn what_a_killed_process_left_is_put_back_or_removed() {
     let object = project.store().list().unwrap().results[0].outputs[0].tree;
     let object = project.store().tree(&object).unwrap().files()[0].digest;
     fs::write(project.path("aside"), "").unwrap();
-    fs::rename(project.store().object_path(&object), project.path("aside")).unwrap();
-    fs::create_dir(project.store().object_path(&object)).unwrap();
+    fs::rename(project.store().place(&object).path(), project.path("aside")).unwrap();
+    fs::create_dir(project.store().place(&object).path()).unwrap();
     assert_eq!(written(&project.run().succeeded()), Some(true), "the result was made again first");
     alone(&project);
 }

@@ -13,25 +13,17 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::pin::Pinned;
 use engine::protocol::Network;
 use reqwest::Url;
-use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::cache;
-use super::connection::{Connection, Retry, Subject, Token};
+use super::connection::{Connection, Retry, Token};
 use super::error::HubError;
-use super::listing::{Listing, RemoteFile, TreeEntry};
+use super::listing::RemoteFile;
 use super::locked;
-use super::modelscope;
-use super::repository::{Repository, Service, Snapshot, is_commit};
+use super::repository::{Repository, Snapshot, is_commit};
+use super::service::Service;
 use super::transfer::{Source, Transfer};
-
-/// The public Hub.
-const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-
-/// The public ModelScope.
-const MODELSCOPE_DOMAIN: &str = "www.modelscope.cn";
 
 /// How many files are fetched at a time.
 pub(super) const PARALLEL_FILES: usize = 4;
@@ -59,11 +51,6 @@ pub struct Hub {
     pub(super) network: Network,
 }
 
-#[derive(Deserialize)]
-struct RevisionInfo {
-    sha: String,
-}
-
 impl Hub {
     /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that
     /// other tools fill. For ModelScope: `MODELSCOPE_ENDPOINT`, else `MODELSCOPE_DOMAIN`; `MODELSCOPE_API_TOKEN`.
@@ -73,29 +60,17 @@ impl Hub {
     /// Fails where the endpoint is not a web address, or the token cannot be one.
     pub fn from_environment(service: Service, token_env: Option<&str>) -> Result<Self, HubError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
-        let (endpoint, token) = service.variables();
-        let address = variable(endpoint).unwrap_or_else(|| match service {
-            Service::HuggingFace => DEFAULT_ENDPOINT.to_owned(),
-            Service::ModelScope => {
-                format!("https://{}", variable("MODELSCOPE_DOMAIN").as_deref().unwrap_or(MODELSCOPE_DOMAIN))
-            }
-        });
-        let mut hub = Self::new(&address)?.of(service);
-        let stored = || if service == Service::HuggingFace { cache::stored_token() } else { None };
+        let api = service.api();
+        let (endpoint, token) = api.variables();
+        let mut hub = Self::new(&variable(endpoint).unwrap_or_else(|| api.address(&variable)))?.of(service);
         let text = match token_env {
             Some(name) => Some(variable(name).ok_or_else(|| HubError::NoToken(name.to_owned()))?),
-            None => variable(token).or_else(stored),
+            None => variable(token).or_else(|| api.stored_token()),
         };
         if let Some(text) = text {
             hub.token = Some(Token::new(&text).ok_or(HubError::BadToken)?);
         }
-        if service == Service::HuggingFace {
-            hub.cache = cache::from_environment();
-            let says = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
-            if matches!(says.as_str(), "1" | "true" | "yes" | "on") {
-                hub.network = Network::Offline;
-            }
-        }
+        (hub.cache, hub.network) = (api.cache(), api.network(&variable));
         Ok(hub)
     }
 
@@ -109,7 +84,7 @@ impl Hub {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad());
         }
-        let (service, network) = (Service::HuggingFace, Network::Online);
+        let (service, network) = (Service::HUGGING_FACE, Network::Online);
         Ok(Self { service, endpoint: url, token: None, cache: None, retry: Retry::default(), network })
     }
 
@@ -172,7 +147,7 @@ impl Hub {
     /// # Errors
     /// As [`Hub::list_files`]; also where what is written down makes no sense.
     pub fn pinned_files(&self, repository: &Repository, pinned: &Pinned) -> Result<Vec<RemoteFile>, HubError> {
-        let trusted = self.service == Service::HuggingFace || self.network == Network::Offline;
+        let trusted = self.service.api().commits_name_content() || self.network == Network::Offline;
         match trusted && !pinned.files.is_empty() {
             true => locked::files(&pinned.files),
             false => self.list_files(&repository.at(&pinned.commit)),
@@ -207,16 +182,7 @@ impl Hub {
         }
         self.block_on(async {
             let connection = self.connect()?;
-            if self.service == Service::ModelScope {
-                return modelscope::resolve(&connection, repository, revision).await;
-            }
-            let url = connection.url(api_path(repository).chain(["revision", revision]));
-            let info = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?.value;
-            if is_commit(&info.sha) {
-                return Ok(info.sha);
-            }
-            let problem = format!("`{}` is not a commit", info.sha);
-            Err(HubError::BadAnswer { what: repository.name().to_owned(), problem })
+            self.service.api().resolve(&connection, repository, revision).await
         })
     }
 
@@ -225,28 +191,9 @@ impl Hub {
     /// # Errors
     /// As [`Hub::resolve_revision`]; also where the Hub lists a name that leaves its folder, or no checksum.
     pub fn list_files(&self, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
-        let repository = &snapshot.repository;
         self.block_on(async {
             let connection = self.connect()?;
-            if self.service == Service::ModelScope {
-                return modelscope::list(&connection, snapshot).await;
-            }
-            let mut url = connection.url(api_path(repository).chain(["tree", snapshot.commit.as_str()]));
-            url.set_query(Some("recursive=true"));
-            let mut listing = Listing::of(repository);
-            loop {
-                let subject = Subject::Listing(&snapshot.commit);
-                let page = connection.json::<Vec<TreeEntry>>(&url, repository, subject).await?;
-                for entry in page.value {
-                    if let Some(file) = entry.into_file()? {
-                        listing.add(file)?;
-                    }
-                }
-                match listing.next_page(page.bytes, page.next)? {
-                    None => return Ok(listing.into_files()),
-                    Some(query) => url.set_query(Some(&query)),
-                }
-            }
+            self.service.api().list(&connection, snapshot).await
         })
     }
 
@@ -383,10 +330,6 @@ fn runtime() -> Result<Runtime, HubError> {
         .map_err(|source| HubError::Disk { path: PathBuf::from("a thread pool"), source })
 }
 
-/// `api/models/owner/name`, in segments.
-fn api_path(repository: &Repository) -> impl Iterator<Item = &str> {
-    ["api", repository.kind().api_segment()].into_iter().chain(repository.name().split('/'))
-}
 /// Removes the files that were kept for a run that is cut off; the outputs are in the store by now.
 pub(crate) fn forget_working_files(working: &Path) -> Result<(), StageError> {
     for name in ["finished", "unfinished"] {

@@ -13,7 +13,8 @@ use reqwest::{Client, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
 use super::error::HubError;
-use super::repository::{Repository, Service};
+use super::repository::Repository;
+use super::service::Service;
 
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -45,10 +46,10 @@ impl Token {
         self.0.clone()
     }
 
-    /// The same as the cookie by which ModelScope's own clients are known.
-    fn cookie(&self) -> Option<HeaderValue> {
+    /// The same as a cookie of this name.
+    pub(super) fn cookie(&self, name: &str) -> Option<HeaderValue> {
         let token = self.0.to_str().ok()?.strip_prefix("Bearer ")?;
-        let mut cookie = HeaderValue::from_str(&format!("m_session_id={token}")).ok()?;
+        let mut cookie = HeaderValue::from_str(&format!("{name}={token}")).ok()?;
         cookie.set_sensitive(true);
         Some(cookie)
     }
@@ -129,7 +130,7 @@ impl Connection {
             builder = builder.no_proxy();
         }
         let client = builder.tls_certs_merge(certificates()?).build().map_err(HubError::Client)?;
-        let cookie = token.filter(|_| service == Service::ModelScope).and_then(Token::cookie);
+        let cookie = token.and_then(|token| service.api().cookie(token));
         Ok(Self {
             client,
             endpoint: endpoint.clone(),
@@ -339,12 +340,8 @@ impl Connection {
 
     /// The repository's page for people.
     fn page(&self, repository: &Repository) -> String {
-        let prefix = match (repository.service(), repository.kind()) {
-            (Service::HuggingFace, super::RepositoryKind::Model) => "",
-            (Service::ModelScope, super::RepositoryKind::Model) => "models/",
-            (_, super::RepositoryKind::Dataset) => "datasets/",
-        };
-        format!("{}/{prefix}{}", self.endpoint_text(), repository.name())
+        let folder = repository.service().api().page_folder(repository.kind());
+        format!("{}/{folder}{}", self.endpoint_text(), repository.name())
     }
 }
 

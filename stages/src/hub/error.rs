@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use engine::error::{Cause, StageError};
 
-use super::repository::{BadRepositoryName, RepositoryKind, Service};
+use super::repository::{BadRepositoryName, RepositoryKind};
+use super::service::Service;
 
 /// A failure to get something from the Hub. No message holds a token or a signed address.
 #[derive(Debug, thiserror::Error)]
@@ -284,8 +285,8 @@ impl HubError {
     /// The failure of a stage that asked this service: its help names the variables that count there.
     pub fn of(self, service: Service) -> StageError {
         let mut failure = StageError::from(self);
-        let of_hub = Service::HuggingFace.variables();
-        let (endpoint, token) = service.variables();
+        let of_hub = Service::HUGGING_FACE.api().variables();
+        let (endpoint, token) = service.api().variables();
         let named = |help: String| help.replace(of_hub.0, endpoint).replace(of_hub.1, token);
         failure.help = failure.help.map(named);
         failure

@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 
-use serde::Deserialize;
-
 use super::checksum::Checksum;
 use super::error::HubError;
 use super::repository::Repository;
@@ -90,55 +88,6 @@ impl Listing {
     }
 }
 
-/// One entry of the Hub's `tree` answer.
-#[derive(Debug, Deserialize)]
-pub(super) struct TreeEntry {
-    #[serde(rename = "type")]
-    kind: String,
-    path: String,
-    #[serde(default)]
-    oid: String,
-    #[serde(default)]
-    size: u64,
-    lfs: Option<LargeFile>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LargeFile {
-    oid: String,
-    size: u64,
-}
-
-impl TreeEntry {
-    /// The file, or nothing for a folder.
-    pub(super) fn into_file(self) -> Result<Option<RemoteFile>, HubError> {
-        if self.kind != "file" {
-            return Ok(None);
-        }
-        if !is_safe(&self.path) {
-            return Err(HubError::UnsafeName(self.path));
-        }
-        let (size, checksum) = match self.lfs {
-            Some(large) => {
-                let hex = large.oid.strip_prefix("sha256:").unwrap_or(&large.oid).to_ascii_lowercase();
-                (large.size, Checksum::Sha256(hex))
-            }
-            None => (self.size, Checksum::GitBlob(self.oid.to_ascii_lowercase())),
-        };
-        let digits = match checksum {
-            Checksum::Sha256(_) => 64,
-            Checksum::GitBlob(_) => 40,
-        };
-        if checksum.hex().len() != digits || !checksum.hex().bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(HubError::BadAnswer {
-                what: self.path,
-                problem: "a file is listed without a checksum".to_owned(),
-            });
-        }
-        Ok(Some(RemoteFile { path: self.path, size, checksum }))
-    }
-}
-
 /// Whether a listed path stays below the folder that it is joined to.
 pub(super) fn is_safe(path: &str) -> bool {
     !path.is_empty()
@@ -163,25 +112,6 @@ pub(super) fn next_page(link: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn entry(json: serde_json::Value) -> Result<Option<RemoteFile>, HubError> {
-        serde_json::from_value::<TreeEntry>(json).unwrap().into_file()
-    }
-
-    #[test]
-    fn large_files_are_known_by_sha256_and_small_ones_by_git_blob() {
-        let sha256 = "a".repeat(64);
-        let large = entry(serde_json::json!({
-            "type": "file", "path": "model.safetensors", "oid": "b".repeat(40), "size": 134,
-            "lfs": {"oid": sha256, "size": 1000, "pointerSize": 134}, "xetHash": "c".repeat(64),
-        }));
-        let expected = RemoteFile { path: "model.safetensors".into(), size: 1000, checksum: Checksum::Sha256(sha256) };
-        assert_eq!(large.unwrap().unwrap(), expected);
-        let small = entry(serde_json::json!({"type": "file", "path": "a/b.json", "oid": "b".repeat(40), "size": 7}));
-        assert_eq!(small.unwrap().unwrap().checksum, Checksum::GitBlob("b".repeat(40)));
-        let folder = entry(serde_json::json!({"type": "directory", "path": "a", "oid": "b".repeat(40), "size": 0}));
-        assert_eq!(folder.unwrap(), None);
-    }
 
     #[test]
     fn names_that_climb_are_refused() {

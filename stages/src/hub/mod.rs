@@ -1,4 +1,4 @@
-//! A client for the Hugging Face Hub and its mirrors: names to commits, listings, and files that are checked before
+//! A client for hubs of models and data sets (the Hugging Face Hub and its mirrors, ModelScope): names to commits, listings, and files that are checked before
 //! they count.
 //!
 //! The published clients were tried and found to store error bodies as files, or to accept a flipped byte; the
@@ -12,6 +12,7 @@ mod checksum;
 mod client;
 mod connection;
 mod error;
+mod hugging_face;
 mod listing;
 mod locked;
 mod modelscope;
@@ -19,6 +20,7 @@ mod pieces;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 mod repository;
+mod service;
 mod transfer;
 
 pub use checksum::Checksum;
@@ -28,4 +30,5 @@ pub use connection::{Retry, Token};
 pub use error::HubError;
 pub use listing::RemoteFile;
 pub use pieces::Piece;
-pub use repository::{BadRepositoryName, Repository, RepositoryKind, Service, Snapshot};
+pub use repository::{BadRepositoryName, Repository, RepositoryKind, Snapshot};
+pub use service::Service;

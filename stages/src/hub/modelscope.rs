@@ -5,14 +5,16 @@
 //! revision that does not exist is an empty listing and no error.
 
 use reqwest::Url;
+use reqwest::header::HeaderValue;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::checksum::{Checksum, hex};
-use super::connection::{Connection, Subject};
+use super::connection::{Connection, Subject, Token};
 use super::error::HubError;
 use super::listing::{Listing, RemoteFile, is_safe};
 use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
+use super::service::{Api, Asked, Variable};
 
 /// Entries of a dataset's listing that come at once.
 const PAGE_SIZE: usize = 200;
@@ -63,16 +65,73 @@ struct Entry {
     revision: Option<String>,
 }
 
-/// The address of a file: `api/v1/models/owner/name/repo?Revision=…&FilePath=…`.
-pub(super) fn file_url(connection: &Connection, snapshot: &Snapshot, path: &str) -> Url {
-    let mut url = api(connection, &snapshot.repository, &["repo"]);
-    url.query_pairs_mut().append_pair("Revision", revision(&snapshot.commit)).append_pair("FilePath", path);
-    url
+pub(super) struct ModelScope;
+
+impl Api for ModelScope {
+    fn prefix(&self) -> &'static str {
+        "modelscope:"
+    }
+
+    fn pin_kind(&self, kind: RepositoryKind) -> &'static str {
+        match kind {
+            RepositoryKind::Model => "modelscope-model",
+            RepositoryKind::Dataset => "modelscope-dataset",
+        }
+    }
+
+    fn variables(&self) -> (&'static str, &'static str) {
+        ("MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN")
+    }
+
+    fn address(&self, variable: Variable<'_>) -> String {
+        format!("https://{}", variable("MODELSCOPE_DOMAIN").as_deref().unwrap_or("www.modelscope.cn"))
+    }
+
+    fn default_revision(&self) -> &'static str {
+        "master"
+    }
+
+    fn page_folder(&self, kind: RepositoryKind) -> &'static str {
+        match kind {
+            RepositoryKind::Model => "models/",
+            RepositoryKind::Dataset => "datasets/",
+        }
+    }
+
+    /// Its own clients are known by it.
+    fn cookie(&self, token: &Token) -> Option<HeaderValue> {
+        token.cookie("m_session_id")
+    }
+
+    /// Where a pin is no commit, only the listing shows that a branch has moved.
+    fn commits_name_content(&self) -> bool {
+        false
+    }
+
+    /// `api/v1/models/owner/name/repo?Revision=…&FilePath=…`.
+    fn file_url(&self, connection: &Connection, snapshot: &Snapshot, path: &str) -> Url {
+        let mut url = api(connection, &snapshot.repository, &["repo"]);
+        url.query_pairs_mut().append_pair("Revision", revision(&snapshot.commit)).append_pair("FilePath", path);
+        url
+    }
+
+    fn resolve<'a>(
+        &'a self,
+        connection: &'a Connection,
+        repository: &'a Repository,
+        revision: &'a str,
+    ) -> Asked<'a, String> {
+        Box::pin(resolve(connection, repository, revision))
+    }
+
+    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> Asked<'a, Vec<RemoteFile>> {
+        Box::pin(list(connection, snapshot))
+    }
 }
 
 /// What a revision currently resolves to: its commit, or, where the API does not name that, the revision and a
 /// digest of what it lists.
-pub(super) async fn resolve(connection: &Connection, repository: &Repository, asked: &str) -> Result<String, HubError> {
+async fn resolve(connection: &Connection, repository: &Repository, asked: &str) -> Result<String, HubError> {
     let (entries, latest) = entries(connection, repository, asked, Subject::Revision(asked)).await?;
     let commits = || entries.iter().filter_map(|entry| entry.revision.as_deref()).filter(|commit| is_commit(commit));
     let commit = latest.and_then(|latest| match is_commit(&latest.id) {
@@ -90,7 +149,7 @@ pub(super) async fn resolve(connection: &Connection, repository: &Repository, as
 }
 
 /// The files of a snapshot, which must be those that were pinned.
-pub(super) async fn list(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
+async fn list(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
     let asked = revision(&snapshot.commit);
     let (entries, _) = entries(connection, &snapshot.repository, asked, Subject::Listing(asked)).await?;
     let files = files(entries, &snapshot.repository)?;

@@ -21,8 +21,7 @@ use super::client::{Hub, PARALLEL_FILES};
 use super::connection::{Connection, Subject, content_range};
 use super::error::HubError;
 use super::listing::RemoteFile;
-use super::modelscope;
-use super::repository::{Service, Snapshot};
+use super::repository::Snapshot;
 
 /// A file of no more bytes is fetched whole: it may be a pointer that stands for another.
 const SMALL: u64 = 1024;
@@ -132,10 +131,7 @@ impl Origin<'_> {
 
     async fn ask(&self, range: &Range<u64>) -> Result<Vec<u8>, HubError> {
         let Self { connection, snapshot, file, .. } = self;
-        let url = match snapshot.repository.service() {
-            Service::HuggingFace => connection.url(snapshot.file_path(&file.path)),
-            Service::ModelScope => modelscope::file_url(connection, snapshot, &file.path),
-        };
+        let url = snapshot.repository.service().api().file_url(connection, snapshot, &file.path);
         let subject = Subject::File { commit: &snapshot.commit, path: &file.path };
         let mut response = connection.get_part(url, range, &snapshot.repository, subject).await?;
         let from = match response.status() {

@@ -4,7 +4,8 @@
 use std::path::{Component, Path};
 
 use super::connection::content_range;
-use super::listing::{Listing, TreeEntry, next_page};
+use super::hugging_face::TreeEntry;
+use super::listing::{Listing, next_page};
 use super::modelscope;
 use super::repository::{Repository, RepositoryKind};
 

@@ -2,44 +2,7 @@
 
 use std::fmt;
 
-/// Where a repository lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Service {
-    /// The Hugging Face Hub, or a mirror of it.
-    HuggingFace,
-    ModelScope,
-}
-
-impl Service {
-    /// What names of its repositories begin with in a pipeline file.
-    pub fn prefix(self) -> &'static str {
-        match self {
-            Self::HuggingFace => "",
-            Self::ModelScope => "modelscope:",
-        }
-    }
-
-    /// The branch that is meant where none is named.
-    pub fn default_revision(self) -> &'static str {
-        match self {
-            Self::HuggingFace => "main",
-            Self::ModelScope => "master",
-        }
-    }
-
-    /// The environment variable that holds the token, where no other one is named.
-    pub fn token_variable(self) -> &'static str {
-        self.variables().1
-    }
-
-    /// The environment variables that people set for it: address and token.
-    pub(super) fn variables(self) -> (&'static str, &'static str) {
-        match self {
-            Self::HuggingFace => ("HF_ENDPOINT", "HF_TOKEN"),
-            Self::ModelScope => ("MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN"),
-        }
-    }
-}
+use super::service::Service;
 
 /// What kind of repository it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,16 +66,13 @@ impl Repository {
                 && !part.ends_with(['-', '.'])
                 && !part.contains("..")
         };
-        let (service, own) = match name.strip_prefix(Service::ModelScope.prefix()) {
-            Some(own) => (Service::ModelScope, own),
-            None => (Service::HuggingFace, name),
-        };
+        let bad = || BadRepositoryName(name.to_owned());
+        let named = |service: &Service| Some((*service, name.strip_prefix(service.prefix())?));
+        let (service, own) = Service::ALL.iter().find_map(named).ok_or_else(bad)?;
         let parts = own.split('/').count();
-        if (parts == 2 || parts == 1 && service == Service::HuggingFace) && own.split('/').all(is_part) {
-            Ok(Self { service, kind, name: own.to_owned() })
-        } else {
-            Err(BadRepositoryName(name.to_owned()))
-        }
+        let has_parts = parts == 2 || parts == 1 && service.api().has_bare_names();
+        let is_name = has_parts && own.split('/').all(is_part);
+        if is_name { Ok(Self { service, kind, name: own.to_owned() }) } else { Err(bad()) }
     }
 
     /// Where it lies.
@@ -127,12 +87,7 @@ impl Repository {
 
     /// What the pin of such a repository is called in `pipeline.lock`.
     pub fn pin_kind(&self) -> &'static str {
-        match (self.service, self.kind) {
-            (Service::HuggingFace, RepositoryKind::Model) => "hub-model",
-            (Service::HuggingFace, RepositoryKind::Dataset) => "hub-dataset",
-            (Service::ModelScope, RepositoryKind::Model) => "modelscope-model",
-            (Service::ModelScope, RepositoryKind::Dataset) => "modelscope-dataset",
-        }
+        self.service.api().pin_kind(self.kind)
     }
 
     /// The repository of a pin's kind and name.
@@ -140,11 +95,11 @@ impl Repository {
     /// # Errors
     /// Fails where the name is none.
     pub fn of_pin(pin_kind: &str, name: &str) -> Result<Self, BadRepositoryName> {
-        let kind = if pin_kind.ends_with("-dataset") { RepositoryKind::Dataset } else { RepositoryKind::Model };
-        match pin_kind.starts_with("modelscope-") {
-            true => Self::parse(kind, &format!("{}{name}", Service::ModelScope.prefix())),
-            false => Self::parse(kind, name),
-        }
+        let kinds = [RepositoryKind::Model, RepositoryKind::Dataset];
+        let all = Service::ALL.iter().flat_map(|service| kinds.map(|kind| (service, kind)));
+        let of_kind = all.into_iter().find(|(service, kind)| service.api().pin_kind(*kind) == pin_kind);
+        let (service, kind) = of_kind.ok_or_else(|| BadRepositoryName(name.to_owned()))?;
+        Self::parse(kind, &format!("{}{name}", service.prefix()))
     }
 
     pub fn kind(&self) -> RepositoryKind {
@@ -168,21 +123,6 @@ pub struct Snapshot {
     pub repository: Repository,
     /// The commit, 40 hexadecimal digits; on ModelScope it may be a revision with a digest of what it lists.
     pub commit: String,
-}
-
-impl Snapshot {
-    /// On the Hub: `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
-    pub(super) fn file_path<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a str> {
-        let prefix = match self.repository.kind() {
-            RepositoryKind::Model => None,
-            RepositoryKind::Dataset => Some("datasets"),
-        };
-        prefix
-            .into_iter()
-            .chain(self.repository.name().split('/'))
-            .chain(["resolve", self.commit.as_str()])
-            .chain(path.split('/'))
-    }
 }
 
 /// Whether a revision is a full commit, which needs no resolving.

@@ -13,8 +13,7 @@ use super::checksum::ContentHasher;
 use super::connection::{Connection, Subject, content_range};
 use super::error::HubError;
 use super::listing::RemoteFile;
-use super::modelscope;
-use super::repository::{Service, Snapshot};
+use super::repository::Snapshot;
 
 /// How often a file may arrive with the wrong content before that is an error.
 const TRIES_PER_CONTENT: u32 = 2;
@@ -138,10 +137,7 @@ impl Transfer {
     /// One request, from the first byte that is missing to the end.
     async fn stream(&self, partial: &mut Partial) -> Result<(), HubError> {
         let Source { connection, snapshot, .. } = &*self.source;
-        let url = match snapshot.repository.service() {
-            Service::HuggingFace => connection.url(snapshot.file_path(&self.file.path)),
-            Service::ModelScope => modelscope::file_url(connection, snapshot, &self.file.path),
-        };
+        let url = snapshot.repository.service().api().file_url(connection, snapshot, &self.file.path);
         let from = (partial.length > 0).then_some(partial.length);
         let subject = Subject::File { commit: &snapshot.commit, path: &self.file.path };
         let mut response = match connection.get(url, from, &snapshot.repository, subject).await {

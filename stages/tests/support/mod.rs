@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::Digest as _;
+use stages::hub::{Hub, HubError, Progress, Repository, RepositoryKind, Retry, Service, Snapshot};
 
 /// The commit that `main` is at.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -220,9 +222,51 @@ impl FaultyHub {
 
     /// The requests for one file so far.
     pub(crate) fn requests_for(&self, path: &str) -> Vec<Request> {
-        let ending = format!("/resolve/{COMMIT}/{path}");
-        self.requests().into_iter().filter(|request| request.target.ends_with(&ending)).collect()
+        let endings = [format!("/resolve/{COMMIT}/{path}"), format!("Revision={COMMIT}&FilePath={path}")];
+        let is_for = |request: &Request| endings.iter().any(|ending| request.target.ends_with(ending));
+        self.requests().into_iter().filter(is_for).collect()
     }
+}
+
+/// A hub as the tests ask it.
+#[derive(Clone, Copy)]
+pub(crate) struct Tried(pub Service);
+
+impl Tried {
+    /// Every hub: what holds for one has to hold for all.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Service::ALL.iter().copied().map(Self)
+    }
+
+    pub(crate) fn repository(self) -> Repository {
+        self.repository_of(RepositoryKind::Model)
+    }
+
+    pub(crate) fn repository_of(self, kind: RepositoryKind) -> Repository {
+        Repository::parse(kind, &format!("{}owner/name", self.0.prefix())).unwrap()
+    }
+
+    pub(crate) fn snapshot(self) -> Snapshot {
+        self.repository().at(COMMIT)
+    }
+
+    pub(crate) fn client(self, server: &FaultyHub) -> Hub {
+        let retry = Retry { attempts: 3, first_pause: Duration::from_millis(5), silence: Duration::from_millis(1500) };
+        Hub::new(&server.endpoint).unwrap().of(self.0).with_retry(retry)
+    }
+
+    /// Fetches everything the server lists.
+    pub(crate) fn fetch(self, hub: &Hub, folder: &Path) -> Result<PathBuf, HubError> {
+        self.fetch_at(hub, &self.snapshot(), folder)
+    }
+
+    pub(crate) fn fetch_at(self, hub: &Hub, snapshot: &Snapshot, folder: &Path) -> Result<PathBuf, HubError> {
+        hub.download(snapshot, &hub.list_files(snapshot)?, folder, &mut go_on)
+    }
+}
+
+pub(crate) fn go_on(_: Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
 }
 
 /// Bytes that no other offset has in the same order.

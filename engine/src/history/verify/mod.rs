@@ -218,6 +218,9 @@ impl Verification<'_> {
                 Err(scratch::NotTaken::Missing) => {
                     return Ok(Verdict::NotRun { because: format!("its input `{name}` is no longer in the store") });
                 }
+                Err(scratch::NotTaken::Outside(what)) => {
+                    return Ok(Verdict::NotRun { because: format!("its input `{name}` is not what it was: {what}") });
+                }
                 Err(scratch::NotTaken::Refused(error)) => return Err(VerifyError::Machine(error)),
             }
         }
@@ -264,8 +267,8 @@ impl Verification<'_> {
             if recorded == now {
                 return None;
             }
-            let places = recorded.zip(now).map(|(old, new)| (self.store.object_path(&old), scratch.object_path(&new)));
-            let how = places.and_then(|(old, new)| (self.describe)(&old, &new));
+            let places = recorded.zip(now).map(|(old, new)| (self.store.place(&old), scratch.place(&new)));
+            let how = places.and_then(|(old, new)| (self.describe)(old.path(), new.path()));
             Some(DifferentFile { path: path.to_owned(), recorded, now, how })
         });
         Some(DifferentOutput {

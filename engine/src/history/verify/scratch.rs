@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use cache::{Digest, OutputRecord, Staging, Store, StoreError};
+use cache::{Digest, OutputRecord, Staging, Store, StoreError, Verify};
 use devices::CpuList;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::unbounded_channel;
@@ -30,6 +30,8 @@ pub(super) enum NotTaken {
     Missing,
     /// A file of it is not what it was.
     Damaged(String),
+    /// A file of it that was left outside the store is not what it was.
+    Outside(String),
     /// The disk refused.
     Refused(StageError),
 }
@@ -72,11 +74,11 @@ impl Scratch {
             Err(error) => return Err(NotTaken::Refused(stored(error))),
         };
         for file in list.files() {
-            let object = from.object_path(&file.digest);
-            match Digest::of_file(&object) {
-                Ok((digest, size)) if (digest, size) == (file.digest, file.size) => {}
-                _ if !object.exists() => return Err(NotTaken::Missing),
-                _ => {
+            match from.check(file, Verify::Contents) {
+                Ok(()) => {}
+                Err(StoreError::MissingObject { .. }) => return Err(NotTaken::Missing),
+                Err(error @ StoreError::Outside { .. }) => return Err(NotTaken::Outside(error.to_string())),
+                Err(_) => {
                     let (path, short) = (&file.path, file.digest.short());
                     return Err(NotTaken::Damaged(format!("`{path}` (object {short}) is damaged in the store")));
                 }

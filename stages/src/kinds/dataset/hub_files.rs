@@ -13,10 +13,7 @@ use engine::stage::PinRequest;
 use super::form::SourceFile;
 use super::hub_card::{self, Configuration};
 use super::hub_splits::{self, is_data};
-use crate::hub::{Hub, HubError, Progress, RemoteFile, Repository, Service, Snapshot};
-
-/// Where the Hub keeps its own conversion of a dataset to Parquet.
-const CONVERTED: &str = "refs/convert/parquet";
+use crate::hub::{Hub, HubError, Progress, RemoteFile, Repository, Snapshot};
 
 /// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it
 /// is taken instead.
@@ -27,15 +24,14 @@ pub(crate) fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
     let failed = |error: HubError| error.of(service);
     let hub = Hub::from_environment(service, request.token_env.as_deref()).map_err(failed)?;
     let commit = hub.resolve_revision(&repository, &request.revision).map_err(failed)?;
-    if request.revision != "main" || service != Service::HuggingFace {
-        return hub.pin_commit(&repository, commit).map_err(failed);
-    }
+    let converted = service.converted_revision().filter(|_| request.revision == service.default_revision());
+    let Some(converted) = converted else { return hub.pin_commit(&repository, commit).map_err(failed) };
     let files = hub.list_files(&repository.at(&commit)).map_err(failed)?;
     let script = script(&repository, &files);
     if script.is_none() && files.iter().any(|file| is_data(&file.path)) {
         return hub.pin_commit(&repository, commit).map_err(failed);
     }
-    match (hub.resolve_revision(&repository, CONVERTED), script) {
+    match (hub.resolve_revision(&repository, converted), script) {
         (Ok(converted), _) => hub.pin_commit(&repository, converted).map_err(failed),
         (Err(_), Some(script)) => Err(made_by(&repository, &script)),
         // The run says that there are no files.

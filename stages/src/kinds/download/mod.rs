@@ -5,6 +5,7 @@
 
 mod gguf;
 mod metadata;
+mod outside;
 mod record;
 mod selection;
 mod survey;
@@ -21,10 +22,12 @@ use engine::file::source::Span;
 use engine::metadata::FetchedFile;
 use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
+use engine::preflight::Preflight;
 use engine::protocol::{FileGrant, Network};
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Architecture;
+use model::gguf::FILE;
 use model::peft::AdapterConfig;
 
 use crate::compute::quantize::WeightFormat;
@@ -76,6 +79,10 @@ pub struct DownloadParams {
     /// A folder with a checkpoint on this machine, or a GGUF file. Give either this or `repo`.
     #[semantic]
     pub path: Option<LocalPath>,
+    /// Whether the files of `path` are copied into the store. With `false` those of 64 KiB and more stay where they are,
+    /// but for the tokenizer's and `config.json`.
+    #[cosmetic(default = true)]
+    pub copy: bool,
     /// Patterns of the files to fetch, such as `*.json`; `*` also matches `/`. Default: all files.
     #[semantic]
     pub include: Option<Vec<String>>,
@@ -167,6 +174,7 @@ impl Stage for Download {
             let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
             problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
         }
+        problems.extend(outside::check(params, span));
         if let Some(name) = params.pre_tokenizer.as_ref().filter(|name| !gguf::is_pre_tokenizer(name)) {
             let unknown = problem(format!("there is no pre-tokenizer `{name}`"), "not a known name");
             let known = model::gguf::PRE_TOKENIZERS.join(", ");
@@ -198,6 +206,14 @@ impl Stage for Download {
         let repository = Repository::parse(RepositoryKind::Model, name).ok();
         let by_default = repository.map(|repository| repository.service().token_variable());
         by_default.map(|variable| Secret::token(params.token_env.as_deref(), variable)).into_iter().collect()
+    }
+
+    fn takes_files_outside(params: &DownloadParams) -> bool {
+        !params.copy
+    }
+
+    fn preflight(params: &DownloadParams, _: &InputFacts, _: Span) -> Preflight {
+        outside::preflight(params)
     }
 
     fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
@@ -232,10 +248,10 @@ impl Stage for Download {
             Form::Adapter => "adapter",
             Form::Files => "files",
         };
-        let draft = context.create(output)?;
+        let mut draft = context.create(output)?;
         let trained_on = match params.origin() {
             Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
-            Some(Origin::Folder(_)) => copy(params, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => take(params, &selection, &mut draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         };
         match params.form {
@@ -355,12 +371,12 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
     fs::rename(from, to).or_else(|_| checkpoint::copy(from, to))
 }
 
-/// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
-/// planned with. Gives the weights that an adapter was trained on, where one lies with it.
-fn copy(
+/// Takes the selected files of the folder into the output, as copies or where they are; each is checked against the digest
+/// that it was planned with. Gives the weights that an adapter was trained on, where one lies with it.
+fn take(
     params: &DownloadParams,
     selection: &Selection,
-    draft: &Draft,
+    draft: &mut Draft,
     context: &mut StageContext,
 ) -> Result<Option<Facts>, StageError> {
     let form = params.form;
@@ -380,23 +396,27 @@ fn copy(
     let total = files.iter().map(|file| file.size).sum();
     let mut done = 0;
     for file in files {
-        let to = draft.folder.join(&file.relative);
+        let is_source = source == Some(file.relative.as_str());
+        let name = if is_source { FILE } else { &file.relative };
+        let to = draft.folder.join(name);
         create_parent(&to)?;
         context.progress("bytes", done, Some(total), Some(file.relative.clone()));
-        checkpoint::copy(&file.path, &to)?;
-        let copied = FileGrant { path: to, ..file.clone() };
-        context.verify(&copied).map_err(|mut error| {
-            error.message = format!("`{}` changed while it was copied", file.path.display());
-            error
-        })?;
+        if !outside::leave(params, file, draft, name, context)? {
+            checkpoint::copy(&file.path, &to)?;
+            let copied = FileGrant { path: to, ..file.clone() };
+            context.verify(&copied).map_err(|mut error| {
+                error.message = format!("`{}` changed while it was copied", file.path.display());
+                error
+            })?;
+        }
         if context.cancelled() {
             return Err(StageError::new(Cause::Cancelled, "the copy was stopped"));
         }
         done += file.size;
     }
     context.progress("bytes", total, Some(total), None);
-    if let Some(source) = source {
-        gguf::complete(&draft.folder, source, params.pre_tokenizer.as_deref())?;
+    if source.is_some() {
+        gguf::complete(&draft.folder, FILE, params.pre_tokenizer.as_deref())?;
     }
     let configuration = granted.iter().find(|file| form == Form::Adapter && file.relative == ADAPTER_CONFIG);
     Ok(configuration.and_then(|file| record::trained_on(file.path.parent()?)))

@@ -129,7 +129,7 @@ impl TaskChoice {
         PinRequest {
             kind: DATASET_PIN.to_owned(),
             name: dataset.to_owned(),
-            revision: Service::HuggingFace.default_revision().to_owned(),
+            revision: Service::HUGGING_FACE.default_revision().to_owned(),
             token_env: None,
             span: self.chosen().next().map(|name| name.0.span).unwrap_or_default(),
         }
@@ -138,7 +138,7 @@ impl TaskChoice {
     /// The token for the Hub, where rows come from there.
     pub(in crate::kinds) fn secrets(&self) -> Vec<Secret> {
         let is_on_hub = !self.pins().is_empty();
-        is_on_hub.then(|| Secret::token(None, Service::HuggingFace.token_variable())).into_iter().collect()
+        is_on_hub.then(|| Secret::token(None, Service::HUGGING_FACE.token_variable())).into_iter().collect()
     }
 
     pub(in crate::kinds) fn outside(&self) -> Vec<Outside> {
