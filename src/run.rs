@@ -20,7 +20,7 @@ use engine::run::{
     Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing, StageOutcome,
     State,
 };
-use engine::stage::{Registry, Stage as _};
+use engine::stage::{Registry, StageKind as _};
 use serde_json::{Map, Value, json};
 use stages::data::artifact::{Metrics, OutputKind};
 use stages::kinds::command::Command;
