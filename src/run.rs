@@ -22,7 +22,7 @@ use engine::run::{
     Compared, Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing,
     StageOutcome, State,
 };
-use engine::stage::{Registry, Stage as _};
+use engine::stage::{Registry, StageKind as _};
 use serde::Serialize;
 use serde_json::Value;
 use stages::data::artifact::{Metrics, OutputKind};

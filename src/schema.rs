@@ -47,16 +47,16 @@ pub(crate) fn run(args: &SchemaArgs) -> Result<(), Failure> {
     if !args.keys {
         return crate::print_json(&engine::schema::json_schema(&registry));
     }
-    let kinds = registry.kinds().map(|kind| (kind, declared_fields(&kind.schema())));
+    let kinds = registry.kinds().map(|kind| (kind, declared_fields(&(kind.schema)())));
     match args.format {
         Format::Json => {
-            let of_kind = kinds.map(|(kind, fields)| (kind.name(), KindView { version: kind.version(), fields }));
+            let of_kind = kinds.map(|(kind, fields)| (kind.name, KindView { version: kind.version, fields }));
             crate::print_json(&of_kind.collect::<BTreeMap<_, _>>())
         }
         Format::Text => {
             let mut table = Table::new(["kind", "field", "class"]);
             for (kind, fields) in kinds {
-                let shown = format!("{} (version {})", kind.name(), kind.version());
+                let shown = format!("{} (version {})", kind.name, kind.version);
                 for (number, field) in fields.into_iter().enumerate() {
                     let kind = if number == 0 { shown.as_str() } else { "" };
                     table.row([kind, &field.path, class_name(field.class)]);

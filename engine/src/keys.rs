@@ -136,7 +136,7 @@ pub fn stage_key(
     }
     let known = |reference: &Reference, kinds: &'static [&'static str]| identity(input_of(stage, reference, kinds)?);
     let mut writer = KeyWriter::new(&mut document, &known);
-    stage.bound.write_key(&mut writer);
+    stage.bound.write_whole_key(&mut writer);
     let unknown = writer.unresolved.len() + outside.unpinned.len();
     for (role, grants) in &outside.files {
         for (order, grant) in grants.iter().enumerate() {

@@ -316,7 +316,7 @@ fn find(plan: &Plan, registry: &Registry, stage: &str, request: &PinRequest) -> 
     let kind = plan.stages.iter().find(|planned| planned.id == stage).map_or("", |planned| planned.kind);
     let found = registry
         .get(kind)
-        .map_or_else(|| Err(StageError::internal(format!("no stage kind `{kind}`"))), |kind| kind.pin(request));
+        .map_or_else(|| Err(StageError::internal(format!("no stage kind `{kind}`"))), |kind| (kind.pin)(request));
     let (pin, stage) = (name(request), stage.to_owned());
     found.map_err(|source| LockError::Resolve { pin, stage, source: Box::new(source) })
 }

@@ -14,7 +14,7 @@ use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, PublishTarget};
 use crate::plan::gate::GateKeys;
 use crate::plan::resources::ResourceKeys;
 use crate::remote::RemoteKey;
-use crate::stage::{Registry, StageKind};
+use crate::stage::{Kind, Registry};
 use crate::track::TrackKey;
 
 /// The JSON Schema (draft 2020-12) of a whole pipeline file, for the kinds of a registry.
@@ -27,7 +27,7 @@ pub fn json_schema(registry: &Registry) -> Value {
     definitions.insert("executor".to_owned(), or_reference(ExecutorSettings::schema()));
     definitions.insert("timeout".to_owned(), or_reference(Period::schema()));
     for kind in registry.kinds() {
-        definitions.insert(parameters_name(kind), or_reference(kind.schema()));
+        definitions.insert(parameters_name(kind), or_reference((kind.schema)()));
     }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -109,7 +109,7 @@ fn file_key(key: &str) -> Value {
 
 /// One stage: its kind decides what may stand under `with:`.
 fn stage(registry: &Registry) -> Value {
-    let names: Vec<&str> = registry.kinds().map(StageKind::name).collect();
+    let names: Vec<&str> = registry.kinds().map(|kind| kind.name).collect();
     let by_kind: Vec<Value> = registry.kinds().map(with_of).collect();
     let mut properties = closed(&STAGE_KEYS, stage_key);
     properties["uses"] = json!({ "enum": names, "description": about(registry) });
@@ -167,22 +167,22 @@ fn stage_key(key: &str) -> Value {
 }
 
 /// The parameters of a kind apply to the stages that use it; a kind with a required field needs a `with:`.
-fn with_of(kind: &dyn StageKind) -> Value {
+fn with_of(kind: &Kind) -> Value {
     let name = parameters_name(kind);
     let mut then = json!({ "properties": { "with": { "$ref": format!("#/$defs/{name}") } } });
-    if kind.schema().get("required").is_some() {
+    if (kind.schema)().get("required").is_some() {
         then["required"] = json!(["with"]);
     }
-    json!({ "if": { "properties": { "uses": { "const": kind.name() } }, "required": ["uses"] }, "then": then })
+    json!({ "if": { "properties": { "uses": { "const": kind.name } }, "required": ["uses"] }, "then": then })
 }
 
 fn about(registry: &Registry) -> String {
-    let lines: Vec<String> = registry.kinds().map(|kind| format!("`{}`: {}", kind.name(), kind.about())).collect();
+    let lines: Vec<String> = registry.kinds().map(|kind| format!("`{}`: {}", kind.name, kind.about)).collect();
     lines.join("\n\n")
 }
 
-fn parameters_name(kind: &dyn StageKind) -> String {
-    format!("{}_parameters", kind.name())
+fn parameters_name(kind: &Kind) -> String {
+    format!("{}_parameters", kind.name)
 }
 
 fn reference() -> Value {
@@ -242,7 +242,7 @@ mod tests {
     use crate::context::StageContext;
     use crate::error::StageError;
     use crate::parameter::{ArtifactKind, Input, OneOf, Parameters};
-    use crate::stage::Stage;
+    use crate::stage::{Stage, StageKind};
 
     struct Rows;
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[derive(Parameters)]
-    struct Params {
+    struct Train {
         /// The rows.
         #[semantic]
         data: Input<Rows>,
@@ -272,19 +272,18 @@ mod tests {
         names: Option<OneOf<Vec<f64>, Input<Rows>>>,
     }
 
-    struct Train;
-
-    impl Stage for Train {
+    impl StageKind for Train {
         const NAME: &'static str = "train";
         const VERSION: u32 = 1;
         const ABOUT: &'static str = "Trains.";
-        type Params = Params;
+    }
 
-        fn outputs(_: &Params) -> Vec<Output> {
+    impl Stage for Train {
+        fn outputs(&self) -> Vec<Output> {
             Vec::new()
         }
 
-        fn run(_: &Params, _: &mut StageContext) -> Result<(), StageError> {
+        fn run(&self, _: &mut StageContext) -> Result<(), StageError> {
             Ok(())
         }
     }

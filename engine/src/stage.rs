@@ -1,6 +1,7 @@
-//! Stage kinds: the trait that each implements, and the registry the engine works with.
+//! Stage kinds: the two traits that each implements on its parameters, and the registry the engine works with.
 //!
-//! The engine sees [`StageKind`] and [`BoundStage`], which are object-safe, and no kind in particular.
+//! The engine sees [`Kind`], which has no type parameter, and [`Stage`], which is object-safe, and no kind in
+//! particular.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,7 @@ use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
 use crate::metadata::FetchedFile;
-use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
+use crate::parameter::{KeyWriter, Parameter, Reader};
 use crate::pin::Pinned;
 use crate::preflight::Preflight;
 use crate::protocol::Network;
@@ -151,16 +152,136 @@ impl fmt::Display for WorkingState {
     }
 }
 
-/// One kind of stage, such as `tokenize`.
-pub trait Stage: 'static {
+/// A stage of a plan: the parameters of its kind, and what follows from them. It is object-safe, so that a plan holds
+/// stages of all kinds; what kinds can do in addition is a method here that has a default.
+pub trait Stage: Parameter + Send + Sync + 'static {
+    /// The outputs, by the parameters (train: an adapter or a model, by its method).
+    fn outputs(&self) -> Vec<Output>;
+
+    /// Everything that can be known to be wrong without running; `span` is that of the stage's `with:`.
+    fn check(&self, _inputs: &InputFacts, _span: Span) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts
+    /// that are certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a
+    /// header, the first rows, a configuration.
+    fn survey(&self, _inputs: &InputFacts, _files: &LocalFiles, _span: Span) -> Survey {
+        Survey::default()
+    }
+
+    /// What this machine lacks that the stage needs to run on it, whatever it reads.
+    fn lacks(&self, _span: Span) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    /// What the stage reads from outside the pipeline.
+    fn outside(&self) -> Vec<Outside> {
+        Vec::new()
+    }
+
+    /// The secrets that it reads from the environment by itself.
+    fn secrets(&self) -> Vec<Secret> {
+        Vec::new()
+    }
+
+    /// Goes out and fetches of what the stage has pinned as much as its [`Stage::survey`] reads of the files of
+    /// [`crate::survey::PINNED`]: configurations, headers, first rows; no weights. Each file is put under its own path into `folder`;
+    /// the answer says of all files of the repository how much is there. `None` where nothing of them is read ahead.
+    ///
+    /// # Errors
+    /// Fails where the server does.
+    fn fetch_metadata(
+        &self,
+        _pinned: &Pinned,
+        _folder: &Path,
+        _network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        Ok(None)
+    }
+
+    /// Adds to the key what follows from several parameters together and from none alone (the rows of an optimizer
+    /// step: the product decides the result, its split does not).
+    fn write_derived_key(&self, _key: &mut KeyWriter<'_>) {}
+
+    /// Writes all that the parameters add to the key, defaults filled in: [`Parameter::write_key`] writes the fields
+    /// alone.
+    fn write_whole_key(&self, key: &mut KeyWriter<'_>) {
+        self.write_key(key);
+        self.write_derived_key(key);
+    }
+
+    /// The parameters that an entry of [`Stage::write_derived_key`] is made of, for explanations.
+    fn derived_from(&self, _entry: &str) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
+    /// [`crate::preflight::EXPECTED`], or none.
+    fn preflight(&self, _inputs: &InputFacts, _span: Span) -> Preflight {
+        Preflight::default()
+    }
+
+    /// The most memory that it holds on the CPU with several workers, all together; that of one is part of
+    /// [`Stage::preflight`].
+    fn peak_memory(&self, _inputs: &InputFacts, _workers: usize) -> Option<u64> {
+        None
+    }
+
+    /// Whether a result will do whose files lie partly outside the store, where an equal stage has left them.
+    fn takes_files_outside(&self) -> bool {
+        true
+    }
+
+    /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind
+    /// cannot tell. It reads little: a plan asks for it.
+    fn working_state(&self, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
+        None
+    }
+
+    /// How two versions of an output of this kind of artefact differ, for kinds that are tables; `None` where they
+    /// cannot be compared.
+    fn compare(&self, _kind: &str, _old: &StoredArtifact, _new: &StoredArtifact) -> Option<TableChange> {
+        None
+    }
+
+    /// How many threads it can use.
+    fn threads(&self) -> Threads {
+        Threads::One
+    }
+
+    /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
+    fn devices(&self) -> Vec<DeviceKind> {
+        vec![DeviceKind::Cpu]
+    }
+
+    /// Over how many devices it can spread its work.
+    fn workers(&self) -> Workers {
+        Workers::One
+    }
+
+    /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file
+    /// gives them.
+    fn with_less_memory(&self, _parameters: &serde_json::Value) -> LessMemory {
+        LessMemory::Nothing
+    }
+
+    /// Does the work, in a process of its own.
+    ///
+    /// # Errors
+    /// Whatever stops the stage, with its cause.
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError>;
+}
+
+/// A kind of stage, such as `tokenize`: what is known of it before any parameters are read. The type is that of its
+/// parameters, which are a [`Stage`].
+pub trait StageKind: Stage + Sized {
     /// What a pipeline file says after `uses:`.
     const NAME: &'static str;
     /// Part of the key: raised when equal inputs would give a different output.
     const VERSION: u32;
     /// One line for `pipeline schema` and editors.
     const ABOUT: &'static str;
-    /// What the file may say under `with:`.
-    type Params: Parameter + Send + Sync + 'static;
     /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}`
     /// reaches it as it is, where every other kind's file would be refused.
     const PLACEHOLDERS: &'static [&'static str] = &[];
@@ -171,36 +292,6 @@ pub trait Stage: 'static {
     /// Keys that other programs have, each with what to write here instead.
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = &[];
 
-    /// The outputs, by the parameters (train: an adapter or a model, by its method).
-    fn outputs(params: &Self::Params) -> Vec<Output>;
-
-    /// Everything that can be known to be wrong without running; `span` is that of the stage's `with:`.
-    fn check(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Vec<Problem> {
-        Vec::new()
-    }
-
-    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts
-    /// that are certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a
-    /// header, the first rows, a configuration.
-    fn survey(_params: &Self::Params, _inputs: &InputFacts, _files: &LocalFiles, _span: Span) -> Survey {
-        Survey::default()
-    }
-
-    /// What this machine lacks that the stage needs to run on it, whatever it reads.
-    fn lacks(_params: &Self::Params, _span: Span) -> Vec<Problem> {
-        Vec::new()
-    }
-
-    /// What the stage reads from outside the pipeline.
-    fn outside(_params: &Self::Params) -> Vec<Outside> {
-        Vec::new()
-    }
-
-    /// The secrets that it reads from the environment by itself.
-    fn secrets(_params: &Self::Params) -> Vec<Secret> {
-        Vec::new()
-    }
-
     /// Goes out and finds what a mutable reference is currently: a branch's commit, and the files there.
     ///
     /// # Errors
@@ -209,296 +300,63 @@ pub trait Stage: 'static {
         Err(StageError::internal(format!("stage kind `{}` pins nothing, asked for `{}`", Self::NAME, request.name)))
     }
 
-    /// Goes out and fetches of what the stage has pinned as much as its [`Stage::survey`] reads of the files of
-    /// [`crate::survey::PINNED`]: configurations, headers, first rows; no weights. Each file is put under its own path into `folder`;
-    /// the answer says of all files of the repository how much is there. `None` where nothing of them is read ahead.
-    ///
-    /// # Errors
-    /// Fails where the server does.
-    fn fetch_metadata(
-        _params: &Self::Params,
-        _pinned: &Pinned,
-        _folder: &Path,
-        _network: Network,
-    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
-        Ok(None)
-    }
-
-    /// Adds to the key what follows from several parameters together and from none alone (the rows of an optimizer
-    /// step: the product decides the result, its split does not).
-    fn write_derived_key(_params: &Self::Params, _key: &mut KeyWriter<'_>) {}
-
     /// What it does in a smoke run, given the parameters as the file has them: a few rows, two steps.
     fn smoke(_parameters: &serde_json::Value) -> Smoke {
         Smoke::With(Vec::new())
     }
-
-    /// The parameters that an entry of [`Stage::write_derived_key`] is made of, for explanations.
-    fn derived_from(_entry: &str) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
-    /// [`crate::preflight::EXPECTED`], or none.
-    fn preflight(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Preflight {
-        Preflight::default()
-    }
-
-    /// The most memory that it holds on the CPU with several workers, all together; that of one is part of
-    /// [`Stage::preflight`].
-    fn peak_memory(_params: &Self::Params, _inputs: &InputFacts, _workers: usize) -> Option<u64> {
-        None
-    }
-
-    /// Whether a result will do whose files lie partly outside the store, where an equal stage has left them.
-    fn takes_files_outside(_params: &Self::Params) -> bool {
-        true
-    }
-
-    /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind
-    /// cannot tell. It reads little: a plan asks for it.
-    fn working_state(_params: &Self::Params, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
-        None
-    }
-
-    /// How two versions of an output of this kind of artefact differ, for kinds that are tables; `None` where they
-    /// cannot be compared.
-    fn compare(_kind: &str, _old: &StoredArtifact, _new: &StoredArtifact) -> Option<TableChange> {
-        None
-    }
-
-    /// How many threads it can use.
-    fn threads(_params: &Self::Params) -> Threads {
-        Threads::One
-    }
-
-    /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
-    fn devices(_params: &Self::Params) -> Vec<DeviceKind> {
-        vec![DeviceKind::Cpu]
-    }
-
-    /// Over how many devices it can spread its work.
-    fn workers(_params: &Self::Params) -> Workers {
-        Workers::One
-    }
-
-    /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file
-    /// gives them.
-    fn with_less_memory(_parameters: &serde_json::Value) -> LessMemory {
-        LessMemory::Nothing
-    }
-
-    /// Does the work, in a process of its own.
-    ///
-    /// # Errors
-    /// Whatever stops the stage, with its cause.
-    fn run(params: &Self::Params, context: &mut StageContext) -> Result<(), StageError>;
 }
 
-/// A stage kind, without its types.
-pub trait StageKind: Send + Sync {
-    /// What a pipeline file says after `uses:`.
-    fn name(&self) -> &'static str;
-    /// Part of the key.
-    fn version(&self) -> u32;
-    /// One line about it.
-    fn about(&self) -> &'static str;
-    /// See [`Stage::GOAL`].
-    fn is_goal(&self) -> bool;
-    /// See [`Stage::ALSO_CALLED`].
-    fn also_called(&self) -> &'static [&'static str];
-    /// See [`Stage::KEYS_ELSEWHERE`].
-    fn keys_elsewhere(&self) -> &'static [(&'static str, &'static str)];
+/// A stage kind, without its type.
+pub struct Kind {
+    /// See [`StageKind::NAME`].
+    pub name: &'static str,
+    /// See [`StageKind::VERSION`].
+    pub version: u32,
+    /// See [`StageKind::ABOUT`].
+    pub about: &'static str,
+    /// See [`StageKind::PLACEHOLDERS`].
+    pub placeholders: &'static [&'static str],
+    /// See [`StageKind::GOAL`].
+    pub is_goal: bool,
+    /// See [`StageKind::ALSO_CALLED`].
+    pub also_called: &'static [&'static str],
+    /// See [`StageKind::KEYS_ELSEWHERE`].
+    pub keys_elsewhere: &'static [(&'static str, &'static str)],
     /// The JSON Schema of its parameters.
-    fn schema(&self) -> serde_json::Value;
-    /// See [`Stage::PLACEHOLDERS`].
-    fn placeholders(&self) -> &'static [&'static str];
-    /// See [`Stage::smoke`].
-    fn smoke(&self, parameters: &serde_json::Value) -> Smoke;
+    pub schema: fn() -> serde_json::Value,
+    /// See [`StageKind::pin`].
+    pub pin: fn(&PinRequest) -> Result<Pinned, StageError>,
+    /// See [`StageKind::smoke`].
+    pub smoke: fn(&serde_json::Value) -> Smoke,
+    read: fn(&Node, &mut Reader) -> Option<Box<dyn Stage>>,
+}
+
+impl Kind {
+    fn of<K: StageKind>() -> Self {
+        Self {
+            name: K::NAME,
+            version: K::VERSION,
+            about: K::ABOUT,
+            placeholders: K::PLACEHOLDERS,
+            is_goal: K::GOAL,
+            also_called: K::ALSO_CALLED,
+            keys_elsewhere: K::KEYS_ELSEWHERE,
+            schema: K::schema,
+            pin: K::pin,
+            smoke: K::smoke,
+            read: |node, reader| Some(Box::new(K::read(node, reader)?)),
+        }
+    }
+
     /// Reads the parameters; `None` where problems were reported that leave nothing to go on with.
-    fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>>;
-    /// See [`Stage::pin`].
-    ///
-    /// # Errors
-    /// As there.
-    fn pin(&self, request: &PinRequest) -> Result<Pinned, StageError>;
-}
-
-/// A stage kind with its parameters read.
-pub trait BoundStage: Send + Sync {
-    /// See [`Stage::outputs`].
-    fn outputs(&self) -> Vec<Output>;
-    /// References to other stages' outputs, with the kinds that each accepts.
-    fn inputs(&self) -> Vec<(Reference, &'static [&'static str])>;
-    /// See [`Stage::check`].
-    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem>;
-    /// See [`Stage::survey`].
-    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey;
-    /// See [`Stage::preflight`].
-    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
-    /// See [`Stage::peak_memory`].
-    fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64>;
-    /// See [`Stage::takes_files_outside`].
-    fn takes_files_outside(&self) -> bool;
-    /// See [`Stage::derived_from`].
-    fn derived_from(&self, entry: &str) -> &'static [&'static str];
-    /// See [`Stage::working_state`].
-    fn working_state(&self, folder: &Path, inputs: &InputFacts) -> Option<WorkingState>;
-    /// See [`Stage::compare`].
-    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange>;
-    /// The fields of its kind, flat.
-    fn declared(&self) -> Vec<DeclaredField>;
-    /// See [`Stage::lacks`].
-    fn lacks(&self, span: Span) -> Vec<Problem>;
-    /// See [`Stage::fetch_metadata`].
-    ///
-    /// # Errors
-    /// As there.
-    fn fetch_metadata(
-        &self,
-        pinned: &Pinned,
-        folder: &Path,
-        network: Network,
-    ) -> Result<Option<Vec<FetchedFile>>, StageError>;
-    /// See [`Stage::outside`].
-    fn outside(&self) -> Vec<Outside>;
-    /// See [`Stage::secrets`].
-    fn secrets(&self) -> Vec<Secret>;
-    /// See [`Stage::threads`].
-    fn threads(&self) -> Threads;
-    /// See [`Stage::devices`].
-    fn devices(&self) -> Vec<DeviceKind>;
-    /// See [`Stage::workers`].
-    fn workers(&self) -> Workers;
-    /// See [`Stage::with_less_memory`].
-    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory;
-    /// Writes the parameters, defaults filled in, into a key.
-    fn write_key(&self, key: &mut KeyWriter<'_>);
-    /// See [`Stage::run`].
-    ///
-    /// # Errors
-    /// As there.
-    fn run(&self, context: &mut StageContext) -> Result<(), StageError>;
-}
-
-struct Kind<S>(std::marker::PhantomData<fn() -> S>);
-
-struct Bound<S: Stage>(S::Params);
-
-impl<S: Stage> StageKind for Kind<S> {
-    fn name(&self) -> &'static str {
-        S::NAME
-    }
-    fn version(&self) -> u32 {
-        S::VERSION
-    }
-    fn about(&self) -> &'static str {
-        S::ABOUT
-    }
-    fn is_goal(&self) -> bool {
-        S::GOAL
-    }
-    fn also_called(&self) -> &'static [&'static str] {
-        S::ALSO_CALLED
-    }
-    fn keys_elsewhere(&self) -> &'static [(&'static str, &'static str)] {
-        S::KEYS_ELSEWHERE
-    }
-    fn schema(&self) -> serde_json::Value {
-        S::Params::schema()
-    }
-    fn placeholders(&self) -> &'static [&'static str] {
-        S::PLACEHOLDERS
-    }
-    fn smoke(&self, parameters: &serde_json::Value) -> Smoke {
-        S::smoke(parameters)
-    }
-    fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>> {
-        let params = S::Params::read(node, reader)?;
-        Some(Box::new(Bound::<S>(params)))
-    }
-    fn pin(&self, request: &PinRequest) -> Result<Pinned, StageError> {
-        S::pin(request)
-    }
-}
-
-impl<S: Stage> BoundStage for Bound<S> {
-    fn outputs(&self) -> Vec<Output> {
-        S::outputs(&self.0)
-    }
-    fn inputs(&self) -> Vec<(Reference, &'static [&'static str])> {
-        let mut inputs = Vec::new();
-        self.0.visit_inputs(&mut |reference, kinds| inputs.push((reference.clone(), kinds)));
-        inputs
-    }
-    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        S::check(&self.0, inputs, span)
-    }
-    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-        S::survey(&self.0, inputs, files, span)
-    }
-    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
-        S::preflight(&self.0, inputs, span)
-    }
-    fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64> {
-        S::peak_memory(&self.0, inputs, workers)
-    }
-    fn takes_files_outside(&self) -> bool {
-        S::takes_files_outside(&self.0)
-    }
-    fn derived_from(&self, entry: &str) -> &'static [&'static str] {
-        S::derived_from(entry)
-    }
-    fn working_state(&self, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
-        S::working_state(&self.0, folder, inputs)
-    }
-    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
-        S::compare(kind, old, new)
-    }
-    fn declared(&self) -> Vec<DeclaredField> {
-        declared_fields(&S::Params::schema())
-    }
-    fn lacks(&self, span: Span) -> Vec<Problem> {
-        S::lacks(&self.0, span)
-    }
-    fn fetch_metadata(
-        &self,
-        pinned: &Pinned,
-        folder: &Path,
-        network: Network,
-    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
-        S::fetch_metadata(&self.0, pinned, folder, network)
-    }
-    fn outside(&self) -> Vec<Outside> {
-        S::outside(&self.0)
-    }
-    fn secrets(&self) -> Vec<Secret> {
-        S::secrets(&self.0)
-    }
-    fn threads(&self) -> Threads {
-        S::threads(&self.0)
-    }
-    fn devices(&self) -> Vec<DeviceKind> {
-        S::devices(&self.0)
-    }
-    fn workers(&self) -> Workers {
-        S::workers(&self.0)
-    }
-    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
-        S::with_less_memory(parameters)
-    }
-    fn write_key(&self, key: &mut KeyWriter<'_>) {
-        self.0.write_key(key);
-        S::write_derived_key(&self.0, key);
-    }
-    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
-        S::run(&self.0, context)
+    pub fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn Stage>> {
+        (self.read)(node, reader)
     }
 }
 
 /// The stage kinds that a program knows.
 #[derive(Default)]
-pub struct Registry(BTreeMap<&'static str, Box<dyn StageKind>>);
+pub struct Registry(BTreeMap<&'static str, Kind>);
 
 impl Registry {
     /// A registry without kinds.
@@ -508,17 +366,17 @@ impl Registry {
 
     /// Adds a kind.
     #[must_use]
-    pub fn with<S: Stage>(mut self) -> Self {
-        self.0.insert(S::NAME, Box::new(Kind::<S>(std::marker::PhantomData)));
+    pub fn with<K: StageKind>(mut self) -> Self {
+        self.0.insert(K::NAME, Kind::of::<K>());
         self
     }
 
-    pub fn get(&self, name: &str) -> Option<&dyn StageKind> {
-        self.0.get(name).map(Box::as_ref)
+    pub fn get(&self, name: &str) -> Option<&Kind> {
+        self.0.get(name)
     }
 
     /// All kinds, by name.
-    pub fn kinds(&self) -> impl Iterator<Item = &dyn StageKind> {
-        self.0.values().map(Box::as_ref)
+    pub fn kinds(&self) -> impl Iterator<Item = &Kind> {
+        self.0.values()
     }
 }

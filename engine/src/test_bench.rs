@@ -18,7 +18,7 @@ use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::pin::Pinned;
 use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
-use crate::stage::{Registry, Stage};
+use crate::stage::StageKind;
 
 /// What a stage recorded about how its result came about.
 pub type Recorded = Map<String, Value>;
@@ -115,36 +115,34 @@ impl TestBench {
     }
 
     /// The working folder that a stage kind gets on this bench; it stays between runs.
-    pub fn working<S: Stage>(&self) -> PathBuf {
-        self.root.join("working").join(S::NAME)
+    pub fn working<K: StageKind>(&self) -> PathBuf {
+        self.root.join("working").join(K::NAME)
     }
 
     /// The folder that a stage kind gets on this bench for logs and curves.
-    pub fn run_folder<S: Stage>(&self) -> PathBuf {
-        self.root.join("run").join(S::NAME)
+    pub fn run_folder<K: StageKind>(&self) -> PathBuf {
+        self.root.join("run").join(K::NAME)
     }
 
     /// Runs a stage kind and gives its outputs by name.
     ///
     /// # Errors
     /// The stage's own failure, or [`Cause::BadParameters`] where the parameters do not read.
-    pub fn run<S: Stage>(&self, parameters: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
-        Ok(self.run_recorded::<S>(parameters)?.0)
+    pub fn run<K: StageKind>(&self, parameters: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
+        Ok(self.run_recorded::<K>(parameters)?.0)
     }
 
     /// As [`TestBench::run`], with what the stage records about how the result came about.
     ///
     /// # Errors
     /// As there.
-    pub fn run_recorded<S: Stage>(
+    pub fn run_recorded<K: StageKind>(
         &self,
         parameters: Value,
     ) -> Result<(BTreeMap<String, Artifact>, Recorded), StageError> {
-        let registry = Registry::new().with::<S>();
-        let kind = registry.get(S::NAME).expect("it was registered on the line above");
         let mut reader = Reader::default();
-        let bound = kind.read(&Node::from_json(&parameters), &mut reader);
-        let Some(bound) = bound.filter(|_| reader.problems.is_empty()) else {
+        let stage = K::read(&Node::from_json(&parameters), &mut reader);
+        let Some(stage) = stage.filter(|_| reader.problems.is_empty()) else {
             let problems: Vec<_> = reader.problems.into_iter().map(|problem| problem.message).collect();
             return Err(StageError::new(Cause::BadParameters, problems.join("; ")));
         };
@@ -152,26 +150,26 @@ impl TestBench {
         let staging = store.staging().map_err(stored)?;
         let job = Job {
             protocol: PROTOCOL,
-            stage: S::NAME.to_owned(),
-            kind: S::NAME.to_owned(),
+            stage: K::NAME.to_owned(),
+            kind: K::NAME.to_owned(),
             parameters,
             inputs: self.inputs.clone(),
             files: self.files.clone(),
             pins: self.pins.clone(),
             network: Network::Online,
-            outputs: bound.outputs(),
+            outputs: stage.outputs(),
             store: store.root().to_owned(),
             inputs_folder: staging.path().join("inputs"),
             staging: staging.path().to_owned(),
-            working: self.working::<S>(),
-            run_folder: self.run_folder::<S>(),
+            working: self.working::<K>(),
+            run_folder: self.run_folder::<K>(),
             profile: None,
             key: Digest::of(b"test bench"),
             threads: self.threads,
             devices: self.devices.clone(),
         };
         let mut context = StageContext::new(job, Voice::Silent)?;
-        bound.run(&mut context)?;
+        stage.run(&mut context)?;
         let Outcome { outputs, how } = context.finish()?;
         let opened = outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, output)?)));
         Ok((opened.collect::<Result<_, StageError>>()?, how))

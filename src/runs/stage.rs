@@ -129,7 +129,7 @@ impl<'a> StageStory<'a> {
 
     /// The parameters of the file, without those that say what the default says.
     fn given(&self) -> Value {
-        let schema = stages::registry().get(&self.stage.summary.kind).map(|kind| kind.schema());
+        let schema = stages::registry().get(&self.stage.summary.kind).map(|kind| (kind.schema)());
         let mut given = self.stage.plan.parameters.clone();
         if let Some(schema) = schema {
             remove_defaults(&mut given, &schema);

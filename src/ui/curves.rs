@@ -11,7 +11,7 @@ use engine::run::RunEvent;
 use engine::run::clock::Moment;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use stages::kinds::train::TrainParams;
+use stages::kinds::train::Train;
 
 use crate::render::Failure;
 use crate::runs::steps::{self, Steps};
@@ -78,7 +78,7 @@ struct Planned {
 impl Planned {
     /// The learning rate of the steps after `done`, by the parameters of a training, if there are any.
     fn learning_rate(parameters: &Value, done: f64, total: u64) -> Option<Self> {
-        let parameters = TrainParams::read(&Node::from_json(parameters), &mut Reader::default())?;
+        let parameters = Train::read(&Node::from_json(parameters), &mut Reader::default())?;
         let schedule = parameters.schedule(total);
         let first = done as u64;
         let every = usize::try_from(total.saturating_sub(first)).unwrap_or(usize::MAX).div_ceil(STRETCHES).max(1);

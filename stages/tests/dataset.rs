@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 
 use engine::file::source::Span;
-use engine::stage::{PinRequest, Stage as _};
+use engine::stage::{PinRequest, StageKind as _};
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 use stages::data::artifact::{Row, RowsReader};

@@ -412,7 +412,7 @@ fn a_repository_becomes_a_model_and_a_tokenizer() {
 
 #[child]
 fn downloads_in_a_process_of_its_own() {
-    use engine::stage::{PinRequest, Stage as _};
+    use engine::stage::{PinRequest, StageKind as _};
     let (kind, name, revision) = ("hub-model".to_owned(), "owner/name".to_owned(), "main".to_owned());
     let pinned = Download::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() }).unwrap();
     assert_eq!(pinned.commit, COMMIT);

@@ -128,8 +128,8 @@ fn flips() -> Vec<Flip> {
 fn declared() -> BTreeMap<String, Class> {
     let registry = registry();
     let fields = registry.kinds().flat_map(|kind| {
-        let name = kind.name();
-        declared_fields(&kind.schema()).into_iter().map(move |field| (format!("{name}.{}", field.path), field.class))
+        let name = kind.name;
+        declared_fields(&(kind.schema)()).into_iter().map(move |field| (format!("{name}.{}", field.path), field.class))
     });
     fields.collect()
 }
@@ -221,7 +221,7 @@ fn content_pins_and_versions_make_stale_what_reads_them() {
     project.write("pipeline.lock", &lock);
     for kind in registry().kinds() {
         let mut raised = project.plan(&[]).unwrap();
-        let of_kind = raised.stages.iter_mut().filter(|stage| stage.kind == kind.name());
+        let of_kind = raised.stages.iter_mut().filter(|stage| stage.kind == kind.name);
         let ids: Vec<String> = of_kind
             .map(|stage| {
                 stage.version += 1;
@@ -229,8 +229,8 @@ fn content_pins_and_versions_make_stale_what_reads_them() {
             })
             .collect();
         let expected: BTreeSet<String> = ids.iter().flat_map(|id| with_readers(id)).collect();
-        assert!(!ids.is_empty(), "the pipeline has no stage of kind {}", kind.name());
-        assert_eq!(stale(&raised), expected, "{}", kind.name());
+        assert!(!ids.is_empty(), "the pipeline has no stage of kind {}", kind.name);
+        assert_eq!(stale(&raised), expected, "{}", kind.name);
     }
 }
 

@@ -13,7 +13,7 @@ use engine::context::Artifact;
 use engine::error::StageError;
 use engine::file::tree::Node;
 use engine::parameter::Reader;
-use engine::stage::{Outside, Stage};
+use engine::stage::{Outside, Stage as _, StageKind};
 use serde_json::{Value, json};
 use stages::kinds::evaluate::Evaluate;
 use stages::kinds::train::Train;
@@ -60,23 +60,23 @@ fn trains_in_a_process_of_its_own() {
 }
 
 /// Runs a stage with all that it reads from outside pinned; an output of it.
-fn run<S: Stage>(root: &Path, with: Value, output: &str) -> Result<Artifact, StageError> {
-    let params = S::Params::read_of(&with);
+fn run<K: StageKind>(root: &Path, with: Value, output: &str) -> Result<Artifact, StageError> {
+    let stage = K::read_of(&with);
     let tiny = Tiny::new();
     let tokens = root.join("tokens");
     let facts = write_tokens(&tokens, training::rows());
     let mut bench = tiny.bench_in(root).input("tokens.tokens", "tokens", &tokens, facts).unwrap();
-    for outside in S::outside(&params) {
+    for outside in stage.outside() {
         match outside {
             Outside::Pin(request) => {
-                let pinned = S::pin(&request)?;
+                let pinned = K::pin(&request)?;
                 bench = bench.pinned(&format!("{}:{}@{}", request.kind, request.name, request.revision), pinned);
             }
             Outside::Files { pattern, .. } => panic!("`{pattern}` is not of the Hub"),
         }
     }
-    let made = bench.run::<S>(with)?.remove(output).unwrap();
-    assert!(!bench.working::<S>().join("finished").exists(), "fetched files stay behind");
+    let made = bench.run::<K>(with)?.remove(output).unwrap();
+    assert!(!bench.working::<K>().join("finished").exists(), "fetched files stay behind");
     Ok(made)
 }
 
@@ -111,7 +111,7 @@ fn rows_come_from_the_hub_split_by_split() {
 #[test]
 fn only_what_a_folder_does_not_give_is_pinned() {
     let pins = |with: Value| -> Vec<String> {
-        let params = <Evaluate as engine::stage::Stage>::Params::read_of(&with);
+        let params = Evaluate::read_of(&with);
         let name = |outside: Outside| match outside {
             Outside::Pin(request) => Some(format!("{}:{}", request.kind, request.name)),
             Outside::Files { .. } => None,

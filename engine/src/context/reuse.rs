@@ -8,7 +8,7 @@ use super::{Artifact, StageContext, stored};
 use crate::artifact::{Description, described_among};
 use crate::error::StageError;
 use crate::parameter::{KeyWriter, Parameter, Reference};
-use crate::stage::Stage;
+use crate::stage::StageKind;
 
 impl StageContext {
     /// What a result of this stage depends on apart from one input: results that agree in it were made of equal pieces
@@ -16,7 +16,7 @@ impl StageContext {
     ///
     /// # Errors
     /// Fails where the job does not grant an input that the parameters name, which is a defect of the engine.
-    pub fn family<S: Stage>(&self, params: &S::Params, apart_from: &Reference) -> Result<Digest, StageError> {
+    pub fn family<K: StageKind>(&self, stage: &K, apart_from: &Reference) -> Result<Digest, StageError> {
         let identity = |reference: &Reference, kinds: &'static [&'static str]| {
             if reference == apart_from {
                 return Some(Digest::of(b"the input that differs"));
@@ -24,11 +24,10 @@ impl StageContext {
             Some(self.job.inputs.get(&self.resolve(reference, kinds)?)?.identity)
         };
         let mut document = KeyDocument::default();
-        document.push("@kind", S::NAME, Class::Semantic);
-        document.push("@version", S::VERSION.to_string(), Class::Semantic);
+        document.push("@kind", K::NAME, Class::Semantic);
+        document.push("@version", K::VERSION.to_string(), Class::Semantic);
         let mut writer = KeyWriter::new(&mut document, &identity);
-        params.write_key(&mut writer);
-        S::write_derived_key(params, &mut writer);
+        stage.write_whole_key(&mut writer);
         let granted = writer.unresolved.is_empty();
         for (role, files) in &self.job.files {
             for (order, file) in files.iter().enumerate() {
@@ -46,13 +45,13 @@ impl StageContext {
     ///
     /// # Errors
     /// As [`StageContext::family`].
-    pub fn family_of<S: Stage>(&self, part: &impl Parameter) -> Result<Digest, StageError> {
+    pub fn family_of<K: StageKind>(&self, part: &impl Parameter) -> Result<Digest, StageError> {
         let identity = |reference: &Reference, kinds: &'static [&'static str]| {
             Some(self.job.inputs.get(&self.resolve(reference, kinds)?)?.identity)
         };
         let mut document = KeyDocument::default();
-        document.push("@part_of", S::NAME, Class::Semantic);
-        document.push("@version", S::VERSION.to_string(), Class::Semantic);
+        document.push("@part_of", K::NAME, Class::Semantic);
+        document.push("@version", K::VERSION.to_string(), Class::Semantic);
         let mut writer = KeyWriter::new(&mut document, &identity);
         part.write_key(&mut writer);
         let granted = writer.unresolved.is_empty();

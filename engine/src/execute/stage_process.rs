@@ -26,7 +26,7 @@ use crate::history::{PROFILE_FILE, TRACE_FILE};
 use crate::limits;
 use crate::parameter::Reader;
 use crate::protocol::{Job, PROTOCOL, ProfileRequest, WorkerEvent};
-use crate::stage::{BoundStage, Registry};
+use crate::stage::{Registry, Stage};
 
 /// Runs the job of a file and says how it ended, on standard output and by the exit code.
 pub fn main(registry: &Registry, job: &Path) -> ExitCode {
@@ -74,7 +74,7 @@ pub(super) fn read_job(path: &Path) -> Result<Job, StageError> {
     Ok(job)
 }
 
-pub(super) fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>, StageError> {
+pub(super) fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn Stage>, StageError> {
     let unknown = || StageError::internal(format!("this program has no stage kind `{}`", job.kind));
     let kind = registry.get(&job.kind).ok_or_else(unknown)?;
     let mut reader = Reader::default();

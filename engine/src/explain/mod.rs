@@ -14,7 +14,7 @@ use crate::keys::{read_outside, stage_key};
 use crate::lock_file::{self, LockError, LockFile};
 use crate::plan::{Plan, PlannedStage, ResolvedInput, Wanted};
 use crate::preflight::{self, Preflight};
-use crate::stage::{BoundStage, InputFacts};
+use crate::stage::{InputFacts, Stage};
 use crate::survey::LocalFiles;
 
 mod causes;
@@ -235,7 +235,7 @@ fn complete_result(
 }
 
 /// Whether a result whose files are all there will do for a stage: one that wants them in the store has them there.
-pub(crate) fn will_do(stage: &dyn BoundStage, store: &Store, record: &ResultRecord) -> bool {
+pub(crate) fn will_do(stage: &dyn Stage, store: &Store, record: &ResultRecord) -> bool {
     let is_inside =
         |tree: &Digest| store.tree(tree).is_ok_and(|tree| !tree.files().iter().any(|file| store.is_outside(file)));
     stage.takes_files_outside() || record.outputs.values().all(|output| is_inside(&output.tree))

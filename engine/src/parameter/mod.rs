@@ -42,26 +42,36 @@ pub use record::{Choice, Record, have_equal_keys, names_of_choices, only_tag, re
 pub use serde_json::Value as Json;
 
 /// A value that a pipeline file can give.
-pub trait Parameter: Sized {
+pub trait Parameter {
     /// Reads the value; on `None` at least one problem has been reported.
-    fn read(node: &Node, reader: &mut Reader) -> Option<Self>;
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self>
+    where
+        Self: Sized;
 
     /// Writes the value into a key, at the writer's present path.
     fn write_key(&self, key: &mut KeyWriter<'_>);
 
     /// The value's JSON Schema.
-    fn schema() -> serde_json::Value;
+    fn schema() -> serde_json::Value
+    where
+        Self: Sized;
 
     /// Visits every reference to another stage's output inside this value.
     fn visit_inputs(&self, _visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {}
 
     /// The value of a field that the file leaves out, for types that have one of their own (`Option`).
-    fn when_absent() -> Option<Self> {
+    fn when_absent() -> Option<Self>
+    where
+        Self: Sized,
+    {
         None
     }
 
     /// Where the name of a stage goes in a list of such values; `None` where they name none, or more than one.
-    fn collected() -> Option<Collected> {
+    fn collected() -> Option<Collected>
+    where
+        Self: Sized,
+    {
         None
     }
 }

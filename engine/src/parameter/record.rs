@@ -7,7 +7,7 @@ use crate::file::tree::{Entry, Node, Value};
 
 /// Parameters with named fields: what `#[derive(Parameters)]` makes of a struct and of a tagged choice, so that another
 /// can hold it flattened.
-pub trait Record: Parameter {
+pub trait Record: Parameter + Sized {
     /// Its keys; the one that chooses comes first.
     fn names() -> Vec<&'static str>;
 

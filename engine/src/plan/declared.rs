@@ -126,7 +126,7 @@ fn signature(bound: &Bound) -> Option<(cache::Digest, Vec<String>)> {
         let output = reference.output.as_deref().unwrap_or_default();
         Some(cache::Digest::of(format!("{}.{output}", reference.stage).as_bytes()))
     };
-    kind.write_key(&mut crate::parameter::KeyWriter::new(&mut document, &identity));
+    kind.write_whole_key(&mut crate::parameter::KeyWriter::new(&mut document, &identity));
     let outside = kind.outside().into_iter().map(|outside| match outside {
         crate::stage::Outside::Files { role, pattern, .. } => format!("{role} {pattern}"),
         crate::stage::Outside::Pin(pin) => format!("{} {} {}", pin.kind, pin.name, pin.revision),

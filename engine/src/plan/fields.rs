@@ -6,14 +6,14 @@ use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
 use crate::parameter::{Json, dotted};
-use crate::stage::{Registry, StageKind};
+use crate::stage::{Kind, Registry};
 use crate::suggest;
 
 /// What it costs to gather the keys of a kind, in names that could be looked at meanwhile.
 const COST_OF_KEYS: usize = 100;
 
 /// Says of unknown keys below a stage's `with:` where they are known.
-pub(super) fn point_to(kind: &dyn StageKind, with: &Node, registry: &Registry, problems: &mut [Problem]) {
+pub(super) fn point_to(kind: &Kind, with: &Node, registry: &Registry, problems: &mut [Problem]) {
     if !suggest::spend(COST_OF_KEYS) {
         return;
     }
@@ -23,7 +23,7 @@ pub(super) fn point_to(kind: &dyn StageKind, with: &Node, registry: &Registry, p
             return;
         }
         let Some((inside, key)) = key_at(with, problem.span, "") else { continue };
-        if let Some((_, instead)) = kind.keys_elsewhere().iter().find(|(name, _)| *name == key) {
+        if let Some((_, instead)) = kind.keys_elsewhere.iter().find(|(name, _)| *name == key) {
             problem.help = Some((*instead).to_owned());
             continue;
         }
@@ -63,19 +63,19 @@ fn nearest<'a>(paths: &'a [String], key: &str) -> Option<&'a str> {
 }
 
 /// The other kinds that have such a key.
-fn of_other_kinds(kind: &dyn StageKind, key: &str, registry: &Registry) -> Option<String> {
+fn of_other_kinds(kind: &Kind, key: &str, registry: &Registry) -> Option<String> {
     if !suggest::spend(registry.kinds().count() * COST_OF_KEYS) {
         return None;
     }
-    let has = |other: &&dyn StageKind| paths_of(*other).iter().any(|path| path == key);
-    let having: Vec<String> = registry.kinds().filter(has).map(|other| format!("`{}`", other.name())).collect();
-    (!having.is_empty()).then(|| format!("`{}` has no such key; {} has one", kind.name(), having.join(", ")))
+    let has = |other: &&Kind| paths_of(other).iter().any(|path| path == key);
+    let having: Vec<String> = registry.kinds().filter(has).map(|other| format!("`{}`", other.name)).collect();
+    (!having.is_empty()).then(|| format!("`{}` has no such key; {} has one", kind.name, having.join(", ")))
 }
 
 /// The keys of a kind, nested ones with dots.
-fn paths_of(kind: &dyn StageKind) -> Vec<String> {
+fn paths_of(kind: &Kind) -> Vec<String> {
     let mut paths = Vec::new();
-    collect(&kind.schema(), "", &mut paths);
+    collect(&(kind.schema)(), "", &mut paths);
     paths.sort();
     paths.dedup();
     paths

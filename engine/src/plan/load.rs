@@ -130,7 +130,7 @@ fn load_limited(
 
 /// What a stage kind replaces in its texts itself.
 fn placeholders(registry: &Registry, uses: &str) -> &'static [&'static str] {
-    registry.get(uses).map_or(&[], |kind| kind.placeholders())
+    registry.get(uses).map_or(&[], |kind| kind.placeholders)
 }
 
 /// A file in which every reference is resolved, and the order of its stages.

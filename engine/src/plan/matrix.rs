@@ -334,7 +334,7 @@ pub(super) fn takes_one_value(registry: &Registry, uses: &str, path: &[&str]) ->
     match path {
         ["resources", below @ ..] => find(&ResourceKeys::schema(), below).is_some_and(|field| is_one_value(&field)),
         ["with", below @ ..] => {
-            let field = registry.get(uses).and_then(|kind| find(&kind.schema(), below));
+            let field = registry.get(uses).and_then(|kind| find(&(kind.schema)(), below));
             field.is_some_and(|field| is_one_value(&field))
         }
         _ => false,

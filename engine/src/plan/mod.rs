@@ -16,7 +16,7 @@ use crate::file::source::{Sources, Span};
 use crate::parameter::Parameters;
 use crate::preflight::Preflight;
 use crate::remote::RemoteSettings;
-use crate::stage::BoundStage;
+use crate::stage::Stage;
 use crate::track::Tracker;
 
 mod child;
@@ -109,7 +109,7 @@ pub struct PlannedStage {
     /// The kind's version.
     pub version: u32,
     /// Its kind with its parameters.
-    pub bound: Box<dyn BoundStage>,
+    pub bound: Box<dyn Stage>,
     /// The parameters as the file gives them, after variables and overrides, for the stage process.
     pub parameters: serde_json::Value,
     /// What it makes.

@@ -208,8 +208,7 @@ pub(super) fn warn_unused(
     if bound.iter().any(wrong) || problems.iter().any(|problem| problem.severity == Severity::Error) {
         return;
     }
-    let goals =
-        bound.iter().enumerate().filter(|(_, bound)| registry.get(bound.name).is_some_and(|kind| kind.is_goal()));
+    let goals = bound.iter().enumerate().filter(|(_, bound)| registry.get(bound.name).is_some_and(|kind| kind.is_goal));
     let goals: Vec<usize> = goals.map(|(place, _)| place).collect();
     if publish.is_empty() && goals.is_empty() {
         return;

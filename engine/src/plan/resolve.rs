@@ -10,7 +10,7 @@ use crate::device;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::parameter::{Named, Reader, Reference};
-use crate::stage::{BoundStage, Registry, Workers};
+use crate::stage::{Registry, Stage, Workers};
 use crate::suggest;
 
 /// The kind of artefact that a measurement is read for.
@@ -22,7 +22,7 @@ pub(super) struct Bound {
     pub name: &'static str,
     pub version: u32,
     /// Absent where the kind is unknown or the parameters are wrong.
-    pub kind: Option<Box<dyn BoundStage>>,
+    pub kind: Option<Box<dyn Stage>>,
     /// Absent where `kind` is.
     pub outputs: Option<Vec<Output>>,
     /// The references that its parameters hold.
@@ -302,15 +302,15 @@ fn alternatives(names: impl Iterator<Item = impl AsRef<str>>, word: &str) -> Str
 pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     let Some(uses) = &stage.uses else { return Bound::default() };
     let Some(kind) = registry.get(&uses.text) else {
-        let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
+        let names: Vec<&str> = registry.kinds().map(|kind| kind.name).collect();
         let problem = Problem::error(
             "unknown-kind",
             uses.span,
             format!("unknown stage kind `{}`", uses.text),
             "no kind of this name",
         );
-        let meant = registry.kinds().find(|kind| kind.also_called().contains(&uses.text.as_str()));
-        let help = meant.map(|kind| format!("it is `uses: {}` here: {}", kind.name(), kind.about()));
+        let meant = registry.kinds().find(|kind| kind.also_called.contains(&uses.text.as_str()));
+        let help = meant.map(|kind| format!("it is `uses: {}` here: {}", kind.name, kind.about));
         let help = help.or_else(|| suggest::help(&uses.text, "known kinds", names.iter().copied()));
         let problem = problem.with_help_if(help);
         return Bound { problems: vec![problem], ..Bound::default() };
@@ -320,13 +320,20 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     if reader.problems.iter().any(|problem| problem.code == "unknown-key") {
         fields::point_to(kind, &stage.with, registry, &mut reader.problems);
     }
-    let references = read.as_ref().map_or(reader.references, |read| read.inputs());
+    let references = read.as_ref().map_or(reader.references, |read| references_in(read.as_ref()));
     let outputs = read.as_ref().map(|read| read.outputs());
     let (named, problems) = (reader.named, reader.problems);
-    let (name, version) = (kind.name(), kind.version());
+    let (name, version) = (kind.name, kind.version);
     let mut bound = Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() };
     bound.problems.extend(unused_requests(stage, &bound));
     bound
+}
+
+/// The references to outputs of other stages, with the kinds that each accepts.
+fn references_in(stage: &dyn Stage) -> Vec<(Reference, &'static [&'static str])> {
+    let mut references = Vec::new();
+    stage.visit_inputs(&mut |reference, kinds| references.push((reference.clone(), kinds)));
+    references
 }
 
 // What a stage asks of the machine and its kind cannot use.

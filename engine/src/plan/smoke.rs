@@ -1,6 +1,6 @@
 //! A smoke run's plan: the same stages and checks, each stage doing as little as its kind can.
 //!
-//! What "little" is every kind says itself ([`Stage::smoke`](crate::stage::Stage::smoke)); here its values take the
+//! What "little" is every kind says itself ([`StageKind::smoke`](crate::stage::StageKind::smoke)); here its values take the
 //! place of the file's, in the tree, so that what is wrong with the rest is still shown where it is.
 
 use super::Plan;
@@ -33,7 +33,7 @@ pub(super) fn shrink_stage(stage: &mut Entry, registry: &Registry) {
     let Some(Value::String(uses)) = stage.value.get("uses").map(|uses| &uses.value) else { return };
     let Some(kind) = registry.get(uses) else { return };
     let with = stage.value.get("with").map_or(serde_json::Value::Null, Node::to_json);
-    let Smoke::With(values) = kind.smoke(&with) else { return };
+    let Smoke::With(values) = (kind.smoke)(&with) else { return };
     for (path, value) in values {
         let names: Vec<&str> = std::iter::once("with").chain(path.split('.')).collect();
         set(&mut stage.value, &names, &value, stage.key_span);
@@ -44,7 +44,7 @@ pub(super) fn shrink_stage(stage: &mut Entry, registry: &Registry) {
 /// published.
 pub(super) fn marked(mut plan: Plan, registry: &Registry) -> Plan {
     for stage in &mut plan.stages {
-        stage.smoke = registry.get(stage.kind).is_some_and(|kind| kind.smoke(&stage.parameters) != Smoke::Same);
+        stage.smoke = registry.get(stage.kind).is_some_and(|kind| (kind.smoke)(&stage.parameters) != Smoke::Same);
     }
     plan.name.push_str(" (smoke)");
     plan.publish.clear();

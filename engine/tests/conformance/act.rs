@@ -13,17 +13,15 @@ use engine::error::{Cause, StageError};
 use engine::execute::Ranks;
 use engine::parameter::Parameters;
 use engine::protocol::WorkerEvent;
-use engine::stage::Stage;
+use engine::stage::{Stage, StageKind};
 use nix::libc;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use serde_json::json;
 
-pub(crate) struct Act;
-
 /// What it does, in the order of the fields.
 #[derive(Debug, Parameters)]
-pub(crate) struct ActParams {
+pub(crate) struct Act {
     /// Says so many metrics.
     #[semantic(default)]
     metrics: u32,
@@ -59,40 +57,41 @@ pub(crate) struct ActParams {
     crash: bool,
 }
 
-impl Stage for Act {
+impl StageKind for Act {
     const NAME: &'static str = "act";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "does what it is told";
-    type Params = ActParams;
+}
 
-    fn outputs(_: &ActParams) -> Vec<Output> {
+impl Stage for Act {
+    fn outputs(&self) -> Vec<Output> {
         Vec::new()
     }
 
-    fn run(params: &ActParams, context: &mut StageContext) -> Result<(), StageError> {
-        for step in 0..params.metrics {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        for step in 0..self.metrics {
             let values = json!({ "step": step });
             context.emit(WorkerEvent::Metrics { values: values.as_object().unwrap().clone() });
         }
-        for line in 0..params.stray {
+        for line in 0..self.stray {
             let mut out = std::io::stdout().lock();
             writeln!(out, "stray {line}").unwrap();
             drop(out);
             // In one piece: others write to the same log.
             std::io::stderr().write_all(format!("error {line}\n").as_bytes()).unwrap();
         }
-        if params.report_bytes > 0 {
-            context.report("x".repeat(params.report_bytes));
+        if self.report_bytes > 0 {
+            context.report("x".repeat(self.report_bytes));
         }
-        if params.hold_mib > 0 {
-            let held = vec![1_u8; params.hold_mib << 20];
+        if self.hold_mib > 0 {
+            let held = vec![1_u8; self.hold_mib << 20];
             black_box(&held);
         }
-        let until = Instant::now() + Duration::from_millis(params.compute_ms);
+        let until = Instant::now() + Duration::from_millis(self.compute_ms);
         while Instant::now() < until {
             black_box(0);
         }
-        let until = Instant::now() + Duration::from_millis(params.wait_ms);
+        let until = Instant::now() + Duration::from_millis(self.wait_ms);
         while Instant::now() < until {
             if context.cancelled() {
                 context.emit(WorkerEvent::Checkpoint { step: 7 });
@@ -100,29 +99,29 @@ impl Stage for Act {
             }
             sleep(Duration::from_millis(10));
         }
-        if params.never_ends {
+        if self.never_ends {
             loop {
                 sleep(Duration::from_millis(100));
             }
         }
-        if params.nodes > 0 {
+        if self.nodes > 0 {
             let says = r#"printf '{"event":"metrics","values":{"rank":%s,"of":%s,"node":"%s","at":"%s"}}\n' \
                 "$RANK" "$WORLD_SIZE" "${SLURMD_NODENAME:-here}" "$MASTER_ADDR""#;
             let command = ["sh", "-c", says].map(Into::into).to_vec();
-            let ranks = Ranks { nodes: params.nodes, per_node: 1, command, ..Ranks::default() };
+            let ranks = Ranks { nodes: self.nodes, per_node: 1, command, ..Ranks::default() };
             let running = ranks.start()?;
             running.attend(context, &mut |_, event, context| {
                 context.emit(event);
                 Ok(())
             })?;
         }
-        if let Some(words) = &params.fail {
+        if let Some(words) = &self.fail {
             return Err(StageError::new(Cause::BadData, words.clone()).with_help("do better"));
         }
-        if let Some(code) = params.code {
+        if let Some(code) = self.code {
             std::process::exit(code);
         }
-        if params.crash {
+        if self.crash {
             // The runtime's own handler would turn a real fault into an abort of its own.
             // SAFETY: the default action of a signal has no handler whose safety would have to hold.
             unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };

@@ -17,7 +17,7 @@ use engine::parameter::{ArtifactKind, ByteSize, Class, Input, KeyWriter, LocalPa
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, Threads, WorkingState};
+use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, StageKind, Threads, WorkingState};
 use nix::libc;
 use nix::sys::signal::{Signal, raise};
 
@@ -56,10 +56,8 @@ fn put(context: &mut StageContext, number: i64) -> Result<(), StageError> {
 }
 
 /// `constant`: a number from the file, or a pinned one.
-pub(crate) struct Constant;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct ConstantParams {
+pub(crate) struct Constant {
     #[semantic(default = 0)]
     value: i64,
     #[cosmetic(default)]
@@ -69,34 +67,17 @@ pub(crate) struct ConstantParams {
     pinned: Option<String>,
 }
 
-impl ConstantParams {
+impl Constant {
     fn request(&self) -> Option<PinRequest> {
         let name = self.pinned.clone()?;
         Some(PinRequest { kind: "number".into(), name, revision: "now".into(), token_env: None, span: Span::default() })
     }
 }
 
-impl Stage for Constant {
+impl StageKind for Constant {
     const NAME: &'static str = "constant";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "a number";
-    type Params = ConstantParams;
-
-    fn outputs(_: &ConstantParams) -> Vec<Output> {
-        vec![Output::new("number", "number")]
-    }
-
-    fn outside(params: &ConstantParams) -> Vec<Outside> {
-        params.request().map(Outside::Pin).into_iter().collect()
-    }
-
-    fn preflight(params: &ConstantParams, _: &InputFacts, _: Span) -> Preflight {
-        let mut preflight = Preflight::default();
-        if params.pinned.is_none() {
-            preflight.expect("number", "number", params.value);
-        }
-        preflight
-    }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         match request.name.as_str() {
@@ -114,12 +95,30 @@ impl Stage for Constant {
             name => Ok(Pinned::commit(commit(name.len()))),
         }
     }
+}
 
-    fn run(params: &ConstantParams, context: &mut StageContext) -> Result<(), StageError> {
-        let pinned = params.request().map(|request| format!("number:{}@now", request.name));
+impl Stage for Constant {
+    fn outputs(&self) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn outside(&self) -> Vec<Outside> {
+        self.request().map(Outside::Pin).into_iter().collect()
+    }
+
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
+        let mut preflight = Preflight::default();
+        if self.pinned.is_none() {
+            preflight.expect("number", "number", self.value);
+        }
+        preflight
+    }
+
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let pinned = self.request().map(|request| format!("number:{}@now", request.name));
         let pinned = pinned.and_then(|name| context.pin(&name)?.commit.parse::<i64>().ok());
-        context.progress("numbers", 1, Some(1), Some(params.note.clone()));
-        put(context, params.value + pinned.unwrap_or(0))
+        context.progress("numbers", 1, Some(1), Some(self.note.clone()));
+        put(context, self.value + pinned.unwrap_or(0))
     }
 }
 
@@ -128,35 +127,34 @@ pub(crate) fn commit(number: usize) -> String {
 }
 
 /// `sum`: of numbers.
-pub(crate) struct Sum;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct SumParams {
+pub(crate) struct Sum {
     #[semantic]
     of: Vec<Input<Number>>,
     #[semantic(default = 0)]
     plus: i64,
 }
 
-impl Stage for Sum {
+impl StageKind for Sum {
     const NAME: &'static str = "sum";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "adds numbers";
-    type Params = SumParams;
+}
 
-    fn outputs(_: &SumParams) -> Vec<Output> {
+impl Stage for Sum {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn check(params: &SumParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let thirteen = inputs.values().any(|facts| facts.get("number").is_some_and(|number| number == 13));
-        if thirteen && params.plus == 0 {
+        if thirteen && self.plus == 0 {
             return vec![Problem::error("unlucky", span, "13 must not be added", "adds 13")];
         }
         Vec::new()
     }
 
-    fn preflight(_: &SumParams, inputs: &InputFacts, span: Span) -> Preflight {
+    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
         let mut preflight = Preflight::default();
         let numbers: Vec<i64> = inputs.values().filter_map(|facts| facts.get("number")?.as_i64()).collect();
         preflight.figure("terms", numbers.len(), format!("{numbers:?}"));
@@ -167,63 +165,61 @@ impl Stage for Sum {
         preflight
     }
 
-    fn run(params: &SumParams, context: &mut StageContext) -> Result<(), StageError> {
-        let numbers: Result<Vec<i64>, _> = params.of.iter().map(|input| number_of(context, input)).collect();
-        context.record("terms", params.of.len());
-        put(context, numbers?.iter().sum::<i64>() + params.plus)
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let numbers: Result<Vec<i64>, _> = self.of.iter().map(|input| number_of(context, input)).collect();
+        context.record("terms", self.of.len());
+        put(context, numbers?.iter().sum::<i64>() + self.plus)
     }
 }
 
 /// `half`: rounded down, so that different inputs can have equal outputs.
-pub(crate) struct Half;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct HalfParams {
+pub(crate) struct Half {
     #[semantic]
     of: Input<Number>,
 }
 
-impl Stage for Half {
+impl StageKind for Half {
     const NAME: &'static str = "half";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "halves a number";
-    type Params = HalfParams;
+}
 
-    fn outputs(_: &HalfParams) -> Vec<Output> {
+impl Stage for Half {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn run(params: &HalfParams, context: &mut StageContext) -> Result<(), StageError> {
-        let number = number_of(context, &params.of)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let number = number_of(context, &self.of)?;
         put(context, number / 2)
     }
 }
 
 /// `read_number`: the sum of the numbers in some files.
-pub(crate) struct ReadNumber;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct ReadNumberParams {
+pub(crate) struct ReadNumber {
     #[semantic]
     source: LocalPath,
 }
 
-impl Stage for ReadNumber {
+impl StageKind for ReadNumber {
     const NAME: &'static str = "read_number";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "reads numbers";
-    type Params = ReadNumberParams;
+}
 
-    fn outputs(_: &ReadNumberParams) -> Vec<Output> {
+impl Stage for ReadNumber {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn outside(params: &ReadNumberParams) -> Vec<Outside> {
-        let LocalPath { text, span } = params.source.clone();
+    fn outside(&self) -> Vec<Outside> {
+        let LocalPath { text, span } = self.source.clone();
         vec![Outside::Files { role: "source".into(), pattern: text, span }]
     }
 
-    fn run(_: &ReadNumberParams, context: &mut StageContext) -> Result<(), StageError> {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let mut sum = 0;
         for file in context.files("source") {
             context.verify(file)?;
@@ -236,10 +232,8 @@ impl Stage for ReadNumber {
 }
 
 /// `slow`: counts to its parameter, saving after each step, and passes on how many processes it took.
-pub(crate) struct Slow;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct SlowParams {
+pub(crate) struct Slow {
     /// Read and not used.
     #[semantic]
     after: Option<Input<Number>>,
@@ -260,45 +254,46 @@ pub(crate) struct SlowParams {
     estimate: Option<ByteSize>,
 }
 
-impl Stage for Slow {
+impl StageKind for Slow {
     const NAME: &'static str = "slow";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "takes its time";
-    type Params = SlowParams;
+}
 
-    fn outputs(_: &SlowParams) -> Vec<Output> {
+impl Stage for Slow {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn preflight(params: &SlowParams, _: &InputFacts, _: Span) -> Preflight {
-        let peak_memory_bytes = params.estimate.as_ref().map(|size| size.0);
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
+        let peak_memory_bytes = self.estimate.as_ref().map(|size| size.0);
         Preflight { peak_memory_bytes, memory_margin: Some(0.15), ..Preflight::default() }
     }
 
-    fn threads(_: &SlowParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::One
     }
 
-    fn working_state(params: &SlowParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+    fn working_state(&self, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
         let saved = fs::read_to_string(folder.join("state")).ok()?;
         let done = saved.split(' ').next()?.parse().ok()?;
-        Some(WorkingState::GoesOn { unit: "step".to_owned(), done, of: Some(params.steps) })
+        Some(WorkingState::GoesOn { unit: "step".to_owned(), done, of: Some(self.steps) })
     }
 
-    fn run(params: &SlowParams, context: &mut StageContext) -> Result<(), StageError> {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let state = context.working().join("state");
         let saved = fs::read_to_string(&state).unwrap_or_else(|_| "0 0".to_owned());
         let (mut step, processes) = saved.split_once(' ').map_or((0, 0), |(step, processes)| {
             (step.parse::<u64>().unwrap_or(0), processes.parse::<i64>().unwrap_or(0))
         });
-        if params.child {
+        if self.child {
             process::Command::new("sleep").arg("1000").spawn().or_fail(Cause::Machine, || "no sleep".into())?;
         }
-        while step < params.steps {
-            if context.cancelled() && !params.stubborn {
+        while step < self.steps {
+            if context.cancelled() && !self.stubborn {
                 return Err(StageError::new(Cause::Cancelled, "stopped"));
             }
-            sleep(Duration::from_millis(params.milliseconds));
+            sleep(Duration::from_millis(self.milliseconds));
             step += 1;
             fs::write(&state, format!("{step} {}", processes + 1)).or_fail(Cause::Machine, || "cannot save".into())?;
             context.emit(WorkerEvent::Checkpoint { step });
@@ -308,10 +303,8 @@ impl Stage for Slow {
 }
 
 /// `unlucky`: fails in a way of the file's choice until it has been tried often enough.
-pub(crate) struct Unlucky;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct UnluckyParams {
+pub(crate) struct Unlucky {
     #[semantic]
     how: How,
     #[semantic(default = 1000)]
@@ -340,24 +333,25 @@ enum How {
     Stopped,
 }
 
-impl Stage for Unlucky {
+impl StageKind for Unlucky {
     const NAME: &'static str = "unlucky";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "fails";
-    type Params = UnluckyParams;
+}
 
-    fn outputs(_: &UnluckyParams) -> Vec<Output> {
+impl Stage for Unlucky {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn run(params: &UnluckyParams, context: &mut StageContext) -> Result<(), StageError> {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let state = context.working().join("tries");
         let tries: u64 = fs::read_to_string(&state).ok().and_then(|text| text.parse().ok()).unwrap_or(0) + 1;
         fs::write(&state, tries.to_string()).or_fail(Cause::Machine, || "cannot save".into())?;
-        if tries > params.times {
+        if tries > self.times {
             return put(context, i64::try_from(tries).unwrap_or(0));
         }
-        match params.how {
+        match self.how {
             How::Data => Err(StageError::bad_data("the data is bad").with_help("use better data")),
             How::Network => {
                 Err(StageError::new(Cause::Network, "the server is away").with_source("connection refused"))
@@ -390,15 +384,13 @@ impl Stage for Unlucky {
     }
 }
 
-/// `hungry`: needs memory in proportion to its batch, of which there is little.
-pub(crate) struct Hungry;
-
 /// What an allocation of a batch of one takes: much more than the address space that the allocator sets aside for each
 /// new thread.
 pub(crate) const BATCH_BYTES: usize = 512 << 20;
 
+/// `hungry`: needs memory in proportion to its batch, of which there is little.
 #[derive(Debug, Parameters)]
-pub(crate) struct HungryParams {
+pub(crate) struct Hungry {
     #[cosmetic(default = 1)]
     batch: usize,
     #[cosmetic(default = 1)]
@@ -408,22 +400,23 @@ pub(crate) struct HungryParams {
     fits: usize,
 }
 
-impl Stage for Hungry {
+impl StageKind for Hungry {
     const NAME: &'static str = "hungry";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "needs memory";
-    type Params = HungryParams;
+}
 
-    fn outputs(_: &HungryParams) -> Vec<Output> {
+impl Stage for Hungry {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("number", "number")]
     }
 
-    fn write_derived_key(params: &HungryParams, key: &mut KeyWriter<'_>) {
-        let product = params.batch * params.accumulation;
+    fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
+        let product = self.batch * self.accumulation;
         key.field("product", Class::Semantic, |key| key.value(product.to_string()));
     }
 
-    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         let of = |name: &str| parameters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(1);
         let (batch, accumulation) = (of("batch"), of("accumulation"));
         if batch == 1 {
@@ -435,36 +428,35 @@ impl Stage for Hungry {
         LessMemory::Set { parameters, change: format!("batch {batch} → {}", batch / 2) }
     }
 
-    fn run(params: &HungryParams, context: &mut StageContext) -> Result<(), StageError> {
-        limit_address_space(params.fits * BATCH_BYTES + BATCH_BYTES / 2)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        limit_address_space(self.fits * BATCH_BYTES + BATCH_BYTES / 2)?;
         // An allocation that fails ends the process as it does everywhere. Memory that nothing is written to is none.
-        let batch = std::hint::black_box(Vec::<u8>::with_capacity(params.batch * BATCH_BYTES));
+        let batch = std::hint::black_box(Vec::<u8>::with_capacity(self.batch * BATCH_BYTES));
         put(context, i64::try_from(batch.capacity() / BATCH_BYTES).unwrap_or(0))
     }
 }
 
 /// `files`: files that hold their names.
-pub(crate) struct Named;
-
 #[derive(Debug, Parameters)]
-pub(crate) struct NamedParams {
+pub(crate) struct Named {
     #[semantic]
     names: Vec<String>,
 }
 
-impl Stage for Named {
+impl StageKind for Named {
     const NAME: &'static str = "files";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "makes files";
-    type Params = NamedParams;
+}
 
-    fn outputs(_: &NamedParams) -> Vec<Output> {
+impl Stage for Named {
+    fn outputs(&self) -> Vec<Output> {
         vec![Output::new("files", "files")]
     }
 
-    fn run(params: &NamedParams, context: &mut StageContext) -> Result<(), StageError> {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let draft = context.create("files")?;
-        for name in &params.names {
+        for name in &self.names {
             let path = draft.folder.join(name);
             let folder = path.parent().expect("it is in the draft");
             let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, name));

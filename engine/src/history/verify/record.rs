@@ -96,9 +96,9 @@ impl Records {
         let recorded = self.document().and_then(|document| document.get("@version"));
         let kind = self.job.as_ref().and_then(|job| registry.get(&job.kind));
         if let (Some(recorded), Some(kind)) = (recorded, kind)
-            && recorded != kind.version().to_string()
+            && recorded != kind.version.to_string()
         {
-            let now = kind.version();
+            let now = kind.version;
             notes.push(format!("it was made by version {recorded} of its kind, which is {now} now"));
         }
         notes
@@ -184,7 +184,7 @@ impl Records {
             differs(&format!("@pins.{name}"), &pinned.commit);
         }
         let of_this_version =
-            |kind: &dyn crate::stage::StageKind| document.get("@version") == Some(kind.version().to_string().as_str());
+            |kind: &crate::stage::Kind| document.get("@version") == Some(kind.version.to_string().as_str());
         if let Some(kind) = registry.get(&job.kind).filter(|kind| of_this_version(*kind)) {
             match told(job, kind) {
                 Some(now) => now.entries.iter().for_each(|entry| differs(&entry.path, &entry.value)),
@@ -196,7 +196,7 @@ impl Records {
 }
 
 /// The part of a key that follows from the parameters and inputs of a job.
-fn told(job: &Job, kind: &dyn crate::stage::StageKind) -> Option<KeyDocument> {
+fn told(job: &Job, kind: &crate::stage::Kind) -> Option<KeyDocument> {
     let mut reader = Reader::default();
     let bound = kind.read(&Node::from_json(&job.parameters), &mut reader);
     let bound = bound.filter(|_| reader.problems.is_empty())?;
@@ -208,7 +208,7 @@ fn told(job: &Job, kind: &dyn crate::stage::StageKind) -> Option<KeyDocument> {
         pick(reference, kinds, granted)
     };
     let mut document = KeyDocument::default();
-    bound.write_key(&mut KeyWriter::new(&mut document, &identity));
+    bound.write_whole_key(&mut KeyWriter::new(&mut document, &identity));
     Some(document)
 }
 

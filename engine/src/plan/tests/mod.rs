@@ -13,7 +13,7 @@ use crate::context::StageContext;
 use crate::error::StageError;
 use crate::executor::ExecutorKind;
 use crate::parameter::{ArtifactKind, Input, LocalPath, Mapping, OneOf};
-use crate::stage::{InputFacts, Registry, Stage};
+use crate::stage::{InputFacts, Registry, Stage, StageKind};
 
 mod conditions;
 mod machine;
@@ -44,24 +44,23 @@ artifacts! {
 }
 
 macro_rules! stage {
-    ($kind:ident($params:ident) = $name:literal makes [$($output:literal: $made:literal),*] $(check $check:expr)?) => {
-        struct $kind;
-
-        impl Stage for $kind {
+    ($kind:ident = $name:literal makes [$($output:literal: $made:literal),*] $(check $check:expr)?) => {
+        impl StageKind for $kind {
             const NAME: &'static str = $name;
             const VERSION: u32 = 1;
             const ABOUT: &'static str = concat!("A ", $name, ".");
-            type Params = $params;
+        }
 
-            fn outputs(_: &$params) -> Vec<Output> {
+        impl Stage for $kind {
+            fn outputs(&self) -> Vec<Output> {
                 vec![$(Output::new($output, $made)),*]
             }
 
-            $(fn check(params: &$params, _: &InputFacts, span: Span) -> Vec<Problem> {
-                ($check)(params, span)
+            $(fn check(&self, _: &InputFacts, span: Span) -> Vec<Problem> {
+                ($check)(self, span)
             })?
 
-            fn run(_: &$params, _: &mut StageContext) -> Result<(), StageError> {
+            fn run(&self, _: &mut StageContext) -> Result<(), StageError> {
                 Ok(())
             }
         }
@@ -69,7 +68,7 @@ macro_rules! stage {
 }
 
 #[derive(Parameters)]
-struct DownloadParams {
+struct Download {
     #[semantic]
     repo: Option<String>,
     #[semantic]
@@ -78,25 +77,25 @@ struct DownloadParams {
     exclude: Vec<String>,
 }
 
-stage!(Download(DownloadParams) = "download" makes ["model": "model", "tokenizer": "tokenizer"] check
-|params: &DownloadParams, span| match (&params.repo, &params.path) {
+stage!(Download = "download" makes ["model": "model", "tokenizer": "tokenizer"] check
+|params: &Download, span| match (&params.repo, &params.path) {
     (Some(_), Some(path)) => vec![Problem::error("both", path.span, "`repo` and `path`", "one of them")],
     (None, None) => vec![Problem::warning("neither", span, "nothing to fetch", "no `repo`")],
     _ => Vec::new(),
 });
 
 #[derive(Parameters)]
-struct DatasetParams {
+struct Dataset {
     #[semantic]
     source: String,
     #[semantic(default)]
     column_map: Mapping<String>,
 }
 
-stage!(Dataset(DatasetParams) = "dataset" makes ["rows": "rows"]);
+stage!(Dataset = "dataset" makes ["rows": "rows"]);
 
 #[derive(Parameters)]
-struct TokenizeParams {
+struct Tokenize {
     #[semantic]
     dataset: Input<Rows>,
     #[semantic]
@@ -105,7 +104,7 @@ struct TokenizeParams {
     max_seq_len: usize,
 }
 
-stage!(Tokenize(TokenizeParams) = "tokenize" makes ["tokens": "tokens"]);
+stage!(Tokenize = "tokenize" makes ["tokens": "tokens"]);
 
 /// The method.
 #[derive(Parameters)]
@@ -123,7 +122,7 @@ struct LoraParams {
 }
 
 #[derive(Parameters)]
-struct TrainParams {
+struct Train {
     #[semantic]
     model: Input<Model>,
     #[semantic]
@@ -140,45 +139,45 @@ struct TrainParams {
     log_every: u32,
 }
 
-stage!(Train(TrainParams) = "train" makes ["adapter": "adapter", "metrics": "metrics"]);
+stage!(Train = "train" makes ["adapter": "adapter", "metrics": "metrics"]);
 
 #[derive(Parameters)]
-struct MergeParams {
+struct Merge {
     #[semantic]
     model: Input<Model>,
     #[semantic]
     adapter: Input<Adapter>,
 }
 
-stage!(Merge(MergeParams) = "merge" makes ["model": "model"]);
+stage!(Merge = "merge" makes ["model": "model"]);
 
 #[derive(Parameters)]
-struct SplitParams {
+struct Split {
     #[semantic]
     rows: Input<Rows>,
 }
 
-stage!(Split(SplitParams) = "split" makes ["left": "rows", "right": "rows"]);
+stage!(Split = "split" makes ["left": "rows", "right": "rows"]);
 
 #[derive(Parameters)]
-struct PairParams {
+struct Pair {
     #[semantic]
     a: Input<Rows>,
     #[semantic]
     b: Input<Rows>,
 }
 
-stage!(Pair(PairParams) = "pair" makes []);
+stage!(Pair = "pair" makes []);
 
 #[derive(Parameters)]
-struct GenerateParams {
+struct Generate {
     #[semantic]
     model: Input<Model>,
     #[semantic]
     prompts: OneOf<Vec<String>, Input<Rows>>,
 }
 
-stage!(Generate(GenerateParams) = "generate" makes ["samples": "samples"]);
+stage!(Generate = "generate" makes ["samples": "samples"]);
 
 #[derive(Parameters)]
 struct WeightedRows {
@@ -189,7 +188,7 @@ struct WeightedRows {
 }
 
 #[derive(Parameters)]
-struct MixParams {
+struct Mix {
     #[semantic]
     datasets: Option<Vec<WeightedRows>>,
     #[semantic]
@@ -198,15 +197,15 @@ struct MixParams {
     names: Option<Vec<String>>,
 }
 
-stage!(Mix(MixParams) = "mix" makes ["rows": "rows"]);
+stage!(Mix = "mix" makes ["rows": "rows"]);
 
 #[derive(Parameters)]
-struct TableParams {
+struct Table {
     #[semantic]
     metrics: Input<Metrics>,
 }
 
-stage!(Table(TableParams) = "table" makes ["metrics": "metrics"]);
+stage!(Table = "table" makes ["metrics": "metrics"]);
 
 fn registry() -> Registry {
     Registry::new()

@@ -11,7 +11,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
 use model::config::Architecture;
@@ -26,7 +26,7 @@ use crate::preflight::PROCESS_BYTES;
 
 /// What a pipeline file may say under `with:` for `uses: add_tokens`.
 #[derive(Parameters, Debug)]
-pub struct AddTokensParams {
+pub struct AddTokens {
     /// The model, with its tokenizer.
     #[semantic]
     pub model: Input<Model>,
@@ -39,7 +39,7 @@ pub struct AddTokensParams {
     pub added_special_tokens: Vec<String>,
 }
 
-impl AddTokensParams {
+impl AddTokens {
     /// In the order of their ids.
     fn tokens(&self) -> Vec<NewToken> {
         let of = |texts: &[String], special| {
@@ -49,26 +49,24 @@ impl AddTokensParams {
     }
 }
 
-/// The stage kind.
-pub struct AddTokens;
-
-impl Stage for AddTokens {
+impl StageKind for AddTokens {
     const NAME: &'static str = "add_tokens";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Adds tokens to a model and its tokenizer.";
-    type Params = AddTokensParams;
     const ALSO_CALLED: &'static [&'static str] = &["resize_token_embeddings", "added_tokens", "new_tokens"];
+}
 
-    fn outputs(_: &AddTokensParams) -> Vec<Output> {
+impl Stage for AddTokens {
+    fn outputs(&self) -> Vec<Output> {
         vec![Model::output("model"), Tokenizer::output("tokenizer")]
     }
 
-    fn check(params: &AddTokensParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let bad = |field: &str, message: String, label: &str| {
             Problem::error("bad-value", span, message, label).at(field.to_owned())
         };
         let mut problems = Vec::new();
-        let tokens = params.tokens();
+        let tokens = self.tokens();
         if tokens.is_empty() {
             let message = "`added_tokens` and `added_special_tokens` are both empty".to_owned();
             problems.push(bad("added_tokens", message, "nothing is added"));
@@ -82,7 +80,7 @@ impl Stage for AddTokens {
                 problems.push(bad(field, format!("`{content}` is added twice"), "named before"));
             }
         }
-        let config = params.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
+        let config = self.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
         if let Some(method) = config.and_then(|config| config.get(QUANTIZATION)?.get("quant_method")) {
             let message = format!("the model's weights are stored quantised (`{}`)", method.as_str().unwrap_or("?"));
             let problem = bad("model", message, "quantised already");
@@ -96,9 +94,9 @@ impl Stage for AddTokens {
         problems
     }
 
-    fn survey(params: &AddTokensParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let base = params.model.reference.facts_in(inputs);
+        let base = self.model.reference.facts_in(inputs);
         // How large the vocabulary becomes is known when the tokenizer is read.
         let depends = ["vocab_size", CONFIG];
         let names: Vec<&str> = checkpoint::config_facts().filter(|name| !depends.contains(name)).collect();
@@ -108,21 +106,21 @@ impl Stage for AddTokens {
         survey
     }
 
-    fn preflight(_: &AddTokensParams, _: &InputFacts, _: Span) -> Preflight {
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
         Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
     }
 
-    fn threads(_: &AddTokensParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn run(params: &AddTokensParams, context: &mut StageContext) -> Result<(), StageError> {
-        let base = context.open(&params.model)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&self.model)?;
         if checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
             return Err(StageError::new(Cause::BadParameters, "the model's weights are stored quantised")
                 .with_help("add the tokens to the model before it was quantised"));
         }
-        let tokens = params.tokens();
+        let tokens = self.tokens();
         let mut draft = context.create("model")?;
         checkpoint::carry_along(&base.folder, &draft.folder)?;
         let before = add_tokens(&draft.folder, &tokens).map_err(unusable)?;

@@ -27,7 +27,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, Secret, Smoke, Stage, Workers};
+use engine::stage::{InputFacts, Outside, Secret, Smoke, Stage, StageKind, Workers};
 use serde_json::Value;
 
 use crate::compute::checkpoint;
@@ -35,7 +35,7 @@ use crate::data::artifact::{Adapter, Files, Metrics, Model, OutputKind, Rows, To
 use crate::smoke::Lowered;
 use mask::Masker;
 use outputs::Made;
-pub use parameters::{Anything, CommandParams, OutputForm, OutputParams, Program};
+pub use parameters::{Anything, Command, OutputForm, OutputParams, Program};
 use process::{Ended, Start};
 
 /// Set to 1 in a smoke run.
@@ -73,19 +73,22 @@ const OF_A_JOB: &str = "SLURM_";
 /// of Python's sets.
 const FIXED: [(&str, &str); 3] = [("LANG", "C.UTF-8"), ("TZ", "UTC"), ("PYTHONHASHSEED", "0")];
 
-/// The stage kind.
-pub struct Command;
-
-impl Stage for Command {
+impl StageKind for Command {
     const NAME: &'static str = "command";
     const VERSION: u32 = 1;
     const ABOUT: &'static str =
         "Runs any program: declared inputs, files, outputs and environment, all of them in the key.";
     const PLACEHOLDERS: &'static [&'static str] = &[placeholders::INPUTS, placeholders::FILES, placeholders::OUTPUTS];
-    type Params = CommandParams;
     const GOAL: bool = true;
 
-    fn outputs(params: &CommandParams) -> Vec<Output> {
+    /// Only the program knows what it can leave out: it is told.
+    fn smoke(parameters: &Value) -> Smoke {
+        Lowered::from(parameters).set(&format!("env.{SMOKE}"), "1").done()
+    }
+}
+
+impl Stage for Command {
+    fn outputs(&self) -> Vec<Output> {
         let output = |(name, output): (&String, &OutputParams)| match output.kind {
             OutputForm::Files => Files::output(name),
             OutputForm::Rows => Rows::output(name),
@@ -94,47 +97,42 @@ impl Stage for Command {
             OutputForm::Adapter => Adapter::output(name),
             OutputForm::Metrics => Metrics::output(name),
         };
-        params.outputs.iter().map(output).collect()
+        self.outputs.iter().map(output).collect()
     }
 
-    fn check(params: &CommandParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        params.problems(span)
+    fn check(&self, _: &InputFacts, span: Span) -> Vec<Problem> {
+        self.problems(span)
     }
 
-    fn outside(params: &CommandParams) -> Vec<Outside> {
+    fn outside(&self) -> Vec<Outside> {
         let files = |(name, path): (&String, &LocalPath)| Outside::Files {
             role: name.clone(),
             pattern: path.text.clone(),
             span: path.span,
         };
-        params.files.iter().map(files).collect()
+        self.files.iter().map(files).collect()
     }
 
-    fn secrets(params: &CommandParams) -> Vec<Secret> {
-        let named = params.pass_env.iter().cloned();
+    fn secrets(&self) -> Vec<Secret> {
+        let named = self.pass_env.iter().cloned();
         named.map(|variable| Secret { variable, field: Some("pass_env") }).collect()
     }
 
-    /// Only the program knows what it can leave out: it is told.
-    fn smoke(parameters: &Value) -> Smoke {
-        Lowered::from(parameters).set(&format!("env.{SMOKE}"), "1").done()
-    }
-
     /// Whatever the program can, which nobody else knows. One that does not say what it wants gets the processor.
-    fn devices(_: &CommandParams) -> Vec<DeviceKind> {
+    fn devices(&self) -> Vec<DeviceKind> {
         DeviceKind::ALL.to_vec()
     }
 
-    fn workers(_: &CommandParams) -> Workers {
+    fn workers(&self) -> Workers {
         Workers::Many
     }
 
-    fn run(params: &CommandParams, context: &mut StageContext) -> Result<(), StageError> {
-        let passed = passed(params)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let passed = passed(self)?;
         let masker =
             || Masker::new(passed.iter().map(|(_, value)| value.as_str()).chain(proxies().iter().map(String::as_str)));
         secrets::clean_working(context, &masker())?;
-        let ended = attempt(params, &passed, &masker, context);
+        let ended = attempt(self, &passed, &masker, context);
         if ended.is_err() {
             // Why it failed is what counts.
             let _ = secrets::clean_working(context, &masker());
@@ -145,7 +143,7 @@ impl Stage for Command {
 
 /// Runs the program and stores what it made.
 fn attempt(
-    params: &CommandParams,
+    params: &Command,
     passed: &[(String, String)],
     masker: &dyn Fn() -> Masker,
     context: &mut StageContext,
@@ -175,7 +173,7 @@ fn attempt(
 }
 
 /// The variables of `pass_env` with the values of this machine.
-fn passed(params: &CommandParams) -> Result<Vec<(String, String)>, StageError> {
+fn passed(params: &Command) -> Result<Vec<(String, String)>, StageError> {
     let value = |name: &String| match std::env::var(name) {
         Ok(value) => Ok((name.clone(), value)),
         Err(_) => Err(StageError::new(
@@ -196,7 +194,7 @@ fn proxies() -> Vec<String> {
 
 /// The paths that the program is given, by the variables that hold them.
 fn paths(
-    params: &CommandParams,
+    params: &Command,
     made: &[Made<'_>],
     context: &mut StageContext,
 ) -> Result<BTreeMap<String, PathBuf>, StageError> {
@@ -261,7 +259,7 @@ fn filled(text: &str, paths: &BTreeMap<String, PathBuf>) -> String {
 }
 
 fn environment(
-    params: &CommandParams,
+    params: &Command,
     paths: &BTreeMap<String, PathBuf>,
     passed: &[(String, String)],
     context: &StageContext,

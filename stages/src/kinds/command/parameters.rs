@@ -127,7 +127,7 @@ impl Parameter for OutputParams {
 
 /// What a pipeline file may say under `with:` for `uses: command`.
 #[derive(Parameters, Debug)]
-pub struct CommandParams {
+pub struct Command {
     /// A list is a program and its arguments, started without a shell; a string is a script for `sh`.
     #[semantic]
     pub run: Program,
@@ -149,7 +149,7 @@ pub struct CommandParams {
     pub pass_env: Vec<String>,
 }
 
-impl CommandParams {
+impl Command {
     /// Everything that can be known to be wrong without running.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems = self.problems_of_the_program(span);

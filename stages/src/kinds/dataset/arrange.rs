@@ -9,7 +9,7 @@ use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::random::{Address, Purpose, Stream};
 
-use super::parameters::{DatasetParams, TrainTestSplit};
+use super::parameters::{Dataset, TrainTestSplit};
 use super::spool::{Order, Spool};
 use crate::data::artifact::{Row, RowCounts, RowsFacts, RowsWriter};
 
@@ -97,7 +97,7 @@ enum Place {
 
 /// Puts rows into their order and writes the outputs.
 pub(super) struct Arranger<'a> {
-    params: &'a DatasetParams,
+    params: &'a Dataset,
     facts: RowsFacts,
     shuffle: Option<Draws>,
     place: Place,
@@ -110,11 +110,7 @@ impl<'a> Arranger<'a> {
     ///
     /// # Errors
     /// Fails where the disk refuses.
-    pub(super) fn new(
-        params: &'a DatasetParams,
-        facts: RowsFacts,
-        context: &mut StageContext,
-    ) -> Result<Self, StageError> {
+    pub(super) fn new(params: &'a Dataset, facts: RowsFacts, context: &mut StageContext) -> Result<Self, StageError> {
         let shuffle = params.shuffle.then(|| Draws::new(params.seed, Purpose::DatasetShuffle));
         let place = if shuffle.is_none() && params.train_test_split.is_none() {
             Place::Output(Box::new(Output::create(ROWS, &facts, context)?))

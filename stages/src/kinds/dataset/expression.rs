@@ -12,7 +12,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use serde_json::json;
 
-use super::DatasetParams;
+use super::Dataset;
 use super::comparison::{self, checked, checked_template};
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
@@ -251,12 +251,12 @@ pub(super) struct Expressions<'a> {
 
 impl<'a> Expressions<'a> {
     /// Compiles those of a stage. That their texts can be compiled was seen when they were read.
-    pub(super) fn compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, StageError> {
+    pub(super) fn compile(params: &'a Dataset, environment: &'a Environment<'a>) -> Result<Self, StageError> {
         Self::try_compile(params, environment)
             .map_err(|error| StageError::internal("an expression that was read does not compile").with_source(error))
     }
 
-    fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
+    fn try_compile(params: &'a Dataset, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
         let compiled = |field: String, text: &'a str, code: Code<'a>| Compiled { field, text, code, environment };
         let filter = match &params.filter {
             Some(Condition(source)) => {
@@ -348,11 +348,11 @@ fn as_json(value: &Value) -> Result<serde_json::Value, minijinja::Error> {
 mod tests {
     use super::*;
 
-    fn params(with: serde_json::Value) -> Result<DatasetParams, Vec<String>> {
+    fn params(with: serde_json::Value) -> Result<Dataset, Vec<String>> {
         let mut whole = json!({"source": "./a.jsonl"});
         whole.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
         let mut reader = Reader::default();
-        let params = DatasetParams::read(&Node::from_json(&whole), &mut reader);
+        let params = Dataset::read(&Node::from_json(&whole), &mut reader);
         let problems: Vec<String> = reader.problems.into_iter().map(|problem| problem.message).collect();
         params.filter(|_| problems.is_empty()).ok_or(problems)
     }

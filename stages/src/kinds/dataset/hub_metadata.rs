@@ -13,7 +13,7 @@ use engine::survey::{Extent, MOST_READ};
 use super::form::{Compression, Form, Format};
 use super::hub_card::{self, Configuration};
 use super::hub_splits::{self, Splits, is_data};
-use super::parameters::DatasetParams;
+use super::parameters::Dataset;
 use super::source::Source;
 use crate::hub::{Hub, HubError, Piece, RemoteFile};
 
@@ -24,7 +24,7 @@ pub(super) const README: &str = "README.md";
 pub(super) const FIRST_BYTES: u64 = 256 << 10;
 
 pub(super) fn fetch(
-    params: &DatasetParams,
+    params: &Dataset,
     pinned: &Pinned,
     folder: &Path,
     network: Network,
@@ -68,7 +68,7 @@ pub(super) fn fetch(
 
 /// The configuration that is meant, and the files of the splits that are asked for.
 pub(super) fn splits(
-    params: &DatasetParams,
+    params: &Dataset,
     readme: Option<&[u8]>,
     paths: &[&str],
 ) -> Result<(Option<Configuration>, Splits), StageError> {
@@ -83,7 +83,7 @@ pub(super) fn splits(
 }
 
 /// The file whose rows come first.
-pub(super) fn first_file(params: &DatasetParams, splits: &Splits) -> Option<String> {
+pub(super) fn first_file(params: &Dataset, splits: &Splits) -> Option<String> {
     splits.get(*params.split.names().first()?)?.first().cloned()
 }
 

@@ -8,7 +8,7 @@ use engine::file::source::Span;
 use engine::suggest;
 use serde_json::{Map, Value};
 
-use super::DatasetParams;
+use super::Dataset;
 use super::conversation::{conversation, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
@@ -59,7 +59,7 @@ pub(super) struct RowMapping {
 }
 
 /// The template that was asked for; `none` is the same as no word about it.
-fn template(params: &DatasetParams) -> Option<&Template> {
+fn template(params: &Dataset) -> Option<&Template> {
     params.template.as_ref().map(|choice| &choice.0).filter(|template| template.name != "none")
 }
 
@@ -70,7 +70,7 @@ fn only_placeholder(template: &Template) -> Option<String> {
 }
 
 /// Problems with `column_map` that need no data to be seen.
-pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
+pub(super) fn check_names(params: &Dataset, span: Span) -> Vec<Problem> {
     let known: Vec<String> = match template(params) {
         Some(template) => {
             let also = only_placeholder(template).map(|_| INPUT.to_owned());
@@ -97,7 +97,7 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
 }
 
 /// What a row is, where the parameters alone decide it.
-pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
+pub(super) fn shape_asked_for(params: &Dataset) -> Option<Shape> {
     let names = |keys: &[&str]| keys.iter().any(|key| params.column_map.contains_key(*key));
     if template(params).is_some() {
         Some(Shape::Prompt)
@@ -115,19 +115,19 @@ pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
 }
 
 /// Whether the columns of the data decide what a row is.
-pub(super) fn columns_decide(params: &DatasetParams) -> bool {
+pub(super) fn columns_decide(params: &Dataset) -> bool {
     let makes_turns = [MESSAGES, CONVERSATIONS].iter().any(|name| params.map.contains_key(*name));
     params.source.is_some() && shape_asked_for(params).is_none() && !makes_turns
 }
 
 /// Whether a column of tools is asked for where rows may be of preferences, which had none before.
-pub(super) fn may_give_tools_to_preferences(params: &DatasetParams) -> bool {
+pub(super) fn may_give_tools_to_preferences(params: &Dataset) -> bool {
     let names_preference = preference::KEYS.iter().any(|name| params.column_map.contains_key(*name));
     params.column_map.contains_key(TOOLS_COLUMN) && (names_preference || columns_decide(params))
 }
 
 /// What rows will be, where the parameters alone decide it.
-pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
+pub(super) fn facts_asked_for(params: &Dataset) -> Option<RowsFacts> {
     Some(match shape_asked_for(params)? {
         Shape::Prompt => {
             let none = || Template::named("none").expect("`none` is a template");
@@ -167,7 +167,7 @@ impl From<ColumnMisfit> for StageError {
 
 impl RowMapping {
     /// Finds out what rows of these columns are.
-    pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, ColumnMisfit> {
+    pub(super) fn plan(params: &Dataset, columns: &[String], file: &str) -> Result<Self, ColumnMisfit> {
         let has = |column: &str| columns.iter().any(|known| known == column);
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let names_key = |name: &str| params.column_map.contains_key(name);
@@ -205,12 +205,12 @@ impl RowMapping {
         Ok(mapping)
     }
 
-    fn single(params: &DatasetParams, facts: RowsFacts, source: String) -> Self {
+    fn single(params: &Dataset, facts: RowsFacts, source: String) -> Self {
         let column = Column { name: facts.columns[0].clone(), source, need: Need::Required };
         Self { facts, columns: vec![column], turn_order: params.turn_order, preference: None }
     }
 
-    fn preference(params: &DatasetParams, layout: Layout, columns: &[String]) -> Self {
+    fn preference(params: &Dataset, layout: Layout, columns: &[String]) -> Self {
         let required = layout.columns().into_iter().map(|(name, source)| Column {
             name: name.to_owned(),
             source,
@@ -223,7 +223,7 @@ impl RowMapping {
         Self { facts: layout.facts(), columns, turn_order: params.turn_order, preference: Some(layout) }
     }
 
-    fn prompt(params: &DatasetParams, template: Template, columns: &[String]) -> Self {
+    fn prompt(params: &Dataset, template: Template, columns: &[String]) -> Self {
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let only = only_placeholder(&template);
         let source = |name: &str| {
@@ -257,7 +257,7 @@ impl RowMapping {
         self.columns.iter().map(|column| column.source.clone()).collect()
     }
 
-    fn check_columns(&self, params: &DatasetParams, columns: &[String], file: &str) -> Result<(), ColumnMisfit> {
+    fn check_columns(&self, params: &Dataset, columns: &[String], file: &str) -> Result<(), ColumnMisfit> {
         let missing = |column: &&Column| column.need != Need::Optional && !columns.contains(&column.source);
         let Some(column) = self.columns.iter().find(missing) else { return Ok(()) };
         let nearest = suggest::nearest(&column.source, columns);

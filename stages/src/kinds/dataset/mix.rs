@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::arrange::Arranger;
 use super::expression::Expressions;
 use super::flaw::Flaw;
-use super::parameters::{DatasetParams, Mix, StoppingStrategy, WeightedRows};
+use super::parameters::{Dataset, Mix, StoppingStrategy, WeightedRows};
 use super::recipe::Made;
 use super::take::Taker;
 use crate::data::artifact::{Row, RowsFacts, RowsReader, Said};
@@ -27,7 +27,7 @@ struct Part {
 
 /// The rows of `datasets` in the order that `mix` makes.
 pub(super) fn take<'a>(
-    params: &'a DatasetParams,
+    params: &'a Dataset,
     datasets: &[WeightedRows],
     context: &mut StageContext,
 ) -> Result<Taker<'a>, StageError> {
@@ -94,7 +94,7 @@ fn open(datasets: &[WeightedRows], context: &mut StageContext) -> Result<Vec<Par
 const REPEATED: f64 = 1000.0;
 
 /// Whether drawing until a rarely drawn dataset is exhausted would repeat the others without end.
-fn check_repetition(params: &DatasetParams, datasets: &[WeightedRows], lengths: &[u64]) -> Result<(), StageError> {
+fn check_repetition(params: &Dataset, datasets: &[WeightedRows], lengths: &[u64]) -> Result<(), StageError> {
     let weights: Option<Vec<f64>> = datasets.iter().map(|dataset| dataset.weight).collect();
     let (Mix::Interleave, StoppingStrategy::AllExhausted, Some(weights)) =
         (params.mix, params.stopping_strategy, weights)
@@ -169,7 +169,7 @@ fn fields(row: &Row) -> Map<String, Value> {
 /// Which row of which dataset comes next.
 type Choice = (usize, u64);
 
-fn order(params: &DatasetParams, datasets: &[WeightedRows], lengths: &[u64]) -> Box<dyn Iterator<Item = Choice>> {
+fn order(params: &Dataset, datasets: &[WeightedRows], lengths: &[u64]) -> Box<dyn Iterator<Item = Choice>> {
     let weights: Option<Vec<f64>> = datasets.iter().map(|dataset| dataset.weight).collect();
     match (params.mix, weights) {
         (Mix::Concat, _) => {
@@ -309,7 +309,7 @@ mod tests {
                 "mix": "interleave", "stopping_strategy": "all_exhausted"})
         };
         let checked = |weight| {
-            let params = DatasetParams::read(&Node::from_json(&with(weight)), &mut Reader::default()).unwrap();
+            let params = Dataset::read(&Node::from_json(&with(weight)), &mut Reader::default()).unwrap();
             check_repetition(&params, params.datasets.as_deref().unwrap(), &[10, 1000])
         };
         assert!(checked(0.1).is_ok());

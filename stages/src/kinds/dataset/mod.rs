@@ -51,7 +51,7 @@ use engine::parameter::KeyWriter;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::Network;
-use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
 
@@ -65,7 +65,7 @@ pub use form::{Compression, Form, Format, SourceFile};
 pub(crate) use hub_files::{fetch as fetch_from_hub, pin as pin_on_hub};
 pub(crate) use of_files::rows_of_files;
 pub use parameters::{
-    DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
+    Dataset, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
 };
 #[cfg(test)]
 pub(crate) use preference::judged;
@@ -79,73 +79,14 @@ pub use template_choice::TemplateChoice;
 /// The split that local files are.
 const LOCAL_SPLIT: &str = "train";
 
-/// The stage kind.
-pub struct Dataset;
-
-impl Stage for Dataset {
+impl StageKind for Dataset {
     const NAME: &'static str = "dataset";
     const VERSION: u32 = 4; // 4: values without an order are not compared; numbers are read and written as Python does.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
-    type Params = DatasetParams;
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
-
-    fn outputs(params: &DatasetParams) -> Vec<Output> {
-        match params.train_test_split {
-            None => vec![Rows::output(arrange::ROWS)],
-            Some(_) => vec![Rows::output(arrange::TRAIN), Rows::output(arrange::TEST)],
-        }
-    }
-
-    fn check(params: &DatasetParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let datasets = params.datasets.as_deref().unwrap_or_default();
-        let mut problems = params.problems(span);
-        if params.source.is_some() && datasets.is_empty() {
-            problems.extend(mapping::check_names(params, span));
-        }
-        problems.extend(mix::problems(datasets, inputs));
-        problems
-    }
-
-    fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-        survey::survey(params, inputs, files, span)
-    }
-
-    fn fetch_metadata(
-        params: &DatasetParams,
-        pinned: &Pinned,
-        folder: &Path,
-        network: Network,
-    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
-        hub_metadata::fetch(params, pinned, folder, network)
-    }
-
-    fn outside(params: &DatasetParams) -> Vec<Outside> {
-        let files = params.source.as_ref().map_or_else(Vec::new, Source::outside);
-        files.into_iter().chain(params.pin_request().map(Outside::Pin)).collect()
-    }
-
-    fn secrets(params: &DatasetParams) -> Vec<Secret> {
-        params.secrets()
-    }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         hub_files::pin(request)
-    }
-
-    fn write_derived_key(params: &DatasetParams, key: &mut KeyWriter<'_>) {
-        // Columns that say so make rows of preferences, which were conversations or prompts before. Where the
-        // parameters say what a row is nothing has changed, and `VERSION` would make every result anew.
-        if mapping::columns_decide(params) {
-            key.field("preferences", cache::Class::Semantic, |key| key.value("of_columns".to_owned()));
-        }
-        // They were passed over in rows of preferences before.
-        if mapping::may_give_tools_to_preferences(params) {
-            key.field("tools", cache::Class::Semantic, |key| key.value("of_preferences".to_owned()));
-        }
-    }
-
-    fn derived_from(entry: &str) -> &'static [&'static str] {
-        if ["preferences", "tools"].contains(&entry) { &["template", "column_map", "map"] } else { &[] }
     }
 
     fn smoke(parameters: &serde_json::Value) -> Smoke {
@@ -155,26 +96,84 @@ impl Stage for Dataset {
             .replace("train_test_split.test_size", 0.25)
             .done()
     }
+}
 
-    fn preflight(params: &DatasetParams, inputs: &InputFacts, _: Span) -> Preflight {
-        preflight::preflight(params, inputs)
+impl Stage for Dataset {
+    fn outputs(&self) -> Vec<Output> {
+        match self.train_test_split {
+            None => vec![Rows::output(arrange::ROWS)],
+            Some(_) => vec![Rows::output(arrange::TRAIN), Rows::output(arrange::TEST)],
+        }
     }
 
-    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let datasets = self.datasets.as_deref().unwrap_or_default();
+        let mut problems = self.problems(span);
+        if self.source.is_some() && datasets.is_empty() {
+            problems.extend(mapping::check_names(self, span));
+        }
+        problems.extend(mix::problems(datasets, inputs));
+        problems
+    }
+
+    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(self, inputs, files, span)
+    }
+
+    fn fetch_metadata(
+        &self,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        hub_metadata::fetch(self, pinned, folder, network)
+    }
+
+    fn outside(&self) -> Vec<Outside> {
+        let files = self.source.as_ref().map_or_else(Vec::new, Source::outside);
+        files.into_iter().chain(self.pin_request().map(Outside::Pin)).collect()
+    }
+
+    fn secrets(&self) -> Vec<Secret> {
+        let Some(Source::Hub { repository, .. }) = &self.source else { return Vec::new() };
+        vec![Secret::token(self.token_env.as_deref(), repository.service().token_variable())]
+    }
+
+    fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
+        // Columns that say so make rows of preferences, which were conversations or prompts before. Where the
+        // parameters say what a row is nothing has changed, and `VERSION` would make every result anew.
+        if mapping::columns_decide(self) {
+            key.field("preferences", cache::Class::Semantic, |key| key.value("of_columns".to_owned()));
+        }
+        // They were passed over in rows of preferences before.
+        if mapping::may_give_tools_to_preferences(self) {
+            key.field("tools", cache::Class::Semantic, |key| key.value("of_preferences".to_owned()));
+        }
+    }
+
+    fn derived_from(&self, entry: &str) -> &'static [&'static str] {
+        if ["preferences", "tools"].contains(&entry) { &["template", "column_map", "map"] } else { &[] }
+    }
+
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        preflight::preflight(self, inputs)
+    }
+
+    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
         crate::data::artifact::compare(kind, old, new)
     }
 
-    fn run(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
-        match write_rows(params, context) {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        match write_rows(self, context) {
             Ok(()) => Ok(()),
             // Half of another file reads like a malformed one: that it changed is what the user has to know.
-            Err(error) => Err(verify_files(params, context).err().unwrap_or(error)),
+            Err(error) => Err(verify_files(self, context).err().unwrap_or(error)),
         }
     }
 }
 
 /// Reads the sources and makes the outputs.
-fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
+fn write_rows(params: &Dataset, context: &mut StageContext) -> Result<(), StageError> {
     let (taker, what) = match (&params.source, &params.datasets) {
         (Some(source), _) => (take_source(params, source, context)?, source.describe()),
         (None, Some(datasets)) => (mix::take(params, datasets, context)?, "the mix".to_owned()),
@@ -192,7 +191,7 @@ fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), 
     forget_working_files(context.working())
 }
 
-fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String]) -> StageError {
+fn no_rows(params: &Dataset, what: &str, filtered: u64, examples: &[String]) -> StageError {
     let error = StageError::bad_data(format!("`{}` selects no rows of `{what}`", params.split.text));
     match (filtered, examples.first()) {
         (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
@@ -202,11 +201,7 @@ fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String
 }
 
 /// Takes the rows of files.
-fn take_source<'a>(
-    params: &'a DatasetParams,
-    source: &Source,
-    context: &mut StageContext,
-) -> Result<Taker<'a>, StageError> {
+fn take_source<'a>(params: &'a Dataset, source: &Source, context: &mut StageContext) -> Result<Taker<'a>, StageError> {
     let mut reading = params.reading();
     let splits = match source {
         Source::Local(_) => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(params, context)?)]),
@@ -276,7 +271,7 @@ fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64)
 }
 
 /// The roles of the local files, in the order of the sources.
-fn roles(params: &DatasetParams) -> Vec<&str> {
+fn roles(params: &Dataset) -> Vec<&str> {
     match &params.source {
         Some(Source::Local(sources)) => sources.iter().map(|source| source.role.as_str()).collect(),
         Some(Source::Hub { .. }) | None => Vec::new(),
@@ -284,13 +279,13 @@ fn roles(params: &DatasetParams) -> Vec<&str> {
 }
 
 /// Checks the files that were granted and can be read against the digests that they were planned with.
-fn verify_files(params: &DatasetParams, context: &StageContext) -> Result<(), StageError> {
+fn verify_files(params: &Dataset, context: &StageContext) -> Result<(), StageError> {
     let mut granted = roles(params).into_iter().flat_map(|role| context.files(role));
     granted.try_for_each(|grant| if Form::of(&grant.path).is_some() { context.verify(grant) } else { Ok(()) })
 }
 
 /// The granted files, each checked against the digest that it was planned with.
-fn local_files(params: &DatasetParams, context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
+fn local_files(params: &Dataset, context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
     let mut files = Vec::new();
     for role in roles(params) {
         let granted = context.files(role);
@@ -315,7 +310,7 @@ fn local_files(params: &DatasetParams, context: &mut StageContext) -> Result<Vec
 
 /// The rows to take; rows are counted only where a bound depends on their number.
 fn ranges(
-    params: &DatasetParams,
+    params: &Dataset,
     splits: &BTreeMap<String, Vec<SourceFile>>,
     reading: &Reading,
 ) -> Result<Vec<split::RowRange>, StageError> {

@@ -10,7 +10,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::parameter::Mapping;
 
-use super::DatasetParams;
+use super::Dataset;
 use super::form::SourceFile;
 use super::recipe::Recipe;
 use super::template_choice::TemplateChoice;
@@ -29,7 +29,7 @@ pub(crate) fn rows_of_files(
     folder: &Path,
     context: &mut StageContext,
 ) -> Result<(Facts, Digest), StageError> {
-    let params = DatasetParams::of_files(template.cloned(), column_map.clone());
+    let params = Dataset::of_files(template.cloned(), column_map.clone());
     let reading = params.reading();
     let (first, columns) = first_with_columns(|| files.iter(), &reading)?;
     let environment = expression::environment();

@@ -4,7 +4,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::Node;
 use engine::parameter::{ByteSize, Input, Later, Mapping, Parameter as _, Parameters, Reader};
-use engine::stage::{PinRequest, Secret};
+use engine::stage::PinRequest;
 
 use super::LOCAL_SPLIT;
 use super::decontaminate::HeldOut;
@@ -109,7 +109,7 @@ impl TrainTestSplit {
 ///
 /// Rows are taken in this order: source, split, filter, map, columns and template, shuffle, limit, train and test.
 #[derive(Debug, Parameters)]
-pub struct DatasetParams {
+pub struct Dataset {
     /// Local files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on
     /// ModelScope, `modelscope:owner/name`. A string that begins with `.`, `/` or `~`, contains a glob, or ends in a
     /// known extension is a path. The content of files is in the key. Give either this or `datasets`.
@@ -197,7 +197,7 @@ const MAX_DOCUMENT_SIZE: u64 = 256 << 20;
 /// The least share of the draws that a dataset may have.
 const RAREST: f64 = 1e-6;
 
-impl DatasetParams {
+impl Dataset {
     /// The parameters for files that a stage made itself: everything but columns and template is as by default.
     pub(super) fn of_files(template: Option<TemplateChoice>, column_map: Mapping<String>) -> Self {
         let node = Node::from_json(&serde_json::json!({ "source": "./rows.jsonl" }));
@@ -216,12 +216,6 @@ impl DatasetParams {
             token_env: self.token_env.clone(),
             span: *span,
         })
-    }
-
-    /// The token for the Hub, where rows come from there.
-    pub(super) fn secrets(&self) -> Vec<Secret> {
-        let Some(Source::Hub { repository, .. }) = &self.source else { return Vec::new() };
-        vec![Secret::token(self.token_env.as_deref(), repository.service().token_variable())]
     }
 
     /// How files are read.

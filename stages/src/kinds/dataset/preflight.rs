@@ -9,12 +9,12 @@ use engine::stage::InputFacts;
 
 use super::arrange::{ROWS, TEST, TRAIN};
 use super::mapping;
-use super::parameters::{DatasetParams, Mix};
+use super::parameters::{Dataset, Mix};
 use super::split::RowRange;
 
 /// The rows of each output, where they follow from the split, a limit or the datasets that are joined, and what a row
 /// is, where that follows from a template or `column_map`.
-pub(super) fn preflight(params: &DatasetParams, inputs: &InputFacts) -> Preflight {
+pub(super) fn preflight(params: &Dataset, inputs: &InputFacts) -> Preflight {
     let mut ahead = Preflight::default();
     if let Some(shape) = mapping::shape_asked_for(params) {
         let outputs: &[&str] = if params.train_test_split.is_some() { &[TRAIN, TEST] } else { &[ROWS] };
@@ -28,7 +28,7 @@ pub(super) fn preflight(params: &DatasetParams, inputs: &InputFacts) -> Prefligh
 }
 
 /// The rows of each output, where the sources have so many and a filter does not decide.
-pub(super) fn of_source(params: &DatasetParams, rows: u64) -> BTreeMap<String, Facts> {
+pub(super) fn of_source(params: &Dataset, rows: u64) -> BTreeMap<String, Facts> {
     let ranges = params.split.ranges(|_| Some(rows)).ok().filter(|_| params.filter.is_none());
     let taken = |range: &RowRange| range.rows.end.min(rows).saturating_sub(range.rows.start);
     let Some(taken) = ranges.map(|ranges| ranges.iter().map(taken).sum::<u64>()) else { return BTreeMap::new() };
@@ -38,7 +38,7 @@ pub(super) fn of_source(params: &DatasetParams, rows: u64) -> BTreeMap<String, F
 }
 
 /// The rows of each output, of so many in all.
-fn divided(params: &DatasetParams, rows: u64) -> Vec<(&'static str, u64)> {
+fn divided(params: &Dataset, rows: u64) -> Vec<(&'static str, u64)> {
     match &params.train_test_split {
         None => vec![(ROWS, rows)],
         Some(split) => {
@@ -48,7 +48,7 @@ fn divided(params: &DatasetParams, rows: u64) -> Vec<(&'static str, u64)> {
     }
 }
 
-fn rows(params: &DatasetParams, inputs: &InputFacts) -> Option<u64> {
+fn rows(params: &Dataset, inputs: &InputFacts) -> Option<u64> {
     let bounded = match &params.datasets {
         None => of_the_split(params),
         Some(datasets) if params.mix == Mix::Concat => {
@@ -66,7 +66,7 @@ fn rows(params: &DatasetParams, inputs: &InputFacts) -> Option<u64> {
 }
 
 /// The rows that a split names, where it does not depend on how many there are.
-fn of_the_split(params: &DatasetParams) -> Option<u64> {
+fn of_the_split(params: &Dataset) -> Option<u64> {
     if params.split.needs_count() {
         return None;
     }

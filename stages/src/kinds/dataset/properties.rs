@@ -7,7 +7,7 @@ use engine::file::tree::Node;
 use engine::parameter::{Parameter as _, Reader};
 use serde_json::json;
 
-use super::DatasetParams;
+use super::Dataset;
 use super::expression::{Expressions, environment};
 
 /// A text is taken for a filter and for a new column.
@@ -19,7 +19,7 @@ pub fn filter(data: &[u8]) {
     ];
     for with in [json!({"source": "./a.jsonl", "filter": text}), json!({"source": "./a.jsonl", "map": {"made": text}})]
     {
-        let Some(params) = DatasetParams::read(&Node::from_json(&with), &mut Reader::default()) else { continue };
+        let Some(params) = Dataset::read(&Node::from_json(&with), &mut Reader::default()) else { continue };
         let environment = environment();
         let Ok(expressions) = Expressions::compile(&params, &environment) else { continue };
         for row in &rows {

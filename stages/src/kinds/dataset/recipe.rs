@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use engine::error::StageError;
 use minijinja::Environment;
 
-use super::DatasetParams;
+use super::Dataset;
 use super::expression::Expressions;
 use super::flaw::{Flaw, Reason};
 use super::form::SourceFile;
@@ -67,7 +67,7 @@ impl<'a> Recipe<'a> {
     /// # Errors
     /// Fails where a column that is asked for is not there.
     pub(super) fn plan(
-        params: &'a DatasetParams,
+        params: &'a Dataset,
         environment: &'a Environment<'a>,
         columns: &[String],
         first: &SourceFile,

@@ -16,7 +16,7 @@ use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason};
 use super::form::{Compression, Form, Format, SourceFile};
 use super::hub_metadata::{self, FIRST_BYTES, README};
-use super::parameters::{DatasetParams, OnBadRow, WeightedRows};
+use super::parameters::{Dataset, OnBadRow, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
@@ -26,7 +26,7 @@ use crate::data::artifact::RowsFacts;
 const ROWS_TRIED: u64 = 64;
 
 /// Facts of the rows that are known already, and what is wrong with the sources.
-pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+pub(super) fn survey(params: &Dataset, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
     let mut survey = Survey::default();
     let facts = match (&params.source, &params.datasets) {
         (Some(Source::Local(sources)), None) => {
@@ -50,12 +50,7 @@ pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalF
 
 /// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with
 /// it is reported.
-fn of_repository(
-    params: &DatasetParams,
-    listed: &[LocalFile],
-    span: Span,
-    problems: &mut Vec<Problem>,
-) -> Option<RowsFacts> {
+fn of_repository(params: &Dataset, listed: &[LocalFile], span: Span, problems: &mut Vec<Problem>) -> Option<RowsFacts> {
     let whole = |file: &&LocalFile| file.relative == README && file.extent == Extent::Whole;
     let readme = listed.iter().find(whole).and_then(|file| fs::read(&file.path).ok());
     let paths: Vec<&str> = listed.iter().map(|file| file.relative.as_str()).collect();
@@ -158,7 +153,7 @@ fn lines(files: &[SourceFile]) -> Option<u64> {
 
 /// What rows of files are, as far as the first file tells; what is wrong with it is reported.
 fn of_files(
-    params: &DatasetParams,
+    params: &Dataset,
     reading: &Reading,
     files: &[SourceFile],
     trial: Trial,
@@ -208,7 +203,7 @@ fn of_files(
 }
 
 /// The first rows that the split takes of its first file, where that does not depend on how many there are.
-fn first_rows(params: &DatasetParams) -> Option<Range<u64>> {
+fn first_rows(params: &Dataset) -> Option<Range<u64>> {
     if params.split.needs_count() {
         return None;
     }
@@ -229,7 +224,7 @@ struct Tried {
 
 /// Makes rows of the first records, and says what the stage would stumble over.
 fn try_rows(
-    params: &DatasetParams,
+    params: &Dataset,
     reading: &Reading,
     file: &SourceFile,
     rows: Range<u64>,

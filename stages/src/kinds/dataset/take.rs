@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 use engine::context::StageContext;
 use engine::error::StageError;
 
-use super::DatasetParams;
+use super::Dataset;
 use super::arrange::Arranger;
 use super::flaw::{Flaw, Reason, Tally};
 use super::form::SourceFile;
@@ -35,7 +35,7 @@ pub(super) struct Taker<'a> {
 
 impl<'a> Taker<'a> {
     pub(super) fn new(
-        params: &DatasetParams,
+        params: &Dataset,
         arranger: Arranger<'a>,
         context: &mut StageContext,
     ) -> Result<Self, StageError> {

@@ -9,13 +9,13 @@ use engine::protocol::Network;
 use engine::survey::{Extent, MOST_READ};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, bad_name};
+use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, bad_name};
 use crate::data::artifact::TOKENIZER_FILES;
 use crate::hub::{Hub, HubError, Piece, RemoteFile, Repository, RepositoryKind};
 
 /// Fetches it. Of a repository that is taken as it is nothing is known ahead.
 pub(super) fn fetch(
-    params: &DownloadParams,
+    params: &Download,
     pinned: &Pinned,
     folder: &Path,
     network: Network,

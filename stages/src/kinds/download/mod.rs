@@ -24,7 +24,7 @@ use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::{FileGrant, Network};
-use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Architecture;
 use model::gguf::FILE;
@@ -66,7 +66,7 @@ pub enum Form {
 
 /// What a pipeline file may say under `with:` for `uses: download`.
 #[derive(Parameters, Debug)]
-pub struct DownloadParams {
+pub struct Download {
     /// A model on the Hub, `owner/name`, or on ModelScope, `modelscope:owner/name`. Give either this or `path`.
     #[semantic]
     pub repo: Option<String>,
@@ -107,7 +107,7 @@ enum Origin<'a> {
     Folder(&'a LocalPath),
 }
 
-impl DownloadParams {
+impl Download {
     /// The origin; nothing where the parameters name none or two, which the check reports.
     fn origin(&self) -> Option<Origin<'_>> {
         match (&self.repo, &self.path) {
@@ -131,103 +131,11 @@ impl DownloadParams {
     }
 }
 
-/// The stage kind.
-pub struct Download;
-
-impl Stage for Download {
+impl StageKind for Download {
     const NAME: &'static str = "download";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Brings a checkpoint from the Hub or a folder, every file checked.";
-    type Params = DownloadParams;
     const ALSO_CALLED: &'static [&'static str] = &["model", "base_model", "hub", "hf_hub"];
-
-    fn outputs(params: &DownloadParams) -> Vec<Output> {
-        match params.form {
-            Form::Model => vec![Model::output("model"), Tokenizer::output("tokenizer")],
-            Form::Adapter => vec![Adapter::output("adapter")],
-            Form::Files => vec![Files::output("files")],
-        }
-    }
-
-    fn check(params: &DownloadParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        let problem = |message: String, label: &str| Problem::error("bad-source", span, message, label);
-        let mut problems = Vec::new();
-        match (&params.repo, &params.path) {
-            (Some(_), Some(_)) => {
-                problems
-                    .push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough").at("path"));
-            }
-            (None, None) => {
-                let missing = problem("neither `repo` nor `path` is given".to_owned(), "where does it come from?");
-                problems.push(missing.with_help("say `repo: owner/name` for the Hub, or `path: ./folder`"));
-            }
-            (None, Some(_)) if params.revision.is_some() => {
-                let problem = problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions");
-                problems.push(problem.at("revision"));
-            }
-            (None, Some(_)) if params.token_env.is_some() => {
-                problems.push(problem("`token_env` belongs to `repo`".to_owned(), "a folder needs no token"));
-            }
-            _ => {}
-        }
-        if let Some(Err(error)) = params.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
-            let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
-            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
-        }
-        problems.extend(outside::check(params, span));
-        if let Some(name) = params.pre_tokenizer.as_ref().filter(|name| !gguf::is_pre_tokenizer(name)) {
-            let unknown = problem(format!("there is no pre-tokenizer `{name}`"), "not a known name");
-            let known = model::gguf::PRE_TOKENIZERS.join(", ");
-            problems.push(unknown.with_help(format!("known are {known}")).at("pre_tokenizer"));
-        }
-        for (name, patterns) in [("include", &params.include), ("exclude", &params.exclude)] {
-            let patterns = patterns.iter().flatten().enumerate();
-            problems.extend(patterns.filter_map(|(index, pattern)| {
-                let error = selection::check(pattern).err()?;
-                let problem = problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched");
-                Some(problem.at(format!("{name}[{index}]")))
-            }));
-        }
-        problems
-    }
-
-    fn outside(params: &DownloadParams) -> Vec<Outside> {
-        match params.origin() {
-            Some(Origin::Hub(name)) => params.pin_request(name).map(Outside::Pin).into_iter().collect(),
-            Some(Origin::Folder(path)) => {
-                vec![Outside::Files { role: role(params.form).to_owned(), pattern: path.text.clone(), span: path.span }]
-            }
-            None => Vec::new(),
-        }
-    }
-
-    fn secrets(params: &DownloadParams) -> Vec<Secret> {
-        let Some(Origin::Hub(name)) = params.origin() else { return Vec::new() };
-        let repository = Repository::parse(RepositoryKind::Model, name).ok();
-        let by_default = repository.map(|repository| repository.service().token_variable());
-        by_default.map(|variable| Secret::token(params.token_env.as_deref(), variable)).into_iter().collect()
-    }
-
-    fn takes_files_outside(params: &DownloadParams) -> bool {
-        !params.copy
-    }
-
-    fn preflight(params: &DownloadParams, _: &InputFacts, _: Span) -> Preflight {
-        outside::preflight(params)
-    }
-
-    fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-        survey::survey(params, files, span)
-    }
-
-    fn fetch_metadata(
-        params: &DownloadParams,
-        pinned: &Pinned,
-        folder: &Path,
-        network: Network,
-    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
-        metadata::fetch(params, pinned, folder, network)
-    }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         let repository = Repository::of_pin(&request.kind, &request.name).map_err(bad_name)?;
@@ -240,24 +148,114 @@ impl Stage for Download {
     fn smoke(_: &serde_json::Value) -> Smoke {
         Smoke::Same
     }
+}
 
-    fn run(params: &DownloadParams, context: &mut StageContext) -> Result<(), StageError> {
-        let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)?;
-        let output = match params.form {
+impl Stage for Download {
+    fn outputs(&self) -> Vec<Output> {
+        match self.form {
+            Form::Model => vec![Model::output("model"), Tokenizer::output("tokenizer")],
+            Form::Adapter => vec![Adapter::output("adapter")],
+            Form::Files => vec![Files::output("files")],
+        }
+    }
+
+    fn check(&self, _: &InputFacts, span: Span) -> Vec<Problem> {
+        let problem = |message: String, label: &str| Problem::error("bad-source", span, message, label);
+        let mut problems = Vec::new();
+        match (&self.repo, &self.path) {
+            (Some(_), Some(_)) => {
+                problems
+                    .push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough").at("path"));
+            }
+            (None, None) => {
+                let missing = problem("neither `repo` nor `path` is given".to_owned(), "where does it come from?");
+                problems.push(missing.with_help("say `repo: owner/name` for the Hub, or `path: ./folder`"));
+            }
+            (None, Some(_)) if self.revision.is_some() => {
+                let problem = problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions");
+                problems.push(problem.at("revision"));
+            }
+            (None, Some(_)) if self.token_env.is_some() => {
+                problems.push(problem("`token_env` belongs to `repo`".to_owned(), "a folder needs no token"));
+            }
+            _ => {}
+        }
+        if let Some(Err(error)) = self.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
+            let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
+            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
+        }
+        problems.extend(outside::check(self, span));
+        if let Some(name) = self.pre_tokenizer.as_ref().filter(|name| !gguf::is_pre_tokenizer(name)) {
+            let unknown = problem(format!("there is no pre-tokenizer `{name}`"), "not a known name");
+            let known = model::gguf::PRE_TOKENIZERS.join(", ");
+            problems.push(unknown.with_help(format!("known are {known}")).at("pre_tokenizer"));
+        }
+        for (name, patterns) in [("include", &self.include), ("exclude", &self.exclude)] {
+            let patterns = patterns.iter().flatten().enumerate();
+            problems.extend(patterns.filter_map(|(index, pattern)| {
+                let error = selection::check(pattern).err()?;
+                let problem = problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched");
+                Some(problem.at(format!("{name}[{index}]")))
+            }));
+        }
+        problems
+    }
+
+    fn outside(&self) -> Vec<Outside> {
+        match self.origin() {
+            Some(Origin::Hub(name)) => self.pin_request(name).map(Outside::Pin).into_iter().collect(),
+            Some(Origin::Folder(path)) => {
+                vec![Outside::Files { role: role(self.form).to_owned(), pattern: path.text.clone(), span: path.span }]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn secrets(&self) -> Vec<Secret> {
+        let Some(Origin::Hub(name)) = self.origin() else { return Vec::new() };
+        let repository = Repository::parse(RepositoryKind::Model, name).ok();
+        let by_default = repository.map(|repository| repository.service().token_variable());
+        by_default.map(|variable| Secret::token(self.token_env.as_deref(), variable)).into_iter().collect()
+    }
+
+    fn takes_files_outside(&self) -> bool {
+        !self.copy
+    }
+
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
+        outside::preflight(self)
+    }
+
+    fn survey(&self, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(self, files, span)
+    }
+
+    fn fetch_metadata(
+        &self,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        metadata::fetch(self, pinned, folder, network)
+    }
+
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let selection = Selection::new(self.include.as_deref(), self.exclude.as_deref(), self.form)?;
+        let output = match self.form {
             Form::Model => "model",
             Form::Adapter => "adapter",
             Form::Files => "files",
         };
         let mut draft = context.create(output)?;
-        let trained_on = match params.origin() {
-            Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
-            Some(Origin::Folder(_)) => take(params, &selection, &mut draft, context)?,
+        let trained_on = match self.origin() {
+            Some(Origin::Hub(name)) => fetch(name, self, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => take(self, &selection, &mut draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         };
-        match params.form {
+        match self.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
             Form::Adapter => seal_adapter(draft, trained_on, context)?,
-            Form::Model => seal_checkpoint(draft, found_at(params, context), context)?,
+            Form::Model => seal_checkpoint(draft, found_at(self, context), context)?,
         }
         forget_working_files(context.working())
     }
@@ -271,7 +269,7 @@ fn bad_name(error: BadRepositoryName) -> StageError {
 /// that an adapter was trained on, where one lies with it.
 fn fetch(
     name: &str,
-    params: &DownloadParams,
+    params: &Download,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
@@ -322,7 +320,7 @@ fn fetch(
 }
 
 /// What the plan has pinned a repository to.
-fn pinned<'a>(name: &str, params: &DownloadParams, context: &'a StageContext) -> Option<&'a Pinned> {
+fn pinned<'a>(name: &str, params: &Download, context: &'a StageContext) -> Option<&'a Pinned> {
     let request = params.pin_request(name)?;
     context.pin(&format!("{}:{}@{}", request.kind, request.name, request.revision))
 }
@@ -374,7 +372,7 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
 /// Takes the selected files of the folder into the output, as copies or where they are; each is checked against the digest
 /// that it was planned with. Gives the weights that an adapter was trained on, where one lies with it.
 fn take(
-    params: &DownloadParams,
+    params: &Download,
     selection: &Selection,
     draft: &mut Draft,
     context: &mut StageContext,
@@ -455,7 +453,7 @@ pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
 }
 
 /// What adapters call the checkpoint, as facts.
-fn found_at(params: &DownloadParams, context: &StageContext) -> Facts {
+fn found_at(params: &Download, context: &StageContext) -> Facts {
     let mut facts = Facts::new();
     let mut set = |name: &str, value: &str| drop(facts.insert(name.to_owned(), value.into()));
     match params.origin() {

@@ -7,7 +7,7 @@ use engine::file::source::Span;
 use engine::preflight::Preflight;
 use engine::protocol::FileGrant;
 
-use super::{CONFIG, DownloadParams, Origin};
+use super::{CONFIG, Download, Origin};
 use crate::data::artifact::TOKENIZER_FILES;
 
 /// From this length on a file stays. A copy of a smaller one takes hardly more than the note of it, and can neither
@@ -16,7 +16,7 @@ const LARGE: u64 = 64 << 10;
 
 /// Leaves a file where it is, under a name of the output, if it is one that stays; whether it is.
 pub(super) fn leave(
-    params: &DownloadParams,
+    params: &Download,
     file: &FileGrant,
     draft: &mut Draft,
     name: &str,
@@ -30,13 +30,13 @@ pub(super) fn leave(
 }
 
 /// Whether a file stays: the tokenizer's files are those of a second output, too.
-pub(super) fn stays(params: &DownloadParams, file: &FileGrant) -> bool {
+pub(super) fn stays(params: &Download, file: &FileGrant) -> bool {
     let name = file.relative.as_str();
     !params.copy && file.size >= LARGE && name != CONFIG && !TOKENIZER_FILES.contains(&name)
 }
 
 /// `copy: false` where there is nothing to leave.
-pub(super) fn check(params: &DownloadParams, span: Span) -> Option<Problem> {
+pub(super) fn check(params: &Download, span: Span) -> Option<Problem> {
     let is_fetched = !params.copy && params.repo.is_some();
     let message = "`copy: false` belongs to `path`: what is fetched is kept in the store";
     let problem = || Problem::error("bad-source", span, message, "a repository's files are nowhere else");
@@ -45,7 +45,7 @@ pub(super) fn check(params: &DownloadParams, span: Span) -> Option<Problem> {
 }
 
 /// What is said of it ahead.
-pub(super) fn preflight(params: &DownloadParams) -> Preflight {
+pub(super) fn preflight(params: &Download) -> Preflight {
     let mut ahead = Preflight::default();
     if let (false, Some(Origin::Folder(path))) = (params.copy, params.origin()) {
         ahead.figure("copied", false, format!("no: files of 64 KiB and more stay in `{}`", path.text));

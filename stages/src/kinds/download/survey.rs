@@ -15,13 +15,13 @@ use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, gguf, in_place_of, record, role};
+use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, record, role};
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
 use crate::compute::torch;
 use crate::data::tokenizer::template_in_config;
 
 /// Facts of what will be made of the files, and what would keep it from being made.
-pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) -> Survey {
+pub(super) fn survey(params: &Download, files: &LocalFiles, span: Span) -> Survey {
     let mut survey = Survey::default();
     let (files, place) = match params.origin() {
         Some(Origin::Folder(_)) => (files.files(role(params.form)), "the folder".to_owned()),

@@ -7,7 +7,7 @@ use model::generation::Request;
 use super::exact_match::{Normalization, strip};
 use super::examples::Example;
 use super::figures::{AnswerCounts, Bleu, ExactMatch, Rouge};
-use super::{EvaluateParams, Metric, Subject, of_row};
+use super::{Evaluate, Metric, Subject, of_row};
 use crate::compute::inference::{Aloud, Answer, Ended, Standing};
 use crate::data::artifact::Row;
 use crate::metrics::bleu;
@@ -26,7 +26,7 @@ impl Answers {
     /// Lets the model answer a group of rows, greedily, and compares.
     pub(super) fn measure(
         &mut self,
-        params: &EvaluateParams,
+        params: &Evaluate,
         subject: &mut Subject,
         group: &mut [(Row, Example)],
         context: &mut StageContext,
@@ -51,7 +51,7 @@ impl Answers {
         Ok(())
     }
 
-    fn compare(&mut self, params: &EvaluateParams, example: &mut Example, answer: Answer) {
+    fn compare(&mut self, params: &Evaluate, example: &mut Example, answer: Answer) {
         let text = strip(&answer.text).to_owned();
         let reference = example.reference.as_deref().unwrap_or_default();
         self.counts.rows += 1;
@@ -80,7 +80,7 @@ impl Answers {
     ///
     /// # Errors
     /// Fails if no row was answered at all.
-    pub(super) fn warn(&self, params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
+    pub(super) fn warn(&self, params: &Evaluate, context: &mut StageContext) -> Result<(), StageError> {
         let AnswerCounts { rows, skipped_rows, cut, .. } = self.counts;
         if rows == 0 {
             let message = "no row has both a prompt that fits the model and a reference";

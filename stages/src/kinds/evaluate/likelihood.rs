@@ -5,7 +5,7 @@ use engine::error::{Cause, StageError};
 
 use super::examples::Example;
 use super::figures::{Perplexity, TokenAccuracy};
-use super::{EvaluateParams, Subject, of_row};
+use super::{Evaluate, Subject, of_row};
 use crate::compute::inference::RowScore;
 use crate::data::artifact::Row;
 use crate::data::prompt::Encoded;
@@ -24,7 +24,7 @@ impl Likelihood {
     /// Scores the responses of a group of rows, and notes each row's share with its example.
     pub(super) fn measure(
         &mut self,
-        params: &EvaluateParams,
+        params: &Evaluate,
         subject: &mut Subject,
         group: &mut [(Row, Example)],
         context: &mut StageContext,
@@ -65,7 +65,7 @@ impl Likelihood {
     /// A row as tokens, cut where it is too long.
     fn lesson(
         &mut self,
-        params: &EvaluateParams,
+        params: &Evaluate,
         subject: &Subject,
         row: &Row,
         example: &Example,
@@ -89,7 +89,7 @@ impl Likelihood {
     /// Fails if nothing was measured at all.
     pub(super) fn warn(
         &self,
-        params: &EvaluateParams,
+        params: &Evaluate,
         subject: &Subject,
         context: &mut StageContext,
     ) -> Result<(), StageError> {
@@ -145,7 +145,7 @@ impl Likelihood {
 }
 
 /// Tokens of a row that are read, at most.
-fn longest(params: &EvaluateParams, subject: &Subject) -> usize {
+fn longest(params: &Evaluate, subject: &Subject) -> usize {
     let positions = subject.respondent.max_position_embeddings();
     params.max_seq_len.unwrap_or(positions).min(positions)
 }

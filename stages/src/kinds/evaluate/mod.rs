@@ -25,7 +25,7 @@ use engine::parameter::{Input, Later, OneOrMore, Parameters};
 use engine::pin::Pinned;
 use engine::preflight::{Preflight, Work};
 use engine::stage::{
-    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState,
+    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, StageKind, Threads, Workers, WorkingState,
 };
 use model::sampling::Sampling;
 
@@ -85,7 +85,7 @@ impl Metric {
 
 /// What a pipeline file may say under `with:` for `uses: evaluate`.
 #[derive(Parameters, Debug)]
-pub struct EvaluateParams {
+pub struct Evaluate {
     /// The model and the limits of its answers, which are greedy.
     #[semantic(flatten)]
     pub inference: InferenceParams,
@@ -119,7 +119,7 @@ pub struct EvaluateParams {
     pub compare_with: Option<OneOrMore<Input<Metrics>>>,
 }
 
-impl EvaluateParams {
+impl Evaluate {
     fn measures(&self, metric: Metric) -> bool {
         self.metrics.contains(&metric)
     }
@@ -133,47 +133,52 @@ impl EvaluateParams {
     }
 }
 
-/// The stage kind.
-pub struct Evaluate;
-
-impl Stage for Evaluate {
+impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
-    type Params = EvaluateParams;
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
 
-    fn outputs(_: &EvaluateParams) -> Vec<Output> {
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+        pin_on_hub(request)
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
+    }
+}
+
+impl Stage for Evaluate {
+    fn outputs(&self) -> Vec<Output> {
         vec![Metrics::output("metrics")]
     }
 
-    fn check(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems = params.inference.problems(span);
-        problems.extend(params.task.0.problems(params.data.is_some(), span));
-        if params.metrics.is_empty() {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = self.inference.problems(span);
+        problems.extend(self.task.0.problems(self.data.is_some(), span));
+        if self.metrics.is_empty() {
             problems.push(
                 Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured").at("metrics"),
             );
         }
-        let (model, adapter) = params.inference.facts(inputs);
-        problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfits(inputs, span));
-        let rows =
-            params.data.as_ref().and_then(|data| data.reference.facts_in(inputs)).and_then(RowsFacts::from_facts);
+        let (model, adapter) = self.inference.facts(inputs);
+        problems.extend(self.prompt.differs_from_training(model, adapter, span));
+        problems.extend(self.inference.misfits(inputs, span));
+        let rows = self.data.as_ref().and_then(|data| data.reference.facts_in(inputs)).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
-            problems.extend(params.prompt.without_effect(may_be_turns, span));
-            if params.measures(Metric::PreferenceAccuracy) && rows.shape != Shape::Pairs {
+            problems.extend(self.prompt.without_effect(may_be_turns, span));
+            if self.measures(Metric::PreferenceAccuracy) && rows.shape != Shape::Pairs {
                 let message = "`preference_accuracy` needs pairs of responses, and these rows have none";
                 let label = format!("the rows are {}", rows.shape.describe());
                 problems.push(Problem::error("bad-value", span, message, label).at("metrics"));
             }
-            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
-            problems.extend(params.prompt.without_template(tokenizer, "data", span));
+            let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
+            problems.extend(self.prompt.without_template(tokenizer, "data", span));
         }
-        let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
+        let of_answers = self.metrics.iter().find(|metric| metric.is_of_answers());
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
             let name = metric.name();
             let message = format!("`{name}` compares predictions, and the rows are plain text without a response");
@@ -183,86 +188,78 @@ impl Stage for Evaluate {
         problems
     }
 
-    fn outside(params: &EvaluateParams) -> Vec<Outside> {
-        params.task.0.choice.outside()
+    fn outside(&self) -> Vec<Outside> {
+        self.task.0.choice.outside()
     }
 
-    fn secrets(params: &EvaluateParams) -> Vec<Secret> {
-        params.task.0.choice.secrets()
+    fn secrets(&self) -> Vec<Secret> {
+        self.task.0.choice.secrets()
     }
 
-    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
-        pin_on_hub(request)
-    }
-
-    fn smoke(parameters: &serde_json::Value) -> Smoke {
-        crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
-    }
-
-    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let facts = params.data.as_ref().and_then(|data| data.reference.facts_in(inputs));
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        let facts = self.data.as_ref().and_then(|data| data.reference.facts_in(inputs));
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
-        let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
+        let rows = rows.map(|rows| self.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..self.inference.preflight(inputs) }
     }
 
-    fn threads(_: &EvaluateParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn workers(params: &EvaluateParams) -> Workers {
-        params.inference.backend.workers(params.inference.serves())
+    fn workers(&self) -> Workers {
+        self.inference.backend.workers(self.inference.serves())
     }
 
-    fn devices(params: &EvaluateParams) -> Vec<DeviceKind> {
-        params.inference.devices()
+    fn devices(&self) -> Vec<DeviceKind> {
+        self.inference.devices()
     }
 
-    fn lacks(params: &EvaluateParams, span: Span) -> Vec<Problem> {
-        params.inference.lacks(span)
+    fn lacks(&self, span: Span) -> Vec<Problem> {
+        self.inference.lacks(span)
     }
 
-    fn working_state(_: &EvaluateParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+    fn working_state(&self, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
         journal::progress(folder)
     }
 
-    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
 
-    fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
-        let Some(data) = &params.data else { return tasks::run(params, context) };
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let Some(data) = &self.data else { return tasks::run(self, context) };
         let mut others: Vec<(&str, Figures)> = Vec::new();
-        for input in params.compare_with.iter().flat_map(|others| &others.0) {
+        for input in self.compare_with.iter().flat_map(|others| &others.0) {
             let figures = figures::read(&context.open(input)?.folder)?;
             others.push((&input.reference.stage, figures));
         }
-        let mut subject = Subject::open(params, data, context)?;
+        let mut subject = Subject::open(self, data, context)?;
         let profile = context.profile().clone();
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
         let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
         let mut preference = Preference::default();
         while let Some(mut group) = subject.next_group()? {
-            if params.measures_likelihood() {
+            if self.measures_likelihood() {
                 let _phase = profile.phase("likelihood");
-                likelihood.measure(params, &mut subject, &mut group, context)?;
+                likelihood.measure(self, &mut subject, &mut group, context)?;
             }
-            if params.measures(Metric::PreferenceAccuracy) {
+            if self.measures(Metric::PreferenceAccuracy) {
                 let _phase = profile.phase("pairs");
                 preference.measure(&mut subject, group.iter().map(|(row, example)| (row, example.row)), context)?;
             }
-            if params.measures_answers() {
+            if self.measures_answers() {
                 let _phase = profile.phase("answers");
-                answers.measure(params, &mut subject, &mut group, context)?;
+                answers.measure(self, &mut subject, &mut group, context)?;
             }
             let examples: Vec<Example> = group.into_iter().map(|(_, example)| example).collect();
             writer.write(&examples)?;
         }
         writer.finish()?;
-        let mut found = figures(params, &subject, &likelihood, &answers, context)?;
-        if params.measures(Metric::PreferenceAccuracy) {
+        let mut found = figures(self, &subject, &likelihood, &answers, context)?;
+        if self.measures(Metric::PreferenceAccuracy) {
             found.preference_accuracy = Some(preference.figure()?);
         }
 
@@ -278,7 +275,7 @@ impl Stage for Evaluate {
 
 /// The figures asked for, and warnings of what they leave out.
 fn figures(
-    params: &EvaluateParams,
+    params: &Evaluate,
     subject: &Subject,
     likelihood: &Likelihood,
     answers: &Answers,
@@ -317,7 +314,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn open(params: &EvaluateParams, data: &Input<Rows>, context: &mut StageContext) -> Result<Self, StageError> {
+    fn open(params: &Evaluate, data: &Input<Rows>, context: &mut StageContext) -> Result<Self, StageError> {
         let rows = RowsReader::open(&context.open(data)?)?;
         if rows.is_empty() {
             return Err(StageError::bad_data("there are no rows to evaluate on"));

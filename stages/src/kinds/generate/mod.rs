@@ -18,7 +18,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, WorkingState};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, StageKind, Threads, Workers, WorkingState};
 use model::generation::Request;
 use model::sampling::Sampling;
 
@@ -35,7 +35,7 @@ use samples::{Sample, SamplesWriter};
 
 /// What a pipeline file may say under `with:` for `uses: generate`.
 #[derive(Parameters, Debug)]
-pub struct GenerateParams {
+pub struct Generate {
     /// The model and its limits.
     #[semantic(flatten)]
     pub inference: InferenceParams,
@@ -92,7 +92,7 @@ pub enum OnBadPrompt {
     Error,
 }
 
-impl GenerateParams {
+impl Generate {
     fn sampling(&self) -> Sampling {
         Sampling {
             temperature: self.temperature,
@@ -105,35 +105,12 @@ impl GenerateParams {
     }
 }
 
-/// The stage kind.
-pub struct Generate;
-
-impl Stage for Generate {
+impl StageKind for Generate {
     const NAME: &'static str = "generate";
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Generates completions of prompts.";
-    type Params = GenerateParams;
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
-
-    fn outputs(_: &GenerateParams) -> Vec<Output> {
-        vec![Samples::output("samples")]
-    }
-
-    fn check(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems = prompts::check(params, span);
-        if let Some(conversations) = prompts::are_conversations(params, inputs) {
-            problems.extend(params.prompt.without_effect(conversations, span));
-            let field = if params.template.is_some() { "template" } else { "prompts" };
-            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| conversations);
-            problems.extend(params.prompt.without_template(tokenizer, field, span));
-        }
-        let (model, adapter) = params.inference.facts(inputs);
-        problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfits(inputs, span));
-        problems.extend(params.inference.problems(span));
-        problems
-    }
 
     fn smoke(parameters: &serde_json::Value) -> Smoke {
         let lowered = crate::compute::inference::lowered(parameters);
@@ -145,54 +122,75 @@ impl Stage for Generate {
             None => lowered.at_most("limit", smoke::PROMPTS).done(),
         }
     }
+}
 
-    fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let prompts = match &params.prompts {
+impl Stage for Generate {
+    fn outputs(&self) -> Vec<Output> {
+        vec![Samples::output("samples")]
+    }
+
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = prompts::check(self, span);
+        if let Some(conversations) = prompts::are_conversations(self, inputs) {
+            problems.extend(self.prompt.without_effect(conversations, span));
+            let field = if self.template.is_some() { "template" } else { "prompts" };
+            let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| conversations);
+            problems.extend(self.prompt.without_template(tokenizer, field, span));
+        }
+        let (model, adapter) = self.inference.facts(inputs);
+        problems.extend(self.prompt.differs_from_training(model, adapter, span));
+        problems.extend(self.inference.misfits(inputs, span));
+        problems.extend(self.inference.problems(span));
+        problems
+    }
+
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        let prompts = match &self.prompts {
             OneOf::Literal(texts) => Some(texts.len() as u64),
             OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
         };
-        let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
-        let answers = |prompts: u64| prompts as f64 * params.samples_per_prompt as f64;
-        let most = |prompts: u64| answers(prompts) * params.inference.max_new_tokens as f64;
+        let prompts = prompts.map(|prompts| self.limit.map_or(prompts, |limit| prompts.min(limit)));
+        let answers = |prompts: u64| prompts as f64 * self.samples_per_prompt as f64;
+        let most = |prompts: u64| answers(prompts) * self.inference.max_new_tokens as f64;
         let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..self.inference.preflight(inputs) }
     }
 
-    fn threads(_: &GenerateParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn workers(params: &GenerateParams) -> Workers {
-        params.inference.backend.workers(params.inference.serves())
+    fn workers(&self) -> Workers {
+        self.inference.backend.workers(self.inference.serves())
     }
 
-    fn devices(params: &GenerateParams) -> Vec<DeviceKind> {
-        params.inference.devices()
+    fn devices(&self) -> Vec<DeviceKind> {
+        self.inference.devices()
     }
 
-    fn lacks(params: &GenerateParams, span: Span) -> Vec<Problem> {
-        params.inference.lacks(span)
+    fn lacks(&self, span: Span) -> Vec<Problem> {
+        self.inference.lacks(span)
     }
 
-    fn working_state(_: &GenerateParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+    fn working_state(&self, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
         journal::progress(folder)
     }
 
-    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
 
-    fn run(params: &GenerateParams, context: &mut StageContext) -> Result<(), StageError> {
-        let before = params.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let before = self.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
         let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
-        let mut respondent = Respondent::open(&params.inference, params.sampling(), context)?;
-        let mut prompts = Prompts::open(params, &respondent.tokenizer, context)?;
+        let mut respondent = Respondent::open(&self.inference, self.sampling(), context)?;
+        let mut prompts = Prompts::open(self, &respondent.tokenizer, context)?;
 
         let draft = context.create("samples")?;
-        let mut writer = SamplesWriter::create(&draft.folder, params.samples_per_prompt)?;
+        let mut writer = SamplesWriter::create(&draft.folder, self.samples_per_prompt)?;
         let mut shown = Shown::default();
         while let Some(asked) = prompts.next_group(&respondent)? {
-            let samples = answer(params, asked, prompts.len(), &mut respondent, context)?;
+            let samples = answer(self, asked, prompts.len(), &mut respondent, context)?;
             writer.write(&samples)?;
             shown.take(samples);
         }
@@ -200,8 +198,8 @@ impl Stage for Generate {
         if tally.skipped > 0 {
             context.warn(format!(
                 "{} of {} prompts could not be used: {}",
-                tally.skipped / params.samples_per_prompt,
-                tally.rows / params.samples_per_prompt,
+                tally.skipped / self.samples_per_prompt,
+                tally.rows / self.samples_per_prompt,
                 shown.first_problem().unwrap_or_default()
             ));
         }
@@ -214,7 +212,7 @@ impl Stage for Generate {
         }
 
         let beside = before.map(|earlier| earlier.answers_to(shown.prompts())).transpose()?;
-        let beside = beside.as_ref().zip(params.compare_with.as_ref());
+        let beside = beside.as_ref().zip(self.compare_with.as_ref());
         let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
         let text = shown.report(context.stage(), &tally, beside);
         context.report(text);
@@ -234,7 +232,7 @@ impl Stage for Generate {
 
 /// Answers a group of prompts; those that cannot be asked become samples without an answer.
 fn answer(
-    params: &GenerateParams,
+    params: &Generate,
     asked: Vec<Asked>,
     total: u64,
     respondent: &mut Respondent,

@@ -9,7 +9,7 @@ use engine::file::source::Span;
 use engine::parameter::OneOf;
 use engine::stage::InputFacts;
 
-use super::GenerateParams;
+use super::Generate;
 use crate::compute::inference::Respondent;
 use crate::data::artifact::{RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{NAMED, Prompt, PromptRenderer, Prompter, Template};
@@ -66,7 +66,7 @@ impl Form {
 }
 
 /// What is wrong with the prompts, as far as the file tells.
-pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
+pub(super) fn check(params: &Generate, span: Span) -> Vec<Problem> {
     let problem = |message: String, label: &str| Problem::error("bad-value", span, message, label);
     let mut problems = Vec::new();
     match &params.prompts {
@@ -96,7 +96,7 @@ pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
 }
 
 /// Whether what is asked are conversations, where that is known.
-pub(super) fn are_conversations(params: &GenerateParams, inputs: &InputFacts) -> Option<bool> {
+pub(super) fn are_conversations(params: &Generate, inputs: &InputFacts) -> Option<bool> {
     match &params.prompts {
         OneOf::Literal(_) => Some(params.template.as_deref() == Some(CHAT)),
         OneOf::Stage(rows) => {
@@ -137,7 +137,7 @@ impl Prompts {
     /// # Errors
     /// Fails if there are none, or the template cannot be used.
     pub(super) fn open(
-        params: &GenerateParams,
+        params: &Generate,
         tokenizer: &Tokenizer,
         context: &mut StageContext,
     ) -> Result<Self, StageError> {

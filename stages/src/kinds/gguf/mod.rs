@@ -10,7 +10,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::gguf::{Export, ExportOptions, FileType, GgufError, PRE_TOKENIZERS, Progress, Value};
 use serde_json::{Map, Value as Json};
@@ -28,7 +28,7 @@ const WRITER_BYTES: u64 = 48 << 20;
 
 /// What a pipeline file may say under `with:` for `uses: gguf`.
 #[derive(Parameters, Debug)]
-pub struct GgufParams {
+pub struct Gguf {
     /// The model, with its tokenizer.
     #[semantic]
     pub model: Input<Model>,
@@ -86,23 +86,21 @@ impl Type {
     }
 }
 
-/// The stage kind.
-pub struct Gguf;
-
-impl Stage for Gguf {
+impl StageKind for Gguf {
     const NAME: &'static str = "gguf";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
-    type Params = GgufParams;
     const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
     const GOAL: bool = true;
+}
 
-    fn outputs(_: &GgufParams) -> Vec<Output> {
+impl Stage for Gguf {
+    fn outputs(&self) -> Vec<Output> {
         vec![Files::output("files")]
     }
 
-    fn check(params: &GgufParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        match config(params, inputs).map(model::gguf::check_config) {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        match config(self, inputs).map(model::gguf::check_config) {
             Some(Err(error)) => {
                 let label = "this model cannot be a GGUF file";
                 vec![Problem::error("bad-value", span, error.to_string(), label).at("model")]
@@ -111,13 +109,13 @@ impl Stage for Gguf {
         }
     }
 
-    fn survey(_: &GgufParams, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         Survey::default()
     }
 
-    fn preflight(params: &GgufParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let fields = config(params, inputs);
-        let bytes = fields.and_then(|fields| model::gguf::tensor_bytes(fields, params.file_type.file_type()));
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        let fields = config(self, inputs);
+        let bytes = fields.and_then(|fields| model::gguf::tensor_bytes(fields, self.file_type.file_type()));
         Preflight {
             work: bytes.map(|bytes| Work::new("bytes", bytes as f64)),
             disk_bytes: bytes,
@@ -126,16 +124,16 @@ impl Stage for Gguf {
         }
     }
 
-    fn threads(_: &GgufParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn run(params: &GgufParams, context: &mut StageContext) -> Result<(), StageError> {
-        let model = context.open(&params.model)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let model = context.open(&self.model)?;
         let options = ExportOptions {
-            file_type: params.file_type.file_type(),
-            name: name(params, &model),
-            pre_tokenizer: params.pre_tokenizer.clone(),
+            file_type: self.file_type.file_type(),
+            name: name(self, &model),
+            pre_tokenizer: self.pre_tokenizer.clone(),
         };
         let export = Export::plan(&model.folder, &options).map_err(failure)?;
         export.warnings().iter().for_each(|warning| context.warn(warning));
@@ -152,7 +150,7 @@ impl Stage for Gguf {
         // The observer speaks to the engine from this thread; the pieces are read and quantised on those.
         export.write(&path, &threads, &mut observe).map_err(failure)?;
         drop(writing);
-        if params.modelfile {
+        if self.modelfile {
             fs::write(draft.folder.join(MODELFILE), modelfile(&export))
                 .or_fail(Cause::Machine, || format!("cannot write `{MODELFILE}`"))?;
         }
@@ -162,11 +160,11 @@ impl Stage for Gguf {
 }
 
 /// The `config.json` of the model, where its facts have it.
-fn config<'a>(params: &GgufParams, inputs: &'a InputFacts) -> Option<&'a Map<String, Json>> {
+fn config<'a>(params: &Gguf, inputs: &'a InputFacts) -> Option<&'a Map<String, Json>> {
     params.model.reference.facts_in(inputs)?.get(checkpoint::CONFIG)?.as_object()
 }
 
-fn name(params: &GgufParams, model: &Artifact) -> String {
+fn name(params: &Gguf, model: &Artifact) -> String {
     let repo = model.description.facts.get(checkpoint::REPO).and_then(Json::as_str);
     let short = |repo: &str| repo.rsplit('/').next().unwrap_or(repo).to_owned();
     params.name.clone().or_else(|| repo.map(short)).unwrap_or_else(|| "model".to_owned())

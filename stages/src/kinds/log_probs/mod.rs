@@ -16,7 +16,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage, Threads, WorkingState};
+use engine::stage::{InputFacts, Stage, StageKind, Threads, WorkingState};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ pub(crate) use table::{Record, read};
 
 /// What a pipeline file may say under `with:` for `uses: log_probs`.
 #[derive(Parameters, Debug)]
-pub struct LogProbsParams {
+pub struct LogProbabilities {
     /// The model.
     #[semantic]
     pub model: Input<Model>,
@@ -88,29 +88,27 @@ pub(crate) fn identity(artifact: &Artifact) -> String {
     artifact.description.identity.to_string()
 }
 
-/// The stage kind.
-pub struct LogProbabilities;
-
-impl Stage for LogProbabilities {
+impl StageKind for LogProbabilities {
     const NAME: &'static str = "log_probs";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Scores each document of tokens or packs: its summed log-probability, and its targets.";
-    type Params = LogProbsParams;
+}
 
-    fn outputs(_: &LogProbsParams) -> Vec<Output> {
+impl Stage for LogProbabilities {
+    fn outputs(&self) -> Vec<Output> {
         vec![LogProbs::output("log_probs")]
     }
 
-    fn check(params: &LogProbsParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let of_dtype = (params.dtype == Dtype::F16).then(|| {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let of_dtype = (self.dtype == Dtype::F16).then(|| {
             let message = "`dtype: f16` is for the torch backend, and `log_probs` is native";
             Problem::error("bad-value", span, message, "in this stage").at("dtype")
         });
-        let model = params.model.reference.facts_in(inputs);
-        let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
-        let others = others.map(|it| adapter::problem(&it.reference, &params.model.reference, span));
-        let of_format = params.quantize.as_ref().and_then(|quantize| quantize.problem(span));
-        let of_kernels = matches!((params.kernels, &params.quantize), (Kernels::Candle, Some(WeightFormat::Blocks(_))));
+        let model = self.model.reference.facts_in(inputs);
+        let others = self.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
+        let others = others.map(|it| adapter::problem(&it.reference, &self.model.reference, span));
+        let of_format = self.quantize.as_ref().and_then(|quantize| quantize.problem(span));
+        let of_kernels = matches!((self.kernels, &self.quantize), (Kernels::Candle, Some(WeightFormat::Blocks(_))));
         let of_kernels = of_kernels.then(|| {
             let message = "`kernels: candle` has no weights in `int8` or `int4`";
             Problem::error("bad-value", span, message, "in this stage").at("kernels")
@@ -118,38 +116,38 @@ impl Stage for LogProbabilities {
         of_dtype.into_iter().chain(others).chain(of_format).chain(of_kernels).collect()
     }
 
-    fn preflight(params: &LogProbsParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        let rows = self.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
         Preflight { work: rows.map(|rows| Work::new("rows", rows)), ..Preflight::default() }
     }
 
-    fn working_state(_: &LogProbsParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+    fn working_state(&self, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
         journal::progress(folder)
     }
 
-    fn threads(_: &LogProbsParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn run(params: &LogProbsParams, context: &mut StageContext) -> Result<(), StageError> {
-        let compute = params.dtype.compute();
-        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
-        let format = weight_format(params.quantize.as_ref(), adapter.as_ref(), context)?;
-        match params.kernels {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let compute = self.dtype.compute();
+        let adapter = self.adapter.as_ref().map(|input| context.open(input)).transpose()?;
+        let format = weight_format(self.quantize.as_ref(), adapter.as_ref(), context)?;
+        match self.kernels {
             Kernels::Cpu => {
                 let kernels = format.applied_to(kernels::cpu_on(context.threads(), compute, context)?);
-                run(params, Arc::new(kernels), adapter.as_ref(), &format, context)
+                run(self, Arc::new(kernels), adapter.as_ref(), &format, context)
             }
             Kernels::Candle => {
                 let kernels = kernels::candle_computing(compute, context)?;
-                run(params, Arc::new(kernels), adapter.as_ref(), &format, context)
+                run(self, Arc::new(kernels), adapter.as_ref(), &format, context)
             }
         }
     }
 }
 
 fn run<B: Blocks>(
-    params: &LogProbsParams,
+    params: &LogProbabilities,
     ops: Arc<B>,
     adapter: Option<&Artifact>,
     format: &WeightFormat,

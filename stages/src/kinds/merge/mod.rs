@@ -16,7 +16,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
 use model::checkpoint::Flush;
@@ -33,51 +33,49 @@ use serde_json::Value;
 use crate::compute::{adapter, aware, checkpoint, kernels};
 use crate::data::artifact::{Model, OutputKind};
 use crate::data::prompt::PROMPT;
-pub use parameters::{Dtype, IntoWeights, MergeParams, Weighted};
+pub use parameters::{Dtype, IntoWeights, Merge, Weighted};
 
 /// What the stage writes beside the weights: what the merge did, and its proof.
 const REPORT_FILE: &str = "merge_report.json";
 
-/// The stage kind.
-pub struct Merge;
-
-impl Stage for Merge {
+impl StageKind for Merge {
     const NAME: &'static str = "merge";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
-    type Params = MergeParams;
     const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const GOAL: bool = true;
+}
 
-    fn outputs(_: &MergeParams) -> Vec<Output> {
+impl Stage for Merge {
+    fn outputs(&self) -> Vec<Output> {
         vec![Model::output("model")]
     }
 
-    fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        parameters::check(params, inputs, span)
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        parameters::check(self, inputs, span)
     }
 
-    fn survey(params: &MergeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let base = params.model.reference.facts_in(inputs);
+        let base = self.model.reference.facts_in(inputs);
         let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
         survey.pass("model", base, &names);
-        if let Some((adapter, _)) = params.weighted().first() {
+        if let Some((adapter, _)) = self.weighted().first() {
             survey.pass("model", adapter.reference.facts_in(inputs), &[PROMPT]);
         }
         survey
     }
 
-    fn preflight(params: &MergeParams, inputs: &InputFacts, _: Span) -> Preflight {
-        parameters::preflight(params, inputs)
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        parameters::preflight(self, inputs)
     }
 
-    fn threads(_: &MergeParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
-        let base = context.open(&params.model)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&self.model)?;
         if aware::is_aware(&base.folder) {
             let message = "the model was trained for 4-bit weights (QAT), and merged weights would no longer be \
                 rounded to 4 bits";
@@ -87,24 +85,24 @@ impl Stage for Merge {
             ));
         }
         let architecture = checkpoint::architecture(&base.folder)?;
-        let adapters = open_adapters(params, &base, context)?;
+        let adapters = open_adapters(self, &base, context)?;
         let facts: Vec<&Facts> = adapters.iter().map(|opened| &opened.facts).collect();
-        let trained_on = parameters::trained_on(params.into, &facts)?;
+        let trained_on = parameters::trained_on(self.into, &facts)?;
         let worker = match &architecture {
             Architecture::Native(_) => None,
             Architecture::Transformers(_) if trained_on.is_some() => {
                 let message = "adapters on a quantised base can be merged only into native models";
                 return Err(StageError::new(Cause::BadParameters, message));
             }
-            Architecture::Transformers(outline) => Some(proof::Worker::begin(params, outline, context)?),
+            Architecture::Transformers(outline) => Some(proof::Worker::begin(self, outline, context)?),
         };
         let weighted: Vec<WeightedAdapter<'_>> =
             adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
         let repo = base.description.facts.get(checkpoint::REPO).and_then(|repo| repo.as_str());
         let options = MergeOptions {
-            max_shard_bytes: params.max_shard_size.0,
-            dtype: params.dtype.map(Dtype::stored),
-            base_model: params.base_name.as_deref().or(repo),
+            max_shard_bytes: self.max_shard_size.0,
+            dtype: self.dtype.map(Dtype::stored),
+            base_model: self.base_name.as_deref().or(repo),
             // The store flushes what it takes in; meanwhile the merge is proved.
             flush: Flush::Later,
             trained_on: trained_on.as_ref().map(|(base, into)| TrainedOn { base, into: *into }),
@@ -124,7 +122,7 @@ impl Stage for Merge {
         draft.begin_flush()?;
         checkpoint::carry_along(&base.folder, &draft.folder)?;
         report::warn_of_rounding(&written, context);
-        let batches = rows::batches(params, &base.folder, context)?;
+        let batches = rows::batches(self, &base.folder, context)?;
         let proving = profile.phase("prove");
         let proof = match worker {
             None => prove(&merge, &draft, &batches, context)?,
@@ -132,7 +130,7 @@ impl Stage for Merge {
         };
         drop(proving);
         let taught = taught(&base, &adapters);
-        seal(params, draft, &written, &proof, taught, context)
+        seal(self, draft, &written, &proof, taught, context)
     }
 }
 
@@ -145,7 +143,7 @@ struct Opened {
     facts: Facts,
 }
 
-fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
+fn open_adapters(params: &Merge, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
     let open = |(input, weight)| {
         let artifact = context.open::<crate::data::artifact::Adapter>(input)?;
         let stage = input.reference.stage.clone();
@@ -200,7 +198,7 @@ fn taught(base: &Artifact, adapters: &[Opened]) -> Option<Value> {
 
 /// Writes the report, fails if the merge is not proved, and hands the model over.
 fn seal(
-    params: &MergeParams,
+    params: &Merge,
     mut draft: Draft,
     written: &MergeReport,
     proof: &Proof,

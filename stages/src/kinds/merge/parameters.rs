@@ -20,7 +20,7 @@ use crate::preflight::PROCESS_BYTES;
 
 /// What a pipeline file may say under `with:` for `uses: merge`.
 #[derive(Parameters, Debug)]
-pub struct MergeParams {
+pub struct Merge {
     /// The model that the adapters were trained on.
     #[semantic]
     pub model: Input<Model>,
@@ -104,7 +104,7 @@ impl Dtype {
     }
 }
 
-impl MergeParams {
+impl Merge {
     /// The adapters with their weights, however the file gives them.
     pub(super) fn weighted(&self) -> Vec<(&Input<Adapter>, f64)> {
         let one = self.adapter.iter().map(|adapter| (adapter, 1.0));
@@ -113,7 +113,7 @@ impl MergeParams {
 }
 
 /// What is wrong, as far as the file and the facts of the inputs tell.
-pub(super) fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+pub(super) fn check(params: &Merge, inputs: &InputFacts, span: Span) -> Vec<Problem> {
     let mut problems = Vec::new();
     match (&params.adapter, params.adapters.is_empty()) {
         (Some(_), false) => {
@@ -194,7 +194,7 @@ pub(super) fn trained_on(
 }
 
 /// What it will make and cost: the peak is that of the proof, adapters apart.
-pub(super) fn preflight(params: &MergeParams, inputs: &InputFacts) -> Preflight {
+pub(super) fn preflight(params: &Merge, inputs: &InputFacts) -> Preflight {
     let mut ahead = Preflight::default();
     let model = &params.model.reference;
     crate::preflight::expect_same_model(&mut ahead, "model", model, inputs);

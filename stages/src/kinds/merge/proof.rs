@@ -9,7 +9,7 @@ use model::config::Outline;
 use model::merge::{Measured, Proof};
 use serde_json::json;
 
-use super::{MergeParams, unproved};
+use super::{Merge, unproved};
 use crate::compute::torch::batches::encode;
 use crate::compute::torch::job::{Infer, Job};
 use crate::compute::torch::{Connection, Work};
@@ -25,11 +25,7 @@ impl Worker {
     ///
     /// # Errors
     /// Fails if it is not installed, or it cannot prove such a merge: of several adapters, or of a share of one.
-    pub(super) fn begin(
-        params: &MergeParams,
-        outline: &Outline,
-        context: &mut StageContext,
-    ) -> Result<Self, StageError> {
+    pub(super) fn begin(params: &Merge, outline: &Outline, context: &mut StageContext) -> Result<Self, StageError> {
         let weighted = params.weighted();
         let [(adapter, 1.0)] = weighted.as_slice() else {
             let message = format!(

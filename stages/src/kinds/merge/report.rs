@@ -4,9 +4,9 @@ use engine::context::StageContext;
 use model::merge::{AgainstTraining, Deviation, MergeInto, MergeReport, MergedTensor, Proof};
 use serde_json::{Value, json};
 
-use super::MergeParams;
+use super::Merge;
 
-pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> Value {
+pub(super) fn of(params: &Merge, written: &MergeReport, proof: &Proof) -> Value {
     let largest = written.merged.iter().max_by(|one, other| one.max_abs_delta.total_cmp(&other.max_abs_delta));
     let roughest = roughest(written);
     json!({

@@ -10,7 +10,7 @@ use model::merge::{GROUP_TOKENS, HEAD_BYTES};
 use model::random::{Address, Purpose, Stream};
 use serde_json::Value;
 
-use super::MergeParams;
+use super::Merge;
 use crate::compute::checkpoint;
 use crate::data::artifact::TokensReader;
 
@@ -32,7 +32,7 @@ pub(super) fn proof_bytes(rows: usize, config: &Config) -> u64 {
 
 /// The rows to compare on: of each of those given its first document, else random ones, the same for each model of this
 /// vocabulary.
-pub(super) fn batches(params: &MergeParams, base: &Path, context: &mut StageContext) -> Result<Vec<Batch>, StageError> {
+pub(super) fn batches(params: &Merge, base: &Path, context: &mut StageContext) -> Result<Vec<Batch>, StageError> {
     let config = checkpoint::config(base)?;
     let size = |name: &str| config.get(name).and_then(Value::as_u64);
     let positions = size("max_position_embeddings").and_then(|positions| usize::try_from(positions).ok());

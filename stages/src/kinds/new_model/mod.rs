@@ -9,7 +9,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Stage};
+use engine::stage::{InputFacts, Stage, StageKind};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::init::NewModel as Shape;
@@ -23,7 +23,7 @@ const MOST_TEXT_BYTES: usize = 64 << 20;
 /// What a pipeline file may say under `with:` for `uses: new_model`. The names of the shape are those of a published
 /// `config.json`.
 #[derive(Parameters, Debug)]
-pub struct NewModelParams {
+pub struct NewModel {
     /// Rows whose text the tokenizer is trained on: the first 64 MiB.
     #[semantic]
     pub text: Input<Rows>,
@@ -68,7 +68,7 @@ pub struct NewModelParams {
     pub seed: u64,
 }
 
-impl NewModelParams {
+impl NewModel {
     fn shape(&self, vocab_size: usize) -> Shape {
         Shape {
             vocab_size,
@@ -90,39 +90,37 @@ impl NewModelParams {
     }
 }
 
-/// The stage kind.
-pub struct NewModel;
-
-impl Stage for NewModel {
+impl StageKind for NewModel {
     const NAME: &'static str = "new_model";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Makes a decoder with random weights and trains a tokenizer for it.";
-    type Params = NewModelParams;
+}
 
-    fn outputs(_: &NewModelParams) -> Vec<Output> {
+impl Stage for NewModel {
+    fn outputs(&self) -> Vec<Output> {
         vec![Model::output("model"), Tokenizer::output("tokenizer")]
     }
 
-    fn check(params: &NewModelParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        match params.shape(params.vocab_size).check() {
+    fn check(&self, _: &InputFacts, span: Span) -> Vec<Problem> {
+        match self.shape(self.vocab_size).check() {
             Ok(()) => Vec::new(),
             Err(error) => vec![Problem::error("bad-shape", span, error.to_string(), "this shape cannot be built")],
         }
     }
 
-    fn survey(params: &NewModelParams, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+        if let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) {
             survey.outputs.insert("model".to_owned(), checkpoint::facts_of_config(config));
-            survey.fact("tokenizer", "vocab_size", params.vocab_size);
+            survey.fact("tokenizer", "vocab_size", self.vocab_size);
             ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, checkpoint::CHAT_TEMPLATE, false));
         }
         survey
     }
 
-    fn preflight(params: &NewModelParams, _: &InputFacts, _: Span) -> Preflight {
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
         let mut ahead = Preflight::default();
-        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+        if let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) {
             let config = serde_json::Value::Object(config);
             if let Ok(shape) = Config::from_json(&config.to_string()) {
                 let weights = shape.matrix_weights();
@@ -134,15 +132,15 @@ impl Stage for NewModel {
         ahead
     }
 
-    fn run(params: &NewModelParams, context: &mut StageContext) -> Result<(), StageError> {
-        let texts = read_texts(params, context)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let texts = read_texts(self, context)?;
         let tokenizer_draft = context.create("tokenizer")?;
-        let tokenizer = bpe::train(&texts, params.vocab_size, params.max_position_embeddings, &tokenizer_draft.folder)
+        let tokenizer = bpe::train(&texts, self.vocab_size, self.max_position_embeddings, &tokenizer_draft.folder)
             .or_fail(Cause::Internal, || "cannot train the tokenizer".to_owned())?;
-        if tokenizer.vocab_size < params.vocab_size {
+        if tokenizer.vocab_size < self.vocab_size {
             context.warn(format!(
                 "the text has pairs for {} of the {} requested ids; the model gets {}",
-                tokenizer.vocab_size, params.vocab_size, tokenizer.vocab_size
+                tokenizer.vocab_size, self.vocab_size, tokenizer.vocab_size
             ));
         }
 
@@ -150,11 +148,11 @@ impl Stage for NewModel {
             bos_token_id: Some(tokenizer.bos_token_id),
             eos_token_id: Some(tokenizer.eos_token_id),
             pad_token_id: Some(tokenizer.pad_token_id),
-            ..params.shape(tokenizer.vocab_size)
+            ..self.shape(tokenizer.vocab_size)
         };
         let mut model_draft = context.create("model")?;
         shape
-            .write(&model_draft.folder, params.seed, safetensors::Dtype::F32)
+            .write(&model_draft.folder, self.seed, safetensors::Dtype::F32)
             .or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
         checkpoint::carry_along(&tokenizer_draft.folder, &model_draft.folder)?;
 
@@ -168,7 +166,7 @@ impl Stage for NewModel {
 }
 
 /// The text of the rows, up to a limit.
-fn read_texts(params: &NewModelParams, context: &mut StageContext) -> Result<Vec<String>, StageError> {
+fn read_texts(params: &NewModel, context: &mut StageContext) -> Result<Vec<String>, StageError> {
     let mut rows = RowsReader::open(&context.open(&params.text)?)?;
     let mut texts = Vec::new();
     let mut bytes = 0;

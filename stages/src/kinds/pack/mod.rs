@@ -11,7 +11,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 
 use crate::compute::resources::thread_pool;
@@ -32,7 +32,7 @@ pub enum Strategy {
 
 /// What a pipeline file may say under `with:` for `uses: pack`.
 #[derive(Debug, Parameters)]
-pub struct PackParams {
+pub struct Pack {
     /// The tokens.
     #[semantic]
     pub tokens: Input<Tokens>,
@@ -48,7 +48,7 @@ pub struct PackParams {
     pub strategy: Strategy,
 }
 
-impl PackParams {
+impl Pack {
     fn splits(&self, shape: Shape) -> bool {
         self.split_across_pack.unwrap_or(shape == Shape::Text) && !shape.is_preference()
     }
@@ -62,70 +62,68 @@ impl PackParams {
     }
 }
 
-/// The stage kind.
-pub struct Pack;
-
-impl Stage for Pack {
+impl StageKind for Pack {
     const NAME: &'static str = "pack";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Lays several documents into each row, so that little of it is padding.";
-    type Params = PackParams;
+}
 
-    fn outputs(_: &PackParams) -> Vec<Output> {
+impl Stage for Pack {
+    fn outputs(&self) -> Vec<Output> {
         vec![Packs::output("packs")]
     }
 
-    fn check(params: &PackParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let facts = params.tokens.reference.facts_in(inputs);
-        if let Some(problem) = params.cuts_groups(facts, span) {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let facts = self.tokens.reference.facts_in(inputs);
+        if let Some(problem) = self.cuts_groups(facts, span) {
             return vec![problem];
         }
-        if let Some(problem) = may_be_too_long(params, facts, span) {
+        if let Some(problem) = may_be_too_long(self, facts, span) {
             return vec![problem];
         }
         let tokens = facts.and_then(TokensFacts::from_facts);
         let too_long =
-            tokens.filter(|tokens| tokens.longest_row > params.max_seq_len as u64 && !params.splits(tokens.shape));
+            tokens.filter(|tokens| tokens.longest_row > self.max_seq_len as u64 && !self.splits(tokens.shape));
         let problem = |tokens: TokensFacts| {
             let longest = tokens.longest_row;
-            let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", params.max_seq_len);
+            let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", self.max_seq_len);
             Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS).at("max_seq_len")
         };
         too_long.map(problem).into_iter().collect()
     }
 
-    fn survey(params: &PackParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let tokens = params.tokens.reference.facts_in(inputs);
+        let tokens = self.tokens.reference.facts_in(inputs);
         survey.pass("packs", tokens, &["shape", "vocab_size", PROMPT]);
         let longest = tokens.and_then(|facts| facts.get(LONGEST_POSSIBLE)?.as_u64());
-        let own = params.max_seq_len as u64;
+        let own = self.max_seq_len as u64;
         survey.fact("packs", LONGEST_POSSIBLE, longest.map_or(own, |longest| longest.min(own)));
         survey
     }
 
-    fn preflight(params: &PackParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
         let mut ahead = Preflight::default();
-        let tokens = params.tokens.reference.facts_in(inputs).and_then(|facts| facts.get("tokens")?.as_f64());
+        let tokens = self.tokens.reference.facts_in(inputs).and_then(|facts| facts.get("tokens")?.as_f64());
         ahead.work = tokens.map(|tokens| Work::new("tokens", tokens));
-        ahead.expect("packs", "longest_row", params.max_seq_len);
+        ahead.expect("packs", "longest_row", self.max_seq_len);
         ahead
     }
 
-    fn threads(_: &PackParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
         crate::data::artifact::compare(kind, old, new)
     }
 
-    fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {
-        let mut tokens = TokensReader::open(&context.open(&params.tokens)?)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let mut tokens = TokensReader::open(&context.open(&self.tokens)?)?;
         let facts = tokens.facts().clone();
-        let mut packer = Packer::new(params, &facts);
+        let mut packer = Packer::new(self, &facts);
         let draft = context.create("packs")?;
-        let max_seq_len = Some(params.max_seq_len as u64);
+        let max_seq_len = Some(self.max_seq_len as u64);
         let mut writer = TokensWriter::packs(&draft.folder, TokensFacts { max_seq_len, ..facts.clone() });
         let total = tokens.len();
         // Within the pool, so that the writer encodes on its threads.
@@ -158,7 +156,7 @@ enum Packer {
 }
 
 impl Packer {
-    fn new(params: &PackParams, facts: &TokensFacts) -> Self {
+    fn new(params: &Pack, facts: &TokensFacts) -> Self {
         let (splits, padding_id) = (params.splits(facts.shape), facts.pad_token_id.unwrap_or(0));
         match params.strategy {
             Strategy::NextFit => Self::NextFit(NextFit::new(params.max_seq_len, splits, padding_id)),
@@ -206,7 +204,7 @@ fn summary(rows: u64, packed: &TokensFacts) -> String {
 }
 
 /// Rows that are not cut have to fit, and may be longer.
-fn may_be_too_long(params: &PackParams, tokens: Option<&Facts>, span: Span) -> Option<Problem> {
+fn may_be_too_long(params: &Pack, tokens: Option<&Facts>, span: Span) -> Option<Problem> {
     let longest = tokens?.get(LONGEST_POSSIBLE)?.as_u64()?;
     let shape = serde_json::from_value(tokens?.get("shape")?.clone()).ok()?;
     if longest <= params.max_seq_len as u64 || params.splits(shape) {

@@ -13,7 +13,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::bitsandbytes::{Layout, Options, Progress, QuantizeError, Report, TensorError};
 use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
@@ -31,7 +31,7 @@ const REPORT_FILE: &str = "quantize_report.json";
 
 /// What a pipeline file may say under `with:` for `uses: quantize`.
 #[derive(Parameters, Debug)]
-pub struct QuantizeStageParams {
+pub struct Quantize {
     /// The model.
     #[semantic]
     pub model: Input<Model>,
@@ -74,7 +74,7 @@ pub enum Format {
     BnbInt8,
 }
 
-impl QuantizeStageParams {
+impl Quantize {
     fn layout(&self) -> Layout {
         let (block_size, double_quantization) = (self.block_size, self.double_quantization);
         match self.format {
@@ -85,43 +85,41 @@ impl QuantizeStageParams {
     }
 }
 
-/// The stage kind.
-pub struct Quantize;
-
-impl Stage for Quantize {
+impl StageKind for Quantize {
     const NAME: &'static str = "quantize";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Stores a model's linear layers in 4 or 8 bits, for transformers with bitsandbytes.";
-    type Params = QuantizeStageParams;
     const ALSO_CALLED: &'static [&'static str] = &["quantise", "bitsandbytes", "bnb"];
     const GOAL: bool = true;
+}
 
-    fn outputs(_: &QuantizeStageParams) -> Vec<Output> {
+impl Stage for Quantize {
+    fn outputs(&self) -> Vec<Output> {
         vec![Model::output("model")]
     }
 
-    fn check(params: &QuantizeStageParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let bad = |field: &str, message: String, label: &str| {
             Problem::error("bad-value", span, message, label).at(field.to_owned())
         };
         let mut problems = Vec::new();
-        if !params.block_size.is_power_of_two() {
-            let message = format!("`block_size` is {}, and it has to be a power of two", params.block_size);
+        if !self.block_size.is_power_of_two() {
+            let message = format!("`block_size` is {}, and it has to be a power of two", self.block_size);
             problems.push(bad("block_size", message, "not a power of two"));
         }
-        if params.format == Format::BnbInt8 && (params.block_size, params.double_quantization) != (64, true) {
+        if self.format == Format::BnbInt8 && (self.block_size, self.double_quantization) != (64, true) {
             let message = "`bnb_int8` has a scale to a row, and neither blocks nor double quantisation".to_owned();
             problems.push(bad("format", message, "without `block_size` and `double_quantization`"));
         }
-        if params.max_relative_error.is_some_and(|most| !most.is_finite() || most <= 0.0) {
+        if self.max_relative_error.is_some_and(|most| !most.is_finite() || most <= 0.0) {
             let message = "`max_relative_error` has to be above 0".to_owned();
             problems.push(bad("max_relative_error", message, "not above 0"));
         }
-        if params.max_perplexity_ratio.is_some() && params.data.is_none() {
+        if self.max_perplexity_ratio.is_some() && self.data.is_none() {
             let message = "`max_perplexity_ratio` needs rows to compute the perplexity of".to_owned();
             problems.push(bad("max_perplexity_ratio", message, "without `data`").with_help("say `data: tokens`"));
         }
-        let config = params.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
+        let config = self.model.reference.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
         if let Some(method) = config.and_then(|config| config.get(QUANTIZATION)?.get("quant_method")) {
             let message = format!("the model's weights are stored quantised (`{}`)", method.as_str().unwrap_or("?"));
             let problem = bad("model", message, "quantised already");
@@ -135,36 +133,36 @@ impl Stage for Quantize {
         problems
     }
 
-    fn survey(params: &QuantizeStageParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let base = params.model.reference.facts_in(inputs);
+        let base = self.model.reference.facts_in(inputs);
         let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
         survey.pass("model", base, &names);
         if let Some(Value::Object(config)) = base.and_then(|facts| facts.get(CONFIG)) {
             let mut config = config.clone();
-            config.insert(QUANTIZATION.to_owned(), model::bitsandbytes::settings(&config, params.layout(), &[]));
+            config.insert(QUANTIZATION.to_owned(), model::bitsandbytes::settings(&config, self.layout(), &[]));
             survey.fact("model", CONFIG, config);
         }
         survey
     }
 
-    fn preflight(_: &QuantizeStageParams, _: &InputFacts, _: Span) -> Preflight {
+    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
         Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
     }
 
-    fn threads(_: &QuantizeStageParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn run(params: &QuantizeStageParams, context: &mut StageContext) -> Result<(), StageError> {
-        let base = context.open(&params.model)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&self.model)?;
         let options = Options {
-            layout: params.layout(),
-            skip_modules: params.skip_modules.clone(),
+            layout: self.layout(),
+            skip_modules: self.skip_modules.clone(),
             max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
             flush: Flush::Later,
         };
-        let before = match &params.data {
+        let before = match &self.data {
             Some(data) => Some(perplexity::of(&base.folder, data, context)?),
             None => None,
         };
@@ -180,12 +178,12 @@ impl Stage for Quantize {
         drop(writing);
         draft.begin_flush()?;
         checkpoint::carry_along(&base.folder, &draft.folder)?;
-        let after = match &params.data {
+        let after = match &self.data {
             Some(data) => Some(perplexity::of(&draft.folder, data, context)?),
             None => None,
         };
         let perplexities = before.zip(after);
-        check_bounds(params, &report, perplexities)?;
+        check_bounds(self, &report, perplexities)?;
         let mut facts: Facts = checkpoint::facts(&mut draft)?;
         facts.extend(base.description.facts.get(PROMPT).map(|prompt| (PROMPT.to_owned(), prompt.clone())));
         let written = format!("{:#}\n", described(&report, perplexities));
@@ -201,11 +199,7 @@ fn worst(report: &Report) -> Option<&TensorError> {
     report.quantized.iter().max_by(|one, other| one.relative.total_cmp(&other.relative))
 }
 
-fn check_bounds(
-    params: &QuantizeStageParams,
-    report: &Report,
-    perplexities: Option<(f64, f64)>,
-) -> Result<(), StageError> {
+fn check_bounds(params: &Quantize, report: &Report, perplexities: Option<(f64, f64)>) -> Result<(), StageError> {
     let help = "raise the bound, leave layers as they are with `skip_modules`, or take a format of more bits";
     if let (Some(most), Some(worst)) = (params.max_relative_error, worst(report))
         && worst.relative > most

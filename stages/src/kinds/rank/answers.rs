@@ -6,7 +6,7 @@ use arrow::array::{Array, StringArray, UInt64Array};
 use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
 
-use super::RankParams;
+use super::Rank;
 use crate::compute::inference::Ended;
 use crate::data::results::TableReader;
 use crate::kinds::generate::{TABLE, samples};
@@ -36,11 +36,7 @@ impl Answers {
     ///
     /// # Errors
     /// Fails where they are answers to other rows than these.
-    pub(super) fn open(
-        params: &RankParams,
-        prompts: &Artifact,
-        context: &mut StageContext,
-    ) -> Result<Self, StageError> {
+    pub(super) fn open(params: &Rank, prompts: &Artifact, context: &mut StageContext) -> Result<Self, StageError> {
         let mut sources = Vec::new();
         for input in &params.samples.0 {
             let stage = input.reference.stage.clone();

@@ -16,7 +16,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage};
+use engine::stage::{InputFacts, Stage, StageKind};
 use engine::survey::{LocalFiles, Survey};
 
 use crate::data::artifact::{
@@ -28,7 +28,7 @@ use score::{Score, Scorer};
 
 /// What a pipeline file may say under `with:` for `uses: rank`.
 #[derive(Parameters, Debug)]
-pub struct RankParams {
+pub struct Rank {
     /// The rows with the prompts of the samples.
     #[semantic]
     pub prompts: Input<Rows>,
@@ -70,57 +70,55 @@ pub enum CutOff {
     Keep,
 }
 
-/// The stage kind.
-pub struct Rank;
-
-impl Stage for Rank {
+impl StageKind for Rank {
     const NAME: &'static str = "rank";
     const VERSION: u32 = 1;
     const ABOUT: &'static str =
         "Makes pairs of a better and a worse completion, or keeps the best, of a model's own completions.";
-    type Params = RankParams;
     const ALSO_CALLED: &'static [&'static str] = &["best_of_n", "rejection_sampling", "judge"];
+}
 
-    fn outputs(_: &RankParams) -> Vec<Output> {
+impl Stage for Rank {
+    fn outputs(&self) -> Vec<Output> {
         vec![Rows::output("rows")]
     }
 
-    fn check(params: &RankParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems: Vec<Problem> = params.score.problems(params.samples.0.len(), span).into_iter().collect();
-        let of_rows = params.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
-        if let Some(message) = of_rows.as_ref().and_then(|facts| params.unfit(facts)) {
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = self.score.problems(self.samples.0.len(), span).into_iter().collect();
+        let of_rows = self.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        if let Some(message) = of_rows.as_ref().and_then(|facts| self.unfit(facts)) {
             let label = format!("the rows are {}", of_rows.map_or("others", |facts| facts.shape.describe()));
             problems.push(Problem::error("bad-value", span, message, label).at("prompts"));
         }
         problems
     }
 
-    fn survey(params: &RankParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let of_rows = params.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
-        let made = of_rows.map(|facts| params.facts(&facts).to_facts()).unwrap_or_default();
+        let of_rows = self.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        let made = of_rows.map(|facts| self.facts(&facts).to_facts()).unwrap_or_default();
         for name in ["shape", "columns", "template", "response"] {
             survey.pass("rows", Some(&made), &[name]);
         }
         survey
     }
 
-    fn preflight(params: &RankParams, inputs: &InputFacts, _: Span) -> Preflight {
-        let rows = params.prompts.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+        let rows = self.prompts.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
         Preflight { work: rows.map(|rows| Work::new("prompts", rows)), ..Preflight::default() }
     }
 
-    fn run(params: &RankParams, context: &mut StageContext) -> Result<(), StageError> {
-        let prompts = context.open(&params.prompts)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let prompts = context.open(&self.prompts)?;
         let mut rows = RowsReader::open(&prompts)?;
         let facts = rows.facts().clone();
-        if let Some(message) = params.unfit(&facts) {
+        if let Some(message) = self.unfit(&facts) {
             return Err(StageError::bad_data(message));
         }
-        let mut answers = Answers::open(params, &prompts, context)?;
-        let mut scorer = Scorer::open(&params.score, context)?;
+        let mut answers = Answers::open(self, &prompts, context)?;
+        let mut scorer = Scorer::open(&self.score, context)?;
         let draft = context.create("rows")?;
-        let mut writer = RowsWriter::create(&draft.folder, params.facts(&facts));
+        let mut writer = RowsWriter::create(&draft.folder, self.facts(&facts));
         let mut tally = Tally::default();
         for number in 0..rows.len() {
             context.stop_if_cancelled()?;
@@ -129,12 +127,12 @@ impl Stage for Rank {
                 tally.answers += 1;
                 let score = scorer.score(source, answer.as_ref())?;
                 match answer.zip(score) {
-                    Some((answer, _)) if answer.is_cut && params.on_cut_off == CutOff::Drop => tally.cut_off += 1,
+                    Some((answer, _)) if answer.is_cut && self.on_cut_off == CutOff::Drop => tally.cut_off += 1,
                     Some((answer, score)) => scored.push((score, answer)),
                     None => tally.unscored += 1,
                 }
             }
-            match params.choose(&scored) {
+            match self.choose(&scored) {
                 Ok(chosen) => {
                     tally.add(&chosen);
                     writer.write(row_of(rows.row(number)?, &facts, chosen))?;
@@ -145,7 +143,7 @@ impl Stage for Rank {
         }
         answers.finish()?;
         scorer.finish()?;
-        let report = tally.report(params.make);
+        let report = tally.report(self.make);
         if tally.made == 0 {
             return Err(StageError::bad_data(format!("there is nothing to train on: {report}"))
                 .with_help("use more `samples_per_prompt` at a higher `temperature`, or scores with finer steps"));
@@ -167,7 +165,7 @@ struct Chosen {
     worst: Option<(f64, Answer)>,
 }
 
-impl RankParams {
+impl Rank {
     /// Why rows cannot be made of answers to these.
     fn unfit(&self, prompts: &RowsFacts) -> Option<&'static str> {
         let ends_otherwise = prompts.template.as_ref().is_some_and(|template| template.response_end.is_some());
@@ -335,10 +333,10 @@ mod tests {
 
     use super::*;
 
-    fn params(make: Make, min_margin: f64, min_score: Option<f64>) -> RankParams {
+    fn params(make: Make, min_margin: f64, min_score: Option<f64>) -> Rank {
         let prompts = Input::new(Reference { stage: "rows".to_owned(), output: None, span: Span::default() });
         let (samples, score) = (OneOrMore(Vec::new()), Score::default());
-        RankParams { prompts, samples, score, make, min_margin, min_score, on_cut_off: CutOff::Drop }
+        Rank { prompts, samples, score, make, min_margin, min_score, on_cut_off: CutOff::Drop }
     }
 
     fn answers(scores: &[f64]) -> Vec<(f64, Answer)> {

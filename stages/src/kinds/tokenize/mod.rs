@@ -22,7 +22,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use engine::survey::{LocalFiles, Survey};
 
 use crate::compute::resources::thread_pool;
@@ -65,7 +65,7 @@ pub enum OnNoTarget {
 
 /// What a pipeline file may say under `with:` for `uses: tokenize`.
 #[derive(Debug, Parameters)]
-pub struct TokenizeParams {
+pub struct Tokenize {
     /// The rows.
     #[semantic]
     pub dataset: Input<Rows>,
@@ -104,7 +104,7 @@ pub struct TokenizeParams {
     pub prompt: PromptParams,
 }
 
-impl TokenizeParams {
+impl Tokenize {
     /// Whether rows with these facts, as far as they are known, may become more rows of tokens than there are.
     fn may_split(&self, facts: Option<&Facts>) -> bool {
         let shape = facts.and_then(|facts| serde_json::from_value(facts.get("shape")?.clone()).ok());
@@ -169,31 +169,29 @@ impl TokenizeParams {
     }
 }
 
-/// The stage kind.
-pub struct Tokenize;
-
-impl Stage for Tokenize {
+impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
     const VERSION: u32 = 4; // 4: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
-    type Params = TokenizeParams;
+}
 
-    fn outputs(_: &TokenizeParams) -> Vec<Output> {
+impl Stage for Tokenize {
+    fn outputs(&self) -> Vec<Output> {
         vec![crate::data::artifact::Tokens::output("tokens")]
     }
 
-    fn check(params: &TokenizeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let rows = params.dataset.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let rows = self.dataset.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
         let splits_prompts =
-            params.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
-        let tokenizer = params.tokenizer.reference.facts_in(inputs);
+            self.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
+        let tokenizer = self.tokenizer.reference.facts_in(inputs);
         let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
-        let untold = are_conversations.then(|| params.prompt.without_template(tokenizer, "dataset", span)).flatten();
-        let unweighted = rows.as_ref().and_then(|rows| params.without_weight(rows, span));
+        let untold = are_conversations.then(|| self.prompt.without_template(tokenizer, "dataset", span)).flatten();
+        let unweighted = rows.as_ref().and_then(|rows| self.without_weight(rows, span));
         let shape = rows.as_ref().map_or(Shape::Prompt, |rows| rows.shape);
-        let unlearned = rows.as_ref().and_then(|rows| params.without_response(rows.shape, span));
+        let unlearned = rows.as_ref().and_then(|rows| self.without_response(rows.shape, span));
         let may_be_turns = |rows: &RowsFacts| rows.shape == Shape::Messages || rows.shape.is_preference();
-        let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(may_be_turns(&rows), span));
+        let idle = rows.map_or_else(Vec::new, |rows| self.prompt.without_effect(may_be_turns(&rows), span));
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` is set here")
                 .with_help("use truncate, drop or error")
@@ -211,78 +209,78 @@ impl Stage for Tokenize {
             .with_help(help)
             .at("train_on_input")
         };
-        let problems = [splits_prompts.then(problem), params.train_on(shape).is_none().then(contradiction)];
+        let problems = [splits_prompts.then(problem), self.train_on(shape).is_none().then(contradiction)];
         problems.into_iter().flatten().chain(untold).chain(unweighted).chain(unlearned).chain(idle).collect()
     }
 
-    fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        survey.pass("tokens", params.dataset.reference.facts_in(inputs), &["shape"]);
-        survey.pass("tokens", params.tokenizer.reference.facts_in(inputs), &["vocab_size"]);
-        survey.fact("tokens", PROMPT, serde_json::to_value(&params.prompt).expect("options are JSON"));
-        if let Some(longest) = params.max_seq_len {
+        survey.pass("tokens", self.dataset.reference.facts_in(inputs), &["shape"]);
+        survey.pass("tokens", self.tokenizer.reference.facts_in(inputs), &["vocab_size"]);
+        survey.fact("tokens", PROMPT, serde_json::to_value(&self.prompt).expect("options are JSON"));
+        if let Some(longest) = self.max_seq_len {
             survey.fact("tokens", LONGEST_POSSIBLE, longest);
         }
         survey
     }
 
-    fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
         let mut ahead = Preflight::default();
-        let facts = params.dataset.reference.facts_in(inputs);
+        let facts = self.dataset.reference.facts_in(inputs);
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
         ahead.work = rows.map(|rows| Work::new("rows", rows as f64));
         // Without splitting, each row of text becomes one of tokens, unless it is left out.
-        if let Some(rows) = rows.filter(|_| !params.may_split(facts)) {
+        if let Some(rows) = rows.filter(|_| !self.may_split(facts)) {
             ahead.expect("tokens", "rows", rows);
         }
-        if let Some(longest) = params.max_seq_len {
+        if let Some(longest) = self.max_seq_len {
             ahead.expect("tokens", "longest_row", longest);
         }
         ahead
     }
 
-    fn threads(_: &TokenizeParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
         crate::data::artifact::compare(kind, old, new)
     }
 
-    fn run(params: &TokenizeParams, context: &mut StageContext) -> Result<(), StageError> {
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let pool = thread_pool(context)?;
-        let mut rows = RowsReader::open(&context.open(&params.dataset)?)?;
-        let folder = context.open(&params.tokenizer)?.folder;
+        let mut rows = RowsReader::open(&context.open(&self.dataset)?)?;
+        let folder = context.open(&self.tokenizer)?.folder;
         let first = FirstRows::read(&mut rows)?;
         let opened = pool.install(|| Opened::from_folder(&folder, first))?;
         let shape = rows.facts().shape;
-        if shape != Shape::Text && params.on_too_long == Some(OnTooLong::Split) {
+        if shape != Shape::Text && self.on_too_long == Some(OnTooLong::Split) {
             return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
         }
-        check_ends(params, &opened.tokenizer, shape, context)?;
-        if let Some(problem) = params.without_response(shape, Span::default()) {
+        check_ends(self, &opened.tokenizer, shape, context)?;
+        if let Some(problem) = self.without_response(shape, Span::default()) {
             return Err(StageError::new(Cause::BadParameters, problem.message));
         }
-        let train_on = params.train_on(shape).ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
-        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
-        if let Some(problem) = params.without_weight(rows.facts(), Span::default()) {
+        let train_on = self.train_on(shape).ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
+        let renderer = PromptRenderer::new(&self.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
+        if let Some(problem) = self.without_weight(rows.facts(), Span::default()) {
             return Err(StageError::new(Cause::BadParameters, problem.message));
         }
-        let renderer = renderer.weighted_by(params.weight.clone()).learning_reasoning(params.train_on_reasoning);
+        let renderer = renderer.weighted_by(self.weight.clone()).learning_reasoning(self.train_on_reasoning);
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
             renderer: &renderer,
-            max_seq_len: params.max_seq_len,
-            on_too_long: params.on_too_long(shape),
-            on_no_target: params.on_no_target,
-            response_border: params.response_border,
+            max_seq_len: self.max_seq_len,
+            on_too_long: self.on_too_long(shape),
+            on_no_target: self.on_no_target,
+            response_border: self.response_border,
         };
         let mut groups = Groups::of(&mut rows, &encoder)?;
-        let family = context.family::<Self>(params, &params.dataset.reference)?;
+        let family = context.family(self, &self.dataset.reference)?;
         let mut earlier = Earlier::new(context, &family);
         let draft = context.create("tokens")?;
-        let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, params));
+        let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, self));
         let (mut counts, mut pieces, mut taken_over) = (Counts::default(), Vec::new(), 0);
         let (rows_facts, total) = (rows.facts().clone(), rows.len());
         let mut chunks = Chunks::new(&mut rows, &rows_facts);
@@ -328,7 +326,7 @@ const TWO_ANSWERS: &str = "`train_on` and `train_on_input` contradict each other
 
 /// What is asked of the ends of rows must be possible.
 fn check_ends(
-    params: &TokenizeParams,
+    params: &Tokenize,
     tokenizer: &Tokenizer,
     shape: Shape,
     context: &mut StageContext,
@@ -369,7 +367,7 @@ fn listed(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {
+fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &Tokenize) -> TokensFacts {
     let columns = match shape.is_preference() {
         true => vec![OptionalColumn::Group, OptionalColumn::Role, OptionalColumn::DocumentLengths],
         false => params.weight.iter().map(|_| OptionalColumn::Weight).collect(),

@@ -365,8 +365,7 @@ fn rows_of_tokens_are_foretold_only_where_none_is_split() {
         with["tokenizer"] = "base".into();
         let node = engine::file::tree::Node::from_json(&with);
         let params =
-            <TokenizeParams as engine::parameter::Parameter>::read(&node, &mut engine::parameter::Reader::default())
-                .unwrap();
+            <Tokenize as engine::parameter::Parameter>::read(&node, &mut engine::parameter::Reader::default()).unwrap();
         let facts: Facts = serde_json::from_value(rows).unwrap();
         let inputs = InputFacts::from_iter([("articles.rows".to_owned(), facts)]);
         Tokenize::preflight(&params, &inputs, Span::default()).outputs["tokens"].get("rows").and_then(Value::as_u64)

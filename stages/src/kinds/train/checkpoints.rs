@@ -11,12 +11,12 @@ use engine::stage::{InputFacts, WorkingState};
 use model::schedule::Horizon;
 
 use super::learner::{Learner, Restored, Written};
-use super::parameters::TrainParams;
+use super::parameters::Train;
 use super::state::{self, BestDraft, Progress, Saved, StateDraft, StateError};
 
 /// Takes up the newest saved step, where there is one that this run continues: its progress and its records.
 pub(super) fn resume(
-    params: &TrainParams,
+    params: &Train,
     fresh: &Progress,
     learner: &mut dyn Learner,
     context: &mut StageContext,
@@ -52,12 +52,7 @@ fn passed_over(damaged: Vec<StateError>, context: &mut StageContext) {
 }
 
 /// Whether this run continues a saved one, which is told; what it cannot continue is removed.
-fn goes_on(
-    params: &TrainParams,
-    saved: &Progress,
-    fresh: &Progress,
-    context: &mut StageContext,
-) -> Result<bool, StageError> {
+fn goes_on(params: &Train, saved: &Progress, fresh: &Progress, context: &mut StageContext) -> Result<bool, StageError> {
     let step = saved.step;
     if let Some(reason) = starts_over(params, saved, fresh.total_steps) {
         context.warn(format!("starting over: {reason}"));
@@ -77,7 +72,7 @@ fn goes_on(
 
 /// How far an interrupted run came, for one who asks before it goes on. Only what a saved step says of itself is read:
 /// whether its tensors are whole is found out by [`resume`].
-pub(super) fn standing(params: &TrainParams, working: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+pub(super) fn standing(params: &Train, working: &Path, inputs: &InputFacts) -> Option<WorkingState> {
     let saved = state::newest_progress(working).ok()??;
     let rows = params.data.reference.facts_in(inputs).filter(|facts| is_known(facts));
     let rows = rows.and_then(|facts| facts.get("rows")?.as_u64()).and_then(|rows| usize::try_from(rows).ok());
@@ -89,7 +84,7 @@ pub(super) fn standing(params: &TrainParams, working: &Path, inputs: &InputFacts
 }
 
 /// Why a saved run cannot be the beginning of one of `now` steps, if so.
-fn starts_over(params: &TrainParams, saved: &Progress, now: u64) -> Option<String> {
+fn starts_over(params: &Train, saved: &Progress, now: u64) -> Option<String> {
     let Progress { step, total_steps, .. } = *saved;
     if total_steps != now && params.scheduler.horizon() == Horizon::Total {
         return Some(format!(
@@ -130,7 +125,7 @@ pub(super) fn save_best(
 
 /// The files of the values that are the result: those of the best step, or of the last one, which was saved.
 pub(super) fn result(
-    params: &TrainParams,
+    params: &Train,
     progress: &Progress,
     learner: &mut dyn Learner,
     context: &mut StageContext,

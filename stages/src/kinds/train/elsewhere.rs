@@ -45,11 +45,11 @@ mod tests {
     use engine::parameter::{Parameter as _, declared_fields};
 
     use super::*;
-    use crate::kinds::train::TrainParams;
+    use crate::kinds::train::Train;
 
     #[test]
     fn what_is_to_be_written_is_there() {
-        let fields = declared_fields(&TrainParams::schema());
+        let fields = declared_fields(&Train::schema());
         let top: Vec<&str> = fields.iter().filter_map(|field| field.path.split('.').next()).collect();
         for (key, instead) in KEYS {
             assert!(!top.contains(key), "`{key}` is a key of our own");

@@ -16,14 +16,14 @@ use model::config::Architecture;
 use model::peft::Modules;
 use serde_json::Value;
 
-use super::parameters::{AdapterOrigin, For, Loss, Method, TrainParams};
+use super::parameters::{AdapterOrigin, For, Loss, Method, Train};
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Shape, TokensFacts};
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
 use crate::preflight::{model_config, not_native};
 
 /// What does not fit together, as far as results say that are there.
-pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+pub(super) fn problems(params: &Train, inputs: &InputFacts, span: Span) -> Vec<Problem> {
     let inputs = &known(inputs);
     let mut problems = Vec::new();
     let wrong_input = |message: String, help: &str| {

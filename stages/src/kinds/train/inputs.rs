@@ -6,7 +6,7 @@ use model::config::Architecture;
 
 use super::fit;
 use super::order::Division;
-use super::parameters::TrainParams;
+use super::parameters::Train;
 use super::summary::surprises;
 use crate::compute::checkpoint;
 use crate::data::artifact::TokensReader;
@@ -30,7 +30,7 @@ impl Inputs {
     ///
     /// # Errors
     /// Fails where they cannot be read, do not fit each other, or make no step.
-    pub(super) fn open(params: &TrainParams, context: &mut StageContext) -> Result<Self, StageError> {
+    pub(super) fn open(params: &Train, context: &mut StageContext) -> Result<Self, StageError> {
         let model = context.open(&params.model)?;
         let rows = TokensReader::open(&context.open(&params.data)?)?;
         let of_other_kind =
@@ -57,11 +57,7 @@ impl Inputs {
 }
 
 /// How the rows are divided into steps, and how many there are.
-fn extent(
-    params: &TrainParams,
-    rows: &TokensReader,
-    context: &mut StageContext,
-) -> Result<(Division, u64), StageError> {
+fn extent(params: &Train, rows: &TokensReader, context: &mut StageContext) -> Result<(Division, u64), StageError> {
     let count = usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?;
     let (division, total_steps) = (params.division(count), params.total_steps(count));
     if total_steps == 0 {

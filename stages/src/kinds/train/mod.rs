@@ -36,18 +36,18 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::KeyWriter;
+use engine::parameter::{KeyWriter, Parameter as _};
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::stage::{
-    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, Threads, Workers, WorkingState,
+    InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, StageKind, Threads, Workers, WorkingState,
 };
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
     BaseFormat, BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss,
-    LossScale, Method, MinLr, OptimizerParams, QuantizeParams, Reference, SchedulerParams, Targets, TrainParams,
-    UpdateRule, ValidationTasks, Warmup,
+    LossScale, Method, MinLr, OptimizerParams, QuantizeParams, Reference, SchedulerParams, Targets, Train, UpdateRule,
+    ValidationTasks, Warmup,
 };
 
 use inputs::Inputs;
@@ -62,14 +62,10 @@ use crate::data::prompt::PROMPT;
 use crate::kinds::dataset::pin_on_hub;
 use crate::smoke::{self, Lowered};
 
-/// The stage kind.
-pub struct Train;
-
-impl Stage for Train {
+impl StageKind for Train {
     const NAME: &'static str = "train";
     const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
-    type Params = TrainParams;
     const GOAL: bool = true;
     const ALSO_CALLED: &'static [&'static str] = &[
         "sft",
@@ -90,28 +86,6 @@ impl Stage for Train {
     ];
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 
-    fn outputs(params: &TrainParams) -> Vec<Output> {
-        let trained = match params.method {
-            Method::Lora => Adapter::output("adapter"),
-            Method::Full => Model::output("model"),
-        };
-        vec![trained, Metrics::output("metrics")]
-    }
-
-    fn check(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems = params.problems(span);
-        problems.extend(fit::problems(params, inputs, span));
-        problems
-    }
-
-    fn outside(params: &TrainParams) -> Vec<Outside> {
-        params.validation_tasks.iter().flat_map(|tasks| tasks.choice.outside()).collect()
-    }
-
-    fn secrets(params: &TrainParams) -> Vec<Secret> {
-        params.validation_tasks.iter().flat_map(|tasks| tasks.choice.secrets()).collect()
-    }
-
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         pin_on_hub(request)
     }
@@ -129,45 +103,74 @@ impl Stage for Train {
         let has_tasks = lowered.file_says("validation_tasks").is_some();
         if has_tasks { lowered.at_most("validation_tasks.limit", smoke::ROWS).done() } else { lowered.done() }
     }
+}
 
-    fn survey(params: &TrainParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+impl Stage for Train {
+    fn outputs(&self) -> Vec<Output> {
+        let trained = match self.method {
+            Method::Lora => Adapter::output("adapter"),
+            Method::Full => Model::output("model"),
+        };
+        vec![trained, Metrics::output("metrics")]
+    }
+
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = self.problems(span);
+        problems.extend(fit::problems(self, inputs, span));
+        problems
+    }
+
+    fn outside(&self) -> Vec<Outside> {
+        self.validation_tasks.iter().flat_map(|tasks| tasks.choice.outside()).collect()
+    }
+
+    fn secrets(&self) -> Vec<Secret> {
+        self.validation_tasks.iter().flat_map(|tasks| tasks.choice.secrets()).collect()
+    }
+
+    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
         let mut survey = Survey::default();
-        let trained = match params.method {
+        let trained = match self.method {
             Method::Lora => "adapter",
             Method::Full => {
                 let names: Vec<&str> = checkpoint::config_facts().collect();
-                survey.pass("model", params.model.reference.facts_in(inputs), &names);
+                survey.pass("model", self.model.reference.facts_in(inputs), &names);
                 "model"
             }
         };
-        survey.pass(trained, params.data.reference.facts_in(inputs), &[PROMPT]);
-        if let Some(quantize) = &params.quantize {
+        survey.pass(trained, self.data.reference.facts_in(inputs), &[PROMPT]);
+        if let Some(quantize) = &self.quantize {
             survey.fact(trained, QUANTIZE, quantize.fact());
         }
         survey
     }
 
-    fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
-        preflight::preflight(params, inputs, span)
+    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
+        preflight::preflight(self, inputs, span)
     }
 
-    fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
-        preflight::peak_memory(params, inputs, workers)
+    fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64> {
+        preflight::peak_memory(self, inputs, workers)
     }
 
-    fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
-        params.write_derived_key(key);
+    /// The product of micro-batch size and accumulation decides the result; how it is split does not.
+    fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
+        key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
+        // A setting that the file gives must agree with an existing adapter even where it is the default.
+        if self.adapter.is_some() {
+            key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
+        }
     }
 
-    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         less_memory::with_less_memory(parameters)
     }
 
-    fn lacks(params: &TrainParams, span: Span) -> Vec<Problem> {
-        params.backend.lacks(params.serves(), span).into_iter().collect()
+    fn lacks(&self, span: Span) -> Vec<Problem> {
+        self.backend.lacks(self.serves(), span).into_iter().collect()
     }
 
-    fn derived_from(entry: &str) -> &'static [&'static str] {
+    fn derived_from(&self, entry: &str) -> &'static [&'static str] {
         match entry {
             "rows_per_step" => &["micro_batch_size", "gradient_accumulation_steps"],
             "lora_given" => &["lora"],
@@ -175,48 +178,48 @@ impl Stage for Train {
         }
     }
 
-    fn working_state(params: &TrainParams, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
-        checkpoints::standing(params, folder, inputs)
+    fn working_state(&self, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+        checkpoints::standing(self, folder, inputs)
     }
 
-    fn threads(_: &TrainParams) -> Threads {
+    fn threads(&self) -> Threads {
         Threads::Many
     }
 
-    fn workers(_: &TrainParams) -> Workers {
+    fn workers(&self) -> Workers {
         Workers::Many
     }
 
-    fn devices(params: &TrainParams) -> Vec<DeviceKind> {
-        params.backend.devices(params.serves())
+    fn devices(&self) -> Vec<DeviceKind> {
+        self.backend.devices(self.serves())
     }
 
-    fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
-        let architecture = checkpoint::architecture(&context.open(&params.model)?.folder)?;
-        let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let architecture = checkpoint::architecture(&context.open(&self.model)?.folder)?;
+        let choice = Choice::of(self.backend, self.serves(), &architecture, context)?;
         if choice.is_torch {
-            let open = |inputs: &Inputs, context: &mut StageContext| learner::open_torch(params, inputs, context);
-            let ended = session::run(params, open, Some(choice.report()), context);
+            let open = |inputs: &Inputs, context: &mut StageContext| learner::open_torch(self, inputs, context);
+            let ended = session::run(self, open, Some(choice.report()), context);
             return ended.map_err(|error| checkpoints::with_saved_step(error, context));
         }
-        let mut workers = workers::Workers::form(params, context)?;
-        let compute = params.dtype.compute();
-        match params.kernels.on(context.devices().kind) {
+        let mut workers = workers::Workers::form(self, context)?;
+        let compute = self.dtype.compute();
+        match self.kernels.on(context.devices().kind) {
             Kernels::Cpu => {
-                let of = params.matmul_precision.instructions_of(compute);
+                let of = self.matmul_precision.instructions_of(compute);
                 let set = workers.instructions.map_or_else(|| kernels::instructions(of), Ok)?;
                 let kernels = kernels::cpu_with(set, workers.threads, compute, context)?;
-                let kernels = kernels.with_matmul_precision(params.matmul_precision.of_kernels());
+                let kernels = kernels.with_matmul_precision(self.matmul_precision.of_kernels());
                 let kernels = match workers.weights.take() {
                     Some(weights) => kernels.sharing(weights),
                     None => kernels,
                 };
-                native(params, kernels, workers, context)
+                native(self, kernels, workers, context)
             }
             Kernels::Candle => {
                 let kernels = kernels::candle_computing(compute, context)?;
                 let kernels = workers.join_devices(kernels, context)?;
-                native(params, kernels, workers, context)
+                native(self, kernels, workers, context)
             }
         }
     }
@@ -224,7 +227,7 @@ impl Stage for Train {
 
 /// Runs the stage on a kernel set, as one of its workers.
 fn native<B: Blocks>(
-    params: &TrainParams,
+    params: &Train,
     kernels: B,
     workers: workers::Workers,
     context: &mut StageContext,

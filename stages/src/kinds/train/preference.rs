@@ -13,7 +13,7 @@ use model::loss::{Compared, DocumentObjective, DocumentScore, StepTotals};
 use serde::Serialize;
 
 use super::learner::{Learner, Rounds, ScoredDocuments, Scorer, rows_of};
-use super::parameters::{BestBy, TrainParams};
+use super::parameters::{BestBy, Train};
 use crate::compute::quantize::TrainQuantize;
 use crate::data::artifact::TokensReader;
 use crate::kinds::log_probs::{Record, Scored, identity};
@@ -217,7 +217,7 @@ impl LogProbs {
 /// Fails where log-probabilities are not those that this run would compute itself; `adapter` is the one that the
 /// reference has.
 pub(super) fn check_scored(
-    params: &TrainParams,
+    params: &Train,
     scored: &Artifact,
     rows: &Artifact,
     model: &Artifact,

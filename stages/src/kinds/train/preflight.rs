@@ -14,7 +14,7 @@ use model::trainer::Trained;
 use serde_json::Value;
 
 use super::order::Division;
-use super::parameters::{Method, QuantizeParams, TrainParams, TrainQuantize};
+use super::parameters::{Method, QuantizeParams, Train, TrainQuantize};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Kernels;
@@ -29,7 +29,7 @@ const F32_BYTES: u64 = 4;
 const MARGIN: f64 = 0.15;
 
 /// Everything that can be foretold.
-pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
+pub(super) fn preflight(params: &Train, inputs: &InputFacts, span: Span) -> Preflight {
     let mut ahead = Preflight::default();
     steps(params, inputs, span, &mut ahead);
     say_not_native(&params.model.reference, inputs, &mut ahead);
@@ -45,7 +45,7 @@ pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -
 }
 
 /// Rows, steps and learning rates.
-fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Preflight) {
+fn steps(params: &Train, inputs: &InputFacts, span: Span, ahead: &mut Preflight) {
     let rows_per_step = params.rows_per_step();
     let product = format!(
         "{rows_per_step} = micro_batch_size {} × gradient_accumulation_steps {}",
@@ -76,7 +76,7 @@ fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Pref
 }
 
 /// What there is to compute: tokens times the weights that each goes through, as far as both are known.
-fn work(params: &TrainParams, inputs: &InputFacts, config: Option<&Config>) -> Option<Work> {
+fn work(params: &Train, inputs: &InputFacts, config: Option<&Config>) -> Option<Work> {
     let data = params.data.reference.facts_in(inputs)?;
     let count = |name: &str| data.get(name).and_then(Value::as_u64);
     let rows = usize::try_from(count("rows")?).ok().filter(|rows| *rows > 0)?;
@@ -125,14 +125,14 @@ fn epoch_in_words(division: &Division) -> String {
     text
 }
 
-fn epochs_in_words(params: &TrainParams, division: &Division, total: u64) -> String {
+fn epochs_in_words(params: &Train, division: &Division, total: u64) -> String {
     let all = division.total_steps(params.epochs, None);
     let epochs = if params.epochs == 1 { "one epoch".to_owned() } else { format!("{} epochs", params.epochs) };
     if total < all { format!("part of {epochs}: `max_steps` ends them") } else { epochs }
 }
 
 /// What the learning rate comes to, with a warning where the warm-up does not end.
-fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Preflight) {
+fn learning_rate(params: &Train, total: u64, span: Span, ahead: &mut Preflight) {
     let Some(last_step) = total.checked_sub(1) else {
         let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
         ahead.warnings.push(
@@ -164,7 +164,7 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
 }
 
 /// What is trained, and what it takes in memory and on disk.
-fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
+fn memory(params: &Train, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
     let Some(tensors) = trained_tensors(params, config) else { return };
     let trained = values(&tensors);
     let all = config.matrix_weights();
@@ -182,7 +182,7 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
 }
 
 /// The most memory that so many workers hold together.
-pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
+pub(super) fn peak_memory(params: &Train, inputs: &InputFacts, workers: usize) -> Option<u64> {
     let config = &model_config(&params.model.reference, inputs)?;
     let tensors = trained_tensors(params, config)?;
     let trained = values(&tensors);
@@ -222,13 +222,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
 
 /// What the teacher of so many workers takes beside what is trained: its frozen weights, which they have once between
 /// them, and what passes through one of its layers and its head.
-fn teacher_bytes(
-    params: &TrainParams,
-    teacher: &Reference,
-    inputs: &InputFacts,
-    workers: usize,
-    tokens: u64,
-) -> Option<u64> {
+fn teacher_bytes(params: &Train, teacher: &Reference, inputs: &InputFacts, workers: usize, tokens: u64) -> Option<u64> {
     let config = model_config(teacher, inputs)?;
     let (compute, workers) = (params.dtype.compute(), workers as u64);
     let stored = match (params.kernels, workers) {
@@ -263,13 +257,13 @@ fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
 
 /// Bytes of the working state: values and optimizer state in each saved step and in the one that is written, and the
 /// values once for the best step and once for the one that takes its place.
-fn saved_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
+fn saved_bytes(params: &Train, trained: &[TrainedTensor]) -> u64 {
     let (bytes, best) = (values(trained) * F32_BYTES, if params.keep_best { 2 } else { 0 });
     (bytes + optimizer_bytes(params, trained)) * (params.keep_last as u64 + 1) + bytes * best
 }
 
 /// Bytes of the optimizer's state.
-fn optimizer_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
+fn optimizer_bytes(params: &Train, trained: &[TrainedTensor]) -> u64 {
     let optimizer = params.optimizer.optimizer();
     trained.iter().map(|(name, shape)| optimizer.state_bytes(TensorInfo { name, shape })).sum()
 }
@@ -283,7 +277,7 @@ fn values(trained: &[TrainedTensor]) -> u64 {
 
 /// What is trained, of a whole model its matrices alone; not known of an adapter to go on from, or where a target is no
 /// module of the model.
-fn trained_tensors(params: &TrainParams, config: &Config) -> Option<Vec<TrainedTensor>> {
+fn trained_tensors(params: &Train, config: &Config) -> Option<Vec<TrainedTensor>> {
     match (params.method, &params.adapter) {
         (Method::Full, _) => Some(config.tensors().into_iter().filter(|(_, shape)| shape.len() == 2).collect()),
         (Method::Lora, Some(_)) => None,

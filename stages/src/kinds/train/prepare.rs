@@ -16,7 +16,7 @@ use model::trainer::{TrainOptions, Trained, Trainer};
 use model::weights::QuantizedBase;
 use serde::Deserialize;
 
-use super::parameters::{Method, TrainParams, train_tokens};
+use super::parameters::{Method, Train, train_tokens};
 use super::{failure, fit};
 use crate::compute::adapter;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
@@ -24,7 +24,7 @@ use crate::compute::quantize::{TrainQuantize, WeightFormat, warn_of_other_base};
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
-    params: &TrainParams,
+    params: &Train,
     ops: Arc<B>,
     base: &Artifact,
     context: &mut StageContext,
@@ -107,7 +107,7 @@ fn warn_of_idle_names(quantize: &QuantizedBase, base: &Artifact, context: &mut S
 
 /// Attaches an adapter that changes nothing yet.
 fn fresh<B: Blocks>(
-    params: &TrainParams,
+    params: &Train,
     decoder: &mut Decoder<B>,
     base: &Artifact,
     context: &mut StageContext,
@@ -121,7 +121,7 @@ fn fresh<B: Blocks>(
 
 /// Attaches an adapter that was trained before.
 fn warm<B: Blocks>(
-    params: &TrainParams,
+    params: &Train,
     decoder: &mut Decoder<B>,
     base: &Artifact,
     existing: &Artifact,
@@ -134,7 +134,7 @@ fn warm<B: Blocks>(
 /// Writes the values that an adapter is trained from into a folder, without loading the model, for a worker that reads
 /// them there.
 pub(super) fn first_values(
-    params: &TrainParams,
+    params: &Train,
     architecture: &Architecture,
     base: &Artifact,
     folder: &Path,
@@ -178,7 +178,7 @@ pub(super) fn first_values(
 
 /// The settings of a fresh adapter.
 fn settings(
-    params: &TrainParams,
+    params: &Train,
     model: &Modules,
     base: &Artifact,
     context: &mut StageContext,
@@ -196,7 +196,7 @@ fn settings(
 
 /// An adapter that was trained before; what the file says of it must hold.
 fn trained_before(
-    params: &TrainParams,
+    params: &Train,
     model: &Modules,
     base: &Artifact,
     existing: &Artifact,

@@ -18,7 +18,7 @@ use super::figures::{History, MetricsLogger, Record, Tokens};
 use super::inputs::Inputs;
 use super::learner::{DocumentWork, Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
-use super::parameters::{TrainParams, TrainQuantize};
+use super::parameters::{Train, TrainQuantize};
 use super::preference::{self, Figures, LogProbs};
 use super::state::Progress;
 use super::summary;
@@ -32,7 +32,7 @@ use crate::kinds::log_probs;
 
 /// Runs the stage by a learner that `open` gives; `remark` ends the report.
 pub(super) fn run(
-    params: &TrainParams,
+    params: &Train,
     open: impl FnOnce(&Inputs, &mut StageContext) -> Result<Opened, StageError>,
     remark: Option<String>,
     context: &mut StageContext,
@@ -159,7 +159,7 @@ fn micro_batches(shares: &[Vec<usize>], numbers: &[u64], rows: &mut [TokenRow], 
 /// The micro-batches of the first epoch that this process is handed, one for each rank that is fed at a time, and after
 /// them those of the rows that it leaves out.
 fn first_epoch<'a>(
-    params: &'a TrainParams,
+    params: &'a Train,
     division: &'a Division,
     ranks: Ranks,
     rows_at_once: usize,
@@ -197,7 +197,7 @@ fn first_epoch<'a>(
 
 /// What stages of their own have made of the data and of the validation rows, checked against this run.
 fn scored_ahead(
-    params: &TrainParams,
+    params: &Train,
     scorer: Scorer,
     context: &mut StageContext,
 ) -> Result<[Option<Vec<log_probs::Record>>; 2], StageError> {
@@ -222,7 +222,7 @@ struct Planned {
 }
 
 struct Session<'a> {
-    params: &'a TrainParams,
+    params: &'a Train,
     learner: Box<dyn Learner>,
     division: Division,
     schedule: Schedule,

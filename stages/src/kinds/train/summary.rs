@@ -4,11 +4,11 @@ use serde_json::{Map, Value, json};
 
 use super::figures::History;
 use super::order::Division;
-use super::parameters::{BestBy, Leftover, TrainParams};
+use super::parameters::{BestBy, Leftover, Train};
 use super::state::Progress;
 
 /// What a user would otherwise find out from a loss curve.
-pub(super) fn surprises(params: &TrainParams, division: &Division, total_steps: u64) -> Vec<String> {
+pub(super) fn surprises(params: &Train, division: &Division, total_steps: u64) -> Vec<String> {
     let mut surprises = Vec::new();
     surprises.extend(params.low_peak(total_steps));
     if division.rows_left_out() > 0 {
@@ -26,12 +26,7 @@ pub(super) fn surprises(params: &TrainParams, division: &Division, total_steps: 
 }
 
 /// What is known of the whole run: the same for equal inputs.
-pub(super) fn facts(
-    params: &TrainParams,
-    division: &Division,
-    progress: &Progress,
-    history: &History,
-) -> Map<String, Value> {
+pub(super) fn facts(params: &Train, division: &Division, progress: &Progress, history: &History) -> Map<String, Value> {
     let mut facts = Map::new();
     let mut add = |name: &str, value: Value| drop(facts.insert(name.to_owned(), value));
     add("steps", progress.step.into());
@@ -66,7 +61,7 @@ pub(super) fn facts(
 }
 
 /// The run in a few lines for a person.
-pub(super) fn text(params: &TrainParams, division: &Division, progress: &Progress, history: &History) -> String {
+pub(super) fn text(params: &Train, division: &Division, progress: &Progress, history: &History) -> String {
     let Division { rows, rows_per_step, .. } = *division;
     let mut lines = vec![format!("{} steps of {rows_per_step} rows, {rows} rows in the data", progress.step)];
     match (division.leftover_rows(), params.leftover) {
@@ -84,7 +79,7 @@ pub(super) fn text(params: &TrainParams, division: &Division, progress: &Progres
 }
 
 /// How validation went.
-fn validation(params: &TrainParams, progress: &Progress, history: &History) -> Vec<String> {
+fn validation(params: &Train, progress: &Progress, history: &History) -> Vec<String> {
     let (Some(first), Some(last)) = (history.first_loss("validation"), history.last_loss("validation")) else {
         return Vec::new();
     };

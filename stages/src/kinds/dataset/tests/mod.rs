@@ -503,7 +503,7 @@ fn one_row_is_a_dataset_and_none_is_not() {
 /// The problems of parameters that need no run to be found.
 fn problems(with: Value) -> Vec<String> {
     let mut reader = Reader::default();
-    let params = DatasetParams::read(&Node::from_json(&with), &mut reader);
+    let params = Dataset::read(&Node::from_json(&with), &mut reader);
     let checked = params.map_or_else(Vec::new, |params| Dataset::check(&params, &InputFacts::new(), Span::default()));
     reader.problems.into_iter().chain(checked).map(|problem| problem.message).collect()
 }
@@ -546,7 +546,7 @@ fn mistakes_are_found_without_running() {
 
 #[test]
 fn a_dataset_on_the_hub_is_pinned_and_its_path_is_in_no_key() {
-    let read = |with: Value| DatasetParams::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+    let read = |with: Value| Dataset::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
     let outside = Dataset::outside(&read(json!({"source": "EdinburghNLP/xsum"})));
     let [Outside::Pin(request)] = outside.as_slice() else { panic!("no pin: {outside:?}") };
     assert_eq!((request.kind.as_str(), request.revision.as_str()), ("hub-dataset", "main"));

@@ -103,7 +103,7 @@ fn datasets_are_made_one() {
     let message = "the rows of `one` and `two` are different: plain text and prompts";
     assert_eq!(error.message, message);
     // What is in the store already is compared before anything runs.
-    let params = DatasetParams::read(&Node::from_json(&json!({"datasets": both})), &mut Reader::default()).unwrap();
+    let params = Dataset::read(&Node::from_json(&json!({"datasets": both})), &mut Reader::default()).unwrap();
     let facts = |made: &Artifact| made.description.facts.clone();
     let known = |two| InputFacts::from([("one.rows".to_owned(), facts(&one)), ("two.rows".to_owned(), facts(two))]);
     let problems = Dataset::check(&params, &known(&other), Span::default());
@@ -145,7 +145,7 @@ fn neither_threads_nor_the_codec_of_the_source_change_a_bit() {
 #[test]
 fn rows_are_foretold_where_no_filter_takes_some_away() {
     let foretold = |with: Value| {
-        let params = DatasetParams::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+        let params = Dataset::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
         let outputs = Dataset::preflight(&params, &InputFacts::new(), Span::default()).outputs;
         let facts = outputs.get("rows").or_else(|| outputs.get("train")).cloned().unwrap_or_default();
         (facts.get("rows").and_then(Value::as_u64), facts.get("shape").and_then(Value::as_str).map(str::to_owned))

@@ -17,7 +17,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use model::sampling::Sampling;
 
-use super::{Evaluate, EvaluateParams};
+use super::Evaluate;
 use crate::compute::inference::{self, Respondent};
 use crate::compute::journal;
 use crate::data::artifact::RowsReader;
@@ -33,7 +33,7 @@ pub(in crate::kinds) use parameters::{TaskChoice, TaskParams};
 pub(in crate::kinds) use prepared::{Prepared, prepare};
 
 /// Evaluates the tasks.
-pub(super) fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
+pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), StageError> {
     let mut others = Vec::new();
     for input in params.compare_with.iter().flat_map(|others| &others.0) {
         others.push(Other::read(&input.reference.stage, &context.open(input)?.folder)?);

@@ -18,13 +18,13 @@ use super::{
 use crate::compute::inference::{ContinuationScores, not_scored};
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::TrainParams;
+use crate::kinds::train::parameters::Train;
 use crate::kinds::train::workers::{ProcessGroup, Workers};
 use crate::kinds::train::{failure, prepare, state};
 
 /// Loads the model into this process, as one of the stage's workers.
 pub(in crate::kinds::train) fn open<B: Blocks>(
-    params: &TrainParams,
+    params: &Train,
     ops: Arc<B>,
     mut workers: Workers,
     inputs: &Inputs,
@@ -41,7 +41,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
 }
 
 /// What the last digits depend on: another split of a step adds in another order.
-fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, ranks: &Ranks) -> String {
+fn computed_by<B: Blocks>(params: &Train, ops: &B, ranks: &Ranks) -> String {
     let by = format!("{}, micro-batches of {}", ops.describe(), ranks.rows_at_once(params.micro_batch_size));
     if ranks.size == 1 { by } else { format!("{by}, {} workers", ranks.size) }
 }

@@ -30,7 +30,7 @@ use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
+use crate::kinds::train::parameters::{Loss, LossScale, Method, Train};
 use crate::kinds::train::prepare;
 use crate::kinds::train::{failure, fit};
 
@@ -96,7 +96,7 @@ struct Done {
 
 /// Starts the ranks, which load the model.
 pub(in crate::kinds::train) fn open(
-    params: &TrainParams,
+    params: &Train,
     inputs: &Inputs,
     context: &mut StageContext,
 ) -> Result<Opened, StageError> {
@@ -129,7 +129,7 @@ pub(in crate::kinds::train) fn open(
 }
 
 /// What the last digits depend on.
-fn computed_by(params: &TrainParams, described: &Facts, context: &StageContext) -> String {
+fn computed_by(params: &Train, described: &Facts, context: &StageContext) -> String {
     let text = |name: &str| described.get(name).and_then(Value::as_str).unwrap_or_default();
     let version = described.get("versions").and_then(|versions| versions["torch"].as_str()).unwrap_or_default();
     let ranks = match context.devices().workers() {
@@ -146,7 +146,7 @@ fn computed_by(params: &TrainParams, described: &Facts, context: &StageContext) 
 }
 
 fn job(
-    params: &TrainParams,
+    params: &Train,
     work: &Work,
     inputs: &Inputs,
     adapter: Option<&AdapterConfig>,
@@ -187,7 +187,7 @@ fn job(
 
 /// The teacher, whose tokens must be those of the student.
 fn distillation(
-    params: &TrainParams,
+    params: &Train,
     student: &Artifact,
     context: &mut StageContext,
 ) -> Result<Option<job::Distillation>, StageError> {

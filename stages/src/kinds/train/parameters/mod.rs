@@ -8,7 +8,7 @@ mod scheduler;
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, KeyWriter, Mapping, Parameter as _, Parameters};
+use engine::parameter::{Input, Mapping, Parameters};
 use model::schedule::Schedule;
 use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 
@@ -31,7 +31,7 @@ use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
 #[derive(Parameters, Debug)]
-pub struct TrainParams {
+pub struct Train {
     /// The model to start from.
     #[semantic]
     pub model: Input<Model>,
@@ -164,7 +164,7 @@ pub struct TrainParams {
     pub keep_last: usize,
 }
 
-impl TrainParams {
+impl Train {
     /// Rows of an optimizer step.
     pub fn rows_per_step(&self) -> usize {
         self.micro_batch_size.saturating_mul(self.gradient_accumulation_steps)
@@ -414,15 +414,6 @@ impl TrainParams {
                 .with_help("name the stage that makes them: `validation: held_out_tokens`")
         };
         found.map(problem).collect()
-    }
-
-    /// The product of micro-batch size and accumulation decides the result; how it is split does not.
-    pub(super) fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
-        key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
-        // A setting that the file gives must agree with an existing adapter even where it is the default.
-        if self.adapter.is_some() {
-            key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
-        }
     }
 }
 

@@ -7,11 +7,11 @@ use serde_json::json;
 
 use super::*;
 
-fn read(more: Json) -> TrainParams {
+fn read(more: Json) -> Train {
     let mut parameters = json!({"model": "base", "data": "rows"});
     parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let mut reader = Reader::default();
-    let read = TrainParams::read(&Node::from_json(&parameters), &mut reader);
+    let read = Train::read(&Node::from_json(&parameters), &mut reader);
     assert!(reader.problems.is_empty(), "{:?}", reader.problems);
     read.unwrap()
 }
@@ -21,8 +21,7 @@ fn key(more: Json) -> KeyDocument {
     let mut document = KeyDocument::default();
     let none = |_: &_, _: &'static [&'static str]| None;
     let mut writer = KeyWriter::new(&mut document, &none);
-    params.write_key(&mut writer);
-    params.write_derived_key(&mut writer);
+    params.write_whole_key(&mut writer);
     document
 }
 

@@ -37,7 +37,7 @@ use self::shared_memory::SharedMemory;
 use self::watch::Watch;
 use super::failure;
 use super::learner::Ranks;
-use super::parameters::TrainParams;
+use super::parameters::Train;
 use crate::compute::kernels::{self, Kernels};
 
 /// More workers than any machine has cores for are a slip of the pen.
@@ -108,7 +108,7 @@ impl Workers {
     ///
     /// # Errors
     /// Fails where memory or processes cannot be had.
-    pub(super) fn form(params: &TrainParams, context: &mut StageContext) -> Result<Self, StageError> {
+    pub(super) fn form(params: &Train, context: &mut StageContext) -> Result<Self, StageError> {
         if let Some(membership) = context.membership() {
             return Self::join(&membership.clone(), context);
         }
@@ -136,7 +136,7 @@ impl Workers {
         Self::lead(size, params, context)
     }
 
-    fn lead(size: usize, params: &TrainParams, context: &mut StageContext) -> Result<Self, StageError> {
+    fn lead(size: usize, params: &Train, context: &mut StageContext) -> Result<Self, StageError> {
         let threads = context.threads();
         if size > threads {
             context.warn(format!("{size} workers have {threads} threads: some wait while others compute"));
@@ -273,7 +273,7 @@ impl Threads {
 }
 
 /// Makes the folders of all inputs, which the others read.
-fn open_inputs(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
+fn open_inputs(params: &Train, context: &mut StageContext) -> Result<(), StageError> {
     context.open(&params.model)?;
     context.open(&params.data)?;
     params.loss.teacher().map(|teacher| context.open(teacher)).transpose()?;
@@ -283,7 +283,7 @@ fn open_inputs(params: &TrainParams, context: &mut StageContext) -> Result<(), S
 }
 
 /// Memory for the frozen weights of the model, and of the teacher if there is one, in the order in which they load.
-fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result<OwnedFd, StageError> {
+fn memory_of_weights(params: &Train, context: &mut StageContext) -> Result<OwnedFd, StageError> {
     let compute: Compute = params.dtype.compute();
     let mut bytes = 0;
     for input in std::iter::once(&params.model).chain(params.loss.teacher()) {

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use engine::artifact::{Facts, Output};
 use engine::device::DeviceGrant;
 use engine::error::{Cause, Failure};
-use engine::stage::Stage;
+use engine::stage::{Stage, StageKind};
 use engine::test_bench::TestBench;
 use model::batch::{Role, TargetScope};
 use model::loss::{DocumentLoss, DocumentScore, Gathering, ObjectiveError, StepTotals};
@@ -27,7 +27,6 @@ use crate::compute::kernels;
 use crate::compute::torch;
 use crate::data::artifact::{OptionalColumn, Shape, TokenRow, TokensFacts, TokensWriter};
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::TrainParams;
 use crate::kinds::train::workers::{Threads, Workers};
 use crate::kinds::train::{Train, session, state};
 
@@ -76,7 +75,7 @@ fn backends() -> Vec<Backend> {
 }
 
 /// What a stage does in a test.
-type Body = Box<dyn FnMut(&TrainParams, &mut StageContext) -> Result<(), StageError>>;
+type Body = Box<dyn FnMut(&Train, &mut StageContext) -> Result<(), StageError>>;
 
 thread_local! {
     static BODY: RefCell<Option<Body>> = const { RefCell::new(None) };
@@ -85,20 +84,25 @@ thread_local! {
 }
 
 /// The stage kind, with another body.
-struct Directed;
+#[derive(Parameters)]
+struct Directed {
+    #[semantic(flatten)]
+    train: Train,
+}
 
-impl Stage for Directed {
+impl StageKind for Directed {
     const NAME: &'static str = Train::NAME;
     const VERSION: u32 = Train::VERSION;
     const ABOUT: &'static str = Train::ABOUT;
-    type Params = TrainParams;
+}
 
-    fn outputs(params: &TrainParams) -> Vec<Output> {
-        Train::outputs(params)
+impl Stage for Directed {
+    fn outputs(&self) -> Vec<Output> {
+        self.train.outputs()
     }
 
-    fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
-        BODY.with_borrow_mut(|body| body.as_mut().unwrap()(params, context))
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        BODY.with_borrow_mut(|body| body.as_mut().unwrap()(&self.train, context))
     }
 }
 
@@ -153,7 +157,7 @@ impl Bench {
     fn direct<T: 'static>(
         &self,
         more: Value,
-        mut body: impl FnMut(Backend, &TrainParams, &mut StageContext) -> Result<T, StageError> + 'static,
+        mut body: impl FnMut(Backend, &Train, &mut StageContext) -> Result<T, StageError> + 'static,
     ) -> Result<T, StageError> {
         let (made, backend) = (Rc::new(RefCell::new(None)), self.backend);
         let there = Rc::clone(&made);
@@ -206,12 +210,7 @@ impl Bench {
     }
 }
 
-fn open(
-    backend: Backend,
-    params: &TrainParams,
-    inputs: &Inputs,
-    context: &mut StageContext,
-) -> Result<Opened, StageError> {
+fn open(backend: Backend, params: &Train, inputs: &Inputs, context: &mut StageContext) -> Result<Opened, StageError> {
     if let Backend::Torch { .. } = backend {
         return open_torch(params, inputs, context);
     }
