@@ -12,7 +12,7 @@ use super::event::RunEvent;
 use super::executors::Executors;
 use super::outcome::{RunOptions, RunOutcome};
 use super::require::require_machine;
-use super::scheduler::Scheduler;
+use super::scheduler::{Prepared, Scheduler};
 use super::signals::{ExitOnInterrupt, Signals};
 use crate::checks::{Findings, check};
 use crate::explain::explain_with;
@@ -85,11 +85,14 @@ pub fn run(
     };
     let started = clock::Moment::now();
     let id = started.run_id();
-    let folder = home.run(&id);
-    let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
-        .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
-    let scheduler =
-        Scheduler::new(plan, warnings, home, &store, options, outside, executors, recorder, seen, &mut observer);
+    let path = home.run(&id);
+    let folder = RunFolder::create(&path, &RunPlan::new(&id, plan, started)).map_err(|source| RunError::Machine {
+        action: "create the folder of the run",
+        path,
+        source,
+    })?;
+    let prepared = Prepared { warnings, outside, executors, seen, folder };
+    let scheduler = Scheduler::new(plan, home, &store, options, prepared, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);
