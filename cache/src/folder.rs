@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::atomic::{flush_folder, parent};
 use crate::digest::open_regular;
 use crate::entry::is_absent;
+use crate::tree::is_small;
 use crate::{Digest, Store, StoreError, Tree, TreeFile, Verify};
 
 impl Store {
@@ -28,9 +29,13 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn link_files(&self, tree: &Tree, target: &Path, verify: Verify) -> Result<(), StoreError> {
-        let checks = tree.files().par_iter().map(|file| self.check_object(file, verify));
-        // The first in order, whichever thread is the quickest, so that two runs fail alike.
-        checks.find_map_first(Result::err).map_or(Ok(()), Err)?;
+        let check = |file| self.check_object(file, verify);
+        if is_small(tree.files().len(), tree.bytes()) {
+            tree.files().iter().try_for_each(check)?;
+        } else {
+            // The first in order, whichever thread is the quickest, so that two runs fail alike.
+            tree.files().par_iter().map(check).find_map_first(Result::err).map_or(Ok(()), Err)?;
+        }
         make_folders(tree, target)?;
         for file in tree.files() {
             let link = target.join(&file.path);
