@@ -47,10 +47,16 @@ mod ui;
 mod validate;
 mod words;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use engine::execute::executor::STAGE_ARGUMENT;
+use engine::execute::keeper::{self, KEEPER_ARGUMENT};
+use engine::execute::member::{self, MEMBER_ARGUMENT};
+use engine::execute::stage_process;
+use engine::execute::watcher::{self, WATCH_ARGUMENT};
 use engine::run::ExitOnInterrupt;
 
 use limits::Ends;
@@ -109,25 +115,6 @@ enum Command {
     Devices(devices::DevicesArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
-    /// Runs one stage; the engine starts it.
-    #[command(name = "__stage", hide = true)]
-    Stage {
-        job: PathBuf,
-    },
-    /// Keeps one stage in a job of a cluster, which starts it.
-    #[command(name = "__job", hide = true)]
-    Job {
-        folder: PathBuf,
-    },
-    /// Ends what an engine leaves, once that is gone; the engine starts it.
-    #[command(name = "__watch", hide = true)]
-    Watch,
-    /// Computes a stage together with its process, which starts it.
-    #[command(name = "__member", hide = true)]
-    Member {
-        job: PathBuf,
-        membership: engine::execute::Membership,
-    },
 }
 
 /// What a result is printed as.
@@ -142,10 +129,12 @@ pub enum Format {
 
 fn main() -> ExitCode {
     engine::home::keep_from_others();
+    if let Some(ended) = own_process() {
+        return ended;
+    }
     let Cli { global, command } = Cli::try_parse().unwrap_or_else(|error| with_tip(error).exit());
-    let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
-    limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });
-    // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
+    limits::heed(Ends::Program);
+    // A run has an order in which it stops, once it has begun.
     let _exit = command.is_for_a_person().then(ExitOnInterrupt::new);
     let ended = match command {
         Command::Init(args) => recipes::init::run(&args, &global),
@@ -173,17 +162,35 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),
-        Command::Watch => return engine::execute::watcher::main(),
-        Command::Job { folder } => return engine::execute::keeper::main(&folder),
-        Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
-        Command::Member { job, membership } => {
-            return engine::execute::member::main(&stages::registry(), &job, membership);
-        }
     };
     match ended {
         Ok(()) => Exit::Done.into(),
         Err(failure) => render::failure(&failure).into(),
     }
+}
+
+/// Does what the engine starts this program for, if it did. Thousands of stages are run: none waits for the description
+/// of the whole command line, and they heed the engine.
+fn own_process() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let what = arguments.next()?;
+    let rest: Vec<OsString> = arguments.collect();
+    Some(match (what.to_str()?, rest.as_slice()) {
+        (STAGE_ARGUMENT, [job]) => {
+            limits::heed(Ends::Stage);
+            stage_process::main(&stages::registry(), Path::new(job))
+        }
+        (MEMBER_ARGUMENT, [job, membership]) => {
+            limits::heed(Ends::Stage);
+            member::main(&stages::registry(), Path::new(job), membership.to_str()?.parse().ok()?)
+        }
+        (KEEPER_ARGUMENT, [folder]) => {
+            limits::heed(Ends::Program);
+            keeper::main(Path::new(folder))
+        }
+        (WATCH_ARGUMENT, []) => watcher::main(),
+        _ => return None,
+    })
 }
 
 /// Whoever gives a parameter as an option is shown how to set it.
@@ -204,17 +211,7 @@ fn with_tip(mut error: clap::Error) -> clap::Error {
 impl Command {
     /// Whether somebody waits for its exit code, also where Ctrl-C ends it.
     fn is_for_a_person(&self) -> bool {
-        !matches!(
-            self,
-            Self::Run(_)
-                | Self::Serve(_)
-                | Self::Ui(_)
-                | Self::Chat(_)
-                | Self::Stage { .. }
-                | Self::Job { .. }
-                | Self::Watch
-                | Self::Member { .. }
-        )
+        !matches!(self, Self::Run(_) | Self::Serve(_) | Self::Ui(_) | Self::Chat(_))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use engine::history::{PROFILE_FILE, TRACE_FILE, own_traces, stage_folder};
 use engine::plan::Plan;
-use engine::run::{Profiling, RunOutcome, State};
+use engine::run::{Profiling, RunOutcome, StageOutcome, State};
 use profile::{KernelRow, Limits, PhaseRow, Summary};
 use serde::Serialize;
 
@@ -38,13 +38,14 @@ pub(crate) struct StageProfile {
 impl Profiles {
     /// Those of a run that ended.
     pub(crate) fn of(outcome: &RunOutcome, plan: &Plan, asked: Profiling) -> Self {
-        let is_asked =
-            |stage: &str| asked == Profiling::All || plan.stage(stage).is_some_and(|planned| planned.profile);
-        let asked = || outcome.stages.iter().filter(|stage| is_asked(&stage.stage));
+        let stages = plan.stages.iter().zip(&outcome.stages);
+        let asked = stages.filter(|(planned, _)| asked == Profiling::All || planned.profile);
+        let asked: Vec<&StageOutcome> = asked.map(|(_, stage)| stage).collect();
         let read = |stage: &str| read(&outcome.folder.join(stage_folder(stage)).join(PROFILE_FILE));
         let trace = outcome.folder.join(TRACE_FILE);
-        let cached = asked().filter(|stage| stage.state == State::Cached);
-        let stages: Vec<StageProfile> = asked()
+        let cached = asked.iter().filter(|stage| stage.state == State::Cached);
+        let stages: Vec<StageProfile> = asked
+            .iter()
             .filter_map(|stage| Some(StageProfile { stage: stage.stage.clone(), profile: read(&stage.stage)? }))
             .collect();
         Self {

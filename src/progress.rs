@@ -176,13 +176,14 @@ impl Progress {
                 // Why it failed is told in full at the end of the run.
                 self.ended(Mark::Bad, stage, &format!("failed after {}", words::seconds(*seconds)));
             }
-            RunEvent::StageFailed { stage, messages, seconds, retry_in_seconds: Some(wait), retry_with, .. } => {
+            RunEvent::StageFailed { stage, failure, seconds, retry_in_seconds: Some(wait), retry_with, .. } => {
                 self.leave(stage);
                 let next = match retry_with {
                     Some(change) => format!("next try with less memory: {change}"),
                     None => format!("next try in {}", words::seconds(*wait)),
                 };
-                let text = format!("failed after {}: {}; {next}", words::seconds(*seconds), messages.join(": "));
+                let text =
+                    format!("failed after {}: {}; {next}", words::seconds(*seconds), failure.messages.join(": "));
                 self.say(Mark::Bad, stage, &text);
             }
             RunEvent::StageRebuilding { stage, producers, .. } => {

@@ -1,6 +1,6 @@
 //! `pipeline run`: does what is missing and shows it as it goes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -289,7 +289,9 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if !args.prompts.is_empty() {
         report.reports.extend(answers_before(&outcome, &plan, &home, &args.file)?);
     }
-    report.reports.sort_by_key(|report| plan.stages.iter().position(|planned| planned.id == report.stage));
+    let positions: HashMap<&str, usize> =
+        plan.stages.iter().enumerate().map(|(position, stage)| (stage.id.as_str(), position)).collect();
+    report.reports.sort_by_key(|report| positions.get(report.stage.as_str()).copied());
     let profiles = Profiles::of(&outcome, &plan, args.profiling());
     // Results first, then what failed, then how to go on: what is last is seen first.
     let printed = match args.format {
@@ -326,11 +328,10 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
 fn answers_before(outcome: &RunOutcome, plan: &Plan, home: &Home, file: &Path) -> Result<Vec<StageReport>, Failure> {
     let store = Store::open(home.store()).map_err(Failure::machine)?;
     let mut reports = Vec::new();
-    let asked = |stage: &&StageOutcome| {
-        let of_kind = plan.stage(&stage.stage).is_some_and(|planned| planned.kind == Generate::NAME);
-        of_kind && stage.state == State::Cached
+    let asked = |(planned, stage): &(&PlannedStage, &StageOutcome)| {
+        planned.kind == Generate::NAME && stage.state == State::Cached
     };
-    for stage in outcome.stages.iter().filter(asked) {
+    for (_, stage) in plan.stages.iter().zip(&outcome.stages).filter(asked) {
         let Some(record) = stage.outputs.values().next() else { continue };
         let staging = store.staging().map_err(Failure::machine)?;
         let folder = staging.path().join("samples");
@@ -462,12 +463,13 @@ impl RunReport {
                 let (seconds, peak_memory_bytes) = (Some(*seconds), Some(*peak_memory_bytes));
                 self.costs.insert(stage.clone(), Cost { seconds, peak_memory_bytes, compared: compared.clone() });
             }
-            RunEvent::StageFailed { stage, cause, messages, help, log, retry_in_seconds: None, .. } => {
+            RunEvent::StageFailed { stage, failure, log, retry_in_seconds: None, .. } => {
                 let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
                 let log = printed.then(|| format!("what its process printed is in {}", words::path(log)));
-                let help: Vec<String> = help.iter().cloned().chain(log).collect();
+                let help: Vec<String> = failure.help.iter().cloned().chain(log).collect();
                 let text = format!("stage `{stage}` failed{}", place(plan, stage));
-                self.fail((*cause).into(), text, messages, (!help.is_empty()).then(|| help.join("\n")));
+                let help = (!help.is_empty()).then(|| help.join("\n"));
+                self.fail(failure.cause.into(), text, &failure.messages, help);
             }
             RunEvent::ResultNotSent { stage, key, messages } if self.hands_over => {
                 let name = stage.clone().unwrap_or_else(|| key.short());
@@ -484,7 +486,8 @@ impl RunReport {
                 self.gates.push(RecordedGate { gate: gate.clone(), holds: *holds, because: because.clone() });
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
-            RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
+            RunEvent::PublishFailed { stage, output, path, failure } => {
+                let engine::error::Failure { cause, messages, help, .. } = failure;
                 self.publish_failures.push(PublishFailure {
                     stage: stage.clone(),
                     output: output.clone(),
@@ -652,15 +655,14 @@ impl Conclusions<'_> {
         self.verbosity == Verbosity::Verbose || (report.level == ReportLevel::Result && !in_table)
     }
 
-    /// The outputs of metrics that a stage has made or had, as recorded.
-    fn metrics(&self, stage: &str) -> Option<&OutputRecord> {
-        let outcome = self.outcome.stages.iter().find(|outcome| outcome.stage == stage)?;
-        outcome.outputs.values().find(|output| output.kind == Metrics::NAME && !output.facts.is_empty())
+    /// The stages of a kind that are not swept, with what became of each.
+    fn unswept(&self, kind: &str) -> impl Iterator<Item = (&PlannedStage, &StageOutcome)> {
+        let stages = self.plan.stages.iter().zip(&self.outcome.stages);
+        stages.filter(move |(stage, _)| stage.kind == kind && stage.axes.is_empty())
     }
 
     fn metrics_of_commands(&self, look: Look) -> Vec<String> {
-        let commands = self.plan.stages.iter().filter(|stage| stage.kind == Command::NAME && stage.axes.is_empty());
-        let figures = commands.filter_map(|stage| Some((stage, self.metrics(&stage.id)?)));
+        let figures = self.unswept(Command::NAME).filter_map(|(stage, outcome)| Some((stage, metrics(outcome)?)));
         figures
             .map(|(stage, output)| {
                 let title = look.paint("1", &format!("[{}]", stage.id));
@@ -671,18 +673,9 @@ impl Conclusions<'_> {
 
     /// The last losses of what was trained outside of sweeps.
     fn trainings(&self, look: Look) -> Option<String> {
-        let ran = |stage: &&PlannedStage| {
-            let state =
-                self.outcome.stages.iter().find(|outcome| outcome.stage == stage.id).map(|outcome| outcome.state);
-            stage.kind == Train::NAME && stage.axes.is_empty() && state == Some(State::Done)
-        };
-        let trained: Vec<(&str, &OutputRecord)> = self
-            .plan
-            .stages
-            .iter()
-            .filter(ran)
-            .filter_map(|stage| Some((stage.id.as_str(), self.metrics(&stage.id)?)))
-            .collect();
+        let trained = self.unswept(Train::NAME).filter(|(_, outcome)| outcome.state == State::Done);
+        let trained: Vec<(&str, &OutputRecord)> =
+            trained.filter_map(|(stage, outcome)| Some((stage.id.as_str(), metrics(outcome)?))).collect();
         let columns = ["steps", "last_loss", "last_validation_loss", "best_validation_loss"];
         let known = |name: &&&str| trained.iter().any(|(_, output)| output.facts.contains_key(**name));
         let columns: Vec<&str> = columns.iter().filter(known).copied().collect();
@@ -700,10 +693,9 @@ impl Conclusions<'_> {
 
     /// The stages that begin a sweep, with their children.
     fn sweeps(&self) -> Vec<(&str, Vec<&str>)> {
-        let swept = |id: &str| self.plan.stage(id).is_some_and(|stage| !stage.axes.is_empty());
         let mut sweeps: Vec<(&str, Vec<&str>)> = Vec::new();
         for stage in self.plan.stages.iter().filter(|stage| !stage.axes.is_empty()) {
-            if stage.inputs.iter().any(|input| swept(&input.stage)) {
+            if stage.inputs.iter().any(|input| !self.plan.stages[input.position].axes.is_empty()) {
                 continue;
             }
             match sweeps.iter_mut().find(|(declared, _)| *declared == stage.declared) {
@@ -723,4 +715,9 @@ impl Conclusions<'_> {
             if more > 0 { format!("… and {more} more: `pipeline runs compare {declared}`\n") } else { String::new() };
         Ok(format!("{title}\n{table}{more}"))
     }
+}
+
+/// The output of metrics that a stage has made or had, as recorded.
+fn metrics(outcome: &StageOutcome) -> Option<&OutputRecord> {
+    outcome.outputs.values().find(|output| output.kind == Metrics::NAME && !output.facts.is_empty())
 }

@@ -221,7 +221,7 @@ fn limited(project: &Project, limit: &str) -> Ran {
 fn a_limit_of_the_shell_is_told() {
     let project = Project::new();
     write(&project, "dd if=/dev/zero of=$OUTPUT_o/x bs=1000 count=1 2>/dev/null");
-    for limit in ["-f 0", "-n 8", "-n 12", "-n 16", "-n 24"] {
+    for limit in ["-f 0", "-n 8", "-n 12", "-n 16", "-n 20"] {
         let ran = limited(&project, limit);
         assert_eq!(ran.code, Some(3), "{ran}");
         assert!(ran.stderr.contains("File too large") || ran.stderr.contains("Too many open files"), "{ran}");

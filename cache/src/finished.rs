@@ -87,7 +87,7 @@ fn is_worth_it(path: &Path) -> bool {
 /// same files would find nothing wrong.
 #[derive(Debug)]
 #[must_use = "a failed write is told here and nowhere else"]
-pub struct Flushing(JoinHandle<Result<(), StoreError>>);
+pub struct Flushing(Option<JoinHandle<Result<(), StoreError>>>);
 
 impl Flushing {
     /// Begins to flush the files of a folder, those below it left out, and those too small to be worth it: storing the
@@ -99,13 +99,16 @@ impl Flushing {
         let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let entries = entries.map_err(StoreError::on("list", folder))?;
         let files: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(|path| is_worth_it(path)).collect();
+        if files.is_empty() {
+            return Ok(Self(None));
+        }
         let flush = move || {
             files.iter().try_for_each(|path| {
                 File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", path))
             })
         };
         let thread = std::thread::Builder::new().name("flush".to_owned()).spawn(flush);
-        thread.map(Self).map_err(StoreError::on("flush", folder))
+        thread.map(|thread| Self(Some(thread))).map_err(StoreError::on("flush", folder))
     }
 
     /// Waits until they are on the disk.
@@ -113,7 +116,7 @@ impl Flushing {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn end(self) -> Result<(), StoreError> {
-        self.0.join().expect("flushing does not panic")
+        self.0.map_or(Ok(()), |thread| thread.join().expect("flushing does not panic"))
     }
 }
 

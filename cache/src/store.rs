@@ -72,6 +72,16 @@ impl Store {
         Ok(Self::opened(root, Some(user)))
     }
 
+    /// Opens a store for a process whose parent has it open: nothing is made or swept up once more.
+    ///
+    /// # Errors
+    /// Fails where it is not there, or this process cannot write to it.
+    pub fn join(root: &Path) -> Result<Self, StoreError> {
+        let root = root.canonicalize().map_err(StoreError::on("open", root))?;
+        let user = User::register(&root.join("users"))?;
+        Ok(Self::opened(root, Some(user)))
+    }
+
     /// Opens a store to look at it, if it is there. Nothing is made or swept up, so this works on a read-only file
     /// system and on a full one. Where it can, this process becomes a user all the same, so that what it looks at
     /// is not removed meanwhile.

@@ -49,12 +49,13 @@ impl Tree {
     /// # Errors
     /// As [`Tree::of_folder`].
     pub fn of_finished(folder: &Path, finished: &FinishedFiles) -> Result<Self, StoreError> {
-        let mut found = Vec::new();
-        collect(folder, "", finished, &mut found)?;
-        let mut files = found
-            .into_par_iter()
-            .map(|(path, place)| hash(path, &place, finished))
-            .collect::<Result<Vec<_>, StoreError>>()?;
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        collect(folder, "", finished, &mut found, &mut bytes)?;
+        let is_small = is_small(found.len(), bytes);
+        let hash = |(path, place): (String, PathBuf)| hash(path, &place, finished);
+        let files: Result<Vec<_>, StoreError> =
+            if is_small { found.into_iter().map(hash).collect() } else { found.into_par_iter().map(hash).collect() };
+        let mut files = files?;
         files.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(Self { version: TREE_VERSION, files })
     }
@@ -190,23 +191,30 @@ fn check_path(path: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Adds the regular files below a folder; `prefix` is the folder's own path, empty or ending in `/`.
+/// Whether files are read sooner than threads are started for it: a process that stores little starts none.
+pub(crate) fn is_small(files: usize, bytes: u64) -> bool {
+    files <= 16 && bytes <= 1 << 20
+}
+
+/// Adds the regular files below a folder, and their lengths; `prefix` is the folder's own path, empty or ending in `/`.
 fn collect(
     folder: &Path,
     prefix: &str,
     finished: &FinishedFiles,
     found: &mut Vec<(String, PathBuf)>,
+    bytes: &mut u64,
 ) -> Result<(), StoreError> {
     for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
         let entry = entry.map_err(StoreError::on("list", folder))?;
         let (path, place) = (format!("{prefix}{}", utf8_name(&entry)?), entry.path());
         let metadata = entry.metadata().map_err(StoreError::on("read", &place))?;
         if metadata.is_dir() {
-            collect(&place, &format!("{path}/"), finished, found)?;
+            collect(&place, &format!("{path}/"), finished, found, bytes)?;
         } else {
             if !finished.is_outside(&place) {
                 check_regular(&place, &metadata)?;
             }
+            *bytes += metadata.len();
             found.push((path, place));
         }
     }

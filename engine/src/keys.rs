@@ -115,8 +115,23 @@ impl Reads {
 /// # Errors
 /// All problems: files that are missing or cannot be read.
 pub fn read_outside(plan: &Plan, files: &mut StatCache, lock: &LockFile) -> Result<Vec<StageOutside>, Vec<Problem>> {
+    read_rest(plan, plan.stages.iter().map(|_| None).collect(), files, lock)
+}
+
+/// [`read_outside`] for the stages of which that is not known.
+///
+/// # Errors
+/// As there.
+pub(crate) fn read_rest(
+    plan: &Plan,
+    known: Vec<Option<StageOutside>>,
+    files: &mut StatCache,
+    lock: &LockFile,
+) -> Result<Vec<StageOutside>, Vec<Problem>> {
     let mut problems = Vec::new();
-    let read = plan.stages.iter().map(|stage| read_stage(stage, plan, files, lock, &mut problems)).collect();
+    let mut read = |stage| read_stage(stage, plan, files, lock, &mut problems);
+    let stages = plan.stages.iter().zip(known);
+    let read = stages.map(|(stage, known)| known.unwrap_or_else(|| read(stage))).collect();
     if problems.is_empty() { Ok(read) } else { Err(problems) }
 }
 

@@ -3,7 +3,9 @@
 //! A task runs its stage alone and hands it over through the shared cache, so that a stage whose result is there
 //! costs a few seconds. The children of a sweep share a template, which is given the stage's id.
 
-use engine::plan::{Plan, PlannedStage};
+use std::collections::BTreeSet;
+
+use engine::plan::PlannedStage;
 use serde_json::{Value, json};
 
 use super::arguments::ClusterArgs;
@@ -94,7 +96,7 @@ fn templates(job: &Job<'_>) -> Vec<Value> {
             parameters.push(json!({ "name": "task", "value": tasks[at] }));
         }
         let mut task = json!({ "name": tasks[at], "template": name, "arguments": { "parameters": parameters } });
-        let before = before(&job.plan, at);
+        let before: BTreeSet<usize> = job.plan.stages[at].upstream().collect();
         if !before.is_empty() {
             task["dependencies"] = before.iter().map(|&stage| tasks[stage].clone()).collect();
         }
@@ -106,13 +108,6 @@ fn templates(job: &Job<'_>) -> Vec<Value> {
         template
     });
     std::iter::once(graph).chain(named).collect()
-}
-
-/// The stages that one waits for, each once, in the order of the plan.
-fn before(plan: &Plan, stage: usize) -> Vec<usize> {
-    let PlannedStage { inputs, needs, .. } = &plan.stages[stage];
-    let ids: Vec<&String> = inputs.iter().map(|input| &input.stage).chain(needs).collect();
-    (0..plan.stages.len()).filter(|&other| ids.contains(&&plan.stages[other].id)).collect()
 }
 
 /// The template of a stage, without a name of its own.

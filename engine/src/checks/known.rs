@@ -1,5 +1,6 @@
 //! What a home knows before anything runs: results, found without a long file being read, and pins.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use cache::{Digest, OutputRecord, StatCache, Store};
 
 use crate::home::Home;
-use crate::keys::{Reads, stage_key};
+use crate::keys::{Reads, StageOutside, stage_key};
 use crate::lock_file::LockFile;
 use crate::metadata::MetadataCache;
 use crate::pin::Pinned;
@@ -15,11 +16,21 @@ use crate::plan::{PlannedStage, ResolvedInput};
 use crate::stage::PinRequest;
 use crate::survey::MOST_READ;
 
+/// What a home knows of a stage, each where it is known.
+#[derive(Default)]
+pub(super) struct KnownStage {
+    /// Its result, here or remembered to be in the shared cache.
+    pub outputs: Option<BTreeMap<String, OutputRecord>>,
+    pub key: Option<Digest>,
+    /// What it reads from outside, where every file of that is as it was when it was last read.
+    pub outside: Option<StageOutside>,
+}
+
 /// A home that is looked into. What of it cannot be read is taken to be absent: whoever needs it says so.
 pub(super) struct Known {
     store: Option<Store>,
     lock: Option<LockFile>,
-    files: StatCache,
+    pub files: StatCache,
     pub metadata: MetadataCache,
     /// By `stage.output`.
     identities: BTreeMap<String, Digest>,
@@ -41,31 +52,34 @@ impl Known {
         self.lock.as_ref()?.get(request)
     }
 
-    /// The result of a stage, here or remembered to be in the shared cache, and its key; each where it is known. The
-    /// digest of a long source file is known as long as the file's attributes are those that it was read with.
-    pub(super) fn look_up(
-        &mut self,
-        stage: &PlannedStage,
-        reads: &Reads,
-    ) -> (Option<BTreeMap<String, OutputRecord>>, Option<Digest>) {
+    /// What is known of a stage. The digest of a long source file is known as long as the file's attributes are those
+    /// that it was read with.
+    pub(super) fn look_up(&mut self, stage: &PlannedStage, reads: &Reads) -> KnownStage {
         if self.store.is_none() && !reads.files.is_empty() {
-            return (None, None);
+            return KnownStage::default();
         }
-        let digest = |path: &Path| self.files.known(path).or_else(|| of_small_file(path));
-        let Some(outside) = reads.outside(&digest, &|request| self.pinned(request)) else { return (None, None) };
+        let is_remembered = Cell::new(true);
+        let digest = |path: &Path| {
+            self.files.known(path).or_else(|| {
+                is_remembered.set(false);
+                of_small_file(path)
+            })
+        };
+        let outside = reads.outside(&digest, &|request| self.pinned(request));
+        let Some(outside) = outside else { return KnownStage::default() };
         let known = |input: &ResolvedInput| self.identities.get(&format!("{}.{}", input.stage, input.output)).copied();
         let key = stage_key(stage, &outside, known);
+        let outside = is_remembered.get().then_some(outside);
         if key.unknown > 0 {
-            return (None, None);
+            return KnownStage { outside, ..KnownStage::default() };
         }
         let digest = key.document.result_key();
-        let Some(store) = &self.store else { return (None, Some(digest)) };
-        let record = store.result(&digest).ok().flatten().or_else(|| store.remembered(&digest));
-        let Some(record) = record else { return (None, Some(digest)) };
-        for (output, made) in &record.outputs {
+        let find = |store: &Store| store.result(&digest).ok().flatten().or_else(|| store.remembered(&digest));
+        let outputs = self.store.as_ref().and_then(find).map(|record| record.outputs);
+        for (output, made) in outputs.iter().flatten() {
             self.identities.insert(format!("{}.{output}", stage.id), made.identity);
         }
-        (Some(record.outputs), Some(digest))
+        KnownStage { outputs, key: Some(digest), outside }
     }
 }
 

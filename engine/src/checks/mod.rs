@@ -9,19 +9,19 @@ mod known;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use cache::Digest;
+use cache::{Digest, StatCache};
 
 use crate::artifact::InputFacts;
 use crate::executor::ExecutorKind;
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
 use crate::home::Home;
-use crate::keys::{self, Reads};
+use crate::keys::{self, Reads, StageOutside};
 use crate::pin::Pinned;
 use crate::plan::{Plan, PlannedStage, Rejected, Wanted};
 use crate::preflight::EXPECTED;
 use crate::survey::{Extent, LocalFile, LocalFiles, PINNED};
-use known::Known;
+use known::{Known, KnownStage};
 
 /// What the checks of a plan found.
 #[derive(Debug, Default)]
@@ -30,6 +30,15 @@ pub struct Findings {
     found: Vec<(Option<usize>, Problem)>,
     /// Stages of which a server could tell more.
     pub(crate) unseen: Vec<Unseen>,
+    pub(crate) sources: SourcesSeen,
+}
+
+/// What was learnt of source files by the way: who goes on to run the plan need not look at them again.
+#[derive(Debug, Default)]
+pub(crate) struct SourcesSeen {
+    pub files: StatCache,
+    /// What each stage reads from outside, in the order of the plan, where it is as it was when it was last read.
+    pub outside: Vec<Option<StageOutside>>,
 }
 
 /// A stage without a result whose pinned files nobody has looked at: facts of them are still to be had.
@@ -48,6 +57,7 @@ pub fn check(plan: &Plan, home: Option<&Home>, executor: Option<ExecutorKind>) -
     let mut flow = Flow::new(plan, home.map(Known::open), executor);
     // What a check of the plan as a whole finds is said here, by `flow.report(None, problem)`.
     (0..plan.stages.len()).for_each(|stage| flow.stage(stage));
+    flow.findings.sources.files = flow.known.map(|known| known.files).unwrap_or_default();
     flow.findings
 }
 
@@ -116,11 +126,10 @@ impl<'a> Flow<'a> {
     fn stage(&mut self, at: usize) {
         let stage = &self.plan.stages[at];
         let reads = keys::look_outside(stage, self.plan);
-        let (record, key) = match &mut self.known {
-            Some(known) => known.look_up(stage, &reads),
-            None => (None, None),
-        };
-        if let Some(outputs) = record {
+        let known = self.known.as_mut().map(|known| known.look_up(stage, &reads));
+        let KnownStage { outputs, key, outside } = known.unwrap_or_default();
+        self.findings.sources.outside.push(outside);
+        if let Some(outputs) = outputs {
             // What is there was checked when it was made; its facts are whole.
             for (output, record) in outputs {
                 self.certain.insert(format!("{}.{output}", stage.id), record.facts.clone());

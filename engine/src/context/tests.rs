@@ -7,6 +7,7 @@ use crate::file::source::Span;
 use crate::protocol::{InputGrant, PROTOCOL};
 
 pub(crate) fn job(folder: &Path) -> Job {
+    drop(Store::open(folder.join("store")).unwrap());
     Job {
         protocol: PROTOCOL,
         stage: "s".into(),

@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -21,7 +21,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::death_pipe::{self, DeathPipe};
 use super::executor::{Ending, Executor, Launch, Message, Process, ProcessExit, STAGE_ARGUMENT, StartError, Stop};
-use super::inherited::keep_on_exec;
+use super::spawn::Spawn;
 use super::stragglers;
 use super::watcher::Watcher;
 
@@ -50,30 +50,19 @@ impl Local {
         Ok(Self { program: this_program(), death_pipe: DeathPipe::new()?, watcher: OnceLock::new() })
     }
 
-    fn command(&self, launch: &Launch, log: File) -> Command {
-        let mut command = Command::new(&self.program);
-        command
-            .arg0("pipeline")
-            .arg(STAGE_ARGUMENT)
-            .arg(&launch.job)
-            .env(death_pipe::VARIABLE, self.death_pipe.reader().to_string())
-            .envs(launch.env.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .process_group(0);
-        let mut inherit = launch.inherit.clone();
-        inherit.push(self.death_pipe.reader());
-        let cores = Cores::of(&launch.cores);
-        let before_exec = move || {
-            cores.stay();
-            inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))
-        };
-        // SAFETY: between fork and exec only `fcntl` and `sched_setaffinity` are called, plain system calls that touch
-        // no memory of the parent, the former on descriptors that the parent keeps open until `spawn` has
-        // returned.
-        unsafe { command.pre_exec(before_exec) };
-        command
+    fn spawn(&self, launch: &Launch, output: &PipeWriter, log: &File) -> io::Result<Pid> {
+        let keep: Vec<_> = std::iter::once(self.death_pipe.reader()).chain(launch.inherit.iter().copied()).collect();
+        let _pinned = Pinned::to(&launch.cores);
+        Spawn {
+            program: &self.program,
+            arguments: [OsStr::new("pipeline"), OsStr::new(STAGE_ARGUMENT), launch.job.as_os_str()],
+            environment: &launch.env,
+            first_kept: death_pipe::VARIABLE,
+            keep: &keep,
+            stdout: output.as_fd(),
+            stderr: log.as_fd(),
+        }
+        .start()
     }
 }
 
@@ -81,12 +70,12 @@ impl Executor for Local {
     fn start(&self, launch: &Launch, messages: UnboundedSender<Message>) -> Result<Box<dyn Process>, StartError> {
         let log = OpenOptions::new().create(true).append(true).open(&launch.log);
         let log = log.map_err(failed("open", &launch.log))?;
-        let stray = log.try_clone().map_err(failed("open", &launch.log))?;
         let watcher = Arc::clone(self.watcher.get_or_init(|| Arc::new(Watcher::start())));
         let started = Instant::now();
-        let mut child = self.command(launch, log).spawn().map_err(failed("start", &self.program))?;
-        let stdout = child.stdout.take().expect("standard output is piped");
-        let leader = Pid::from_raw(child.id().cast_signed());
+        let (stdout, output) = io::pipe().map_err(failed("open a pipe for", &self.program))?;
+        let leader = self.spawn(launch, &output, &log).map_err(failed("start", &self.program))?;
+        // With it closed here the pipe ends with the process.
+        drop(output);
         watcher.began(leader);
         let group = Arc::new(ProcessGroup { leader, reaped: Mutex::new(false), watcher });
 
@@ -94,12 +83,12 @@ impl Executor for Local {
         let (silent, silence) = mpsc::channel::<()>();
         let listener = messages.clone();
         thread::spawn(move || {
-            listen(stage, stdout, stray, &listener);
+            listen(stage, stdout, log, &listener);
             drop(silent);
         });
         let waited = Arc::clone(&group);
         thread::spawn(move || {
-            let (ending, peak_memory_bytes, cpu) = waited.reap(child);
+            let (ending, peak_memory_bytes, cpu) = waited.reap();
             // The sender is dropped, never used: this returns when the listener is through, or after the timeout.
             let _ = silence.recv_timeout(LAST_WORDS);
             let exit =
@@ -110,27 +99,41 @@ impl Executor for Local {
     }
 }
 
-/// CPUs that a child is to stay on.
-struct Cores(Option<libc::cpu_set_t>);
+/// This thread on some CPUs until this is dropped, with all that it starts meanwhile.
+struct Pinned {
+    before: libc::cpu_set_t,
+}
 
-impl Cores {
-    fn of(list: &CpuList) -> Self {
+impl Pinned {
+    /// `None` where there are none to stay on or the kernel refuses: what is started then runs where it may, slower and
+    /// as right.
+    fn to(list: &CpuList) -> Option<Self> {
         // SAFETY: a `cpu_set_t` is an array of bits, for which zeros are valid.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        let (mut cpus, mut before): (libc::cpu_set_t, libc::cpu_set_t) = unsafe { std::mem::zeroed() };
         let known = list.cpus().iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < 8 * size_of::<libc::cpu_set_t>());
         for cpu in known.clone() {
             // SAFETY: the number is within the set.
-            unsafe { libc::CPU_SET(cpu, &mut set) };
+            unsafe { libc::CPU_SET(cpu, &mut cpus) };
         }
-        Self(known.count().gt(&0).then_some(set))
-    }
-
-    /// Called in the child. Where the kernel refuses, the process runs where it may: slower, and as right.
-    fn stay(&self) {
-        let Some(set) = &self.0 else { return };
         // SAFETY: the pointer is to a live set of the size given.
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
+        let mut is_known = || unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut before) } == 0;
+        if known.count() == 0 || !is_known() {
+            return None;
+        }
+        set_affinity(&cpus);
+        Some(Self { before })
     }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        set_affinity(&self.before);
+    }
+}
+
+fn set_affinity(cpus: &libc::cpu_set_t) {
+    // SAFETY: the pointer is to a live set of the size given.
+    unsafe { libc::sched_setaffinity(0, size_of_val(cpus), cpus) };
 }
 
 /// A process group and whether its leader's id may have passed to another process.
@@ -150,7 +153,7 @@ impl ProcessGroup {
     }
 
     /// Waits for the leader's end, ends what is left of its group, and only then gives the leader's id free.
-    fn reap(&self, child: Child) -> (Ending, u64, Duration) {
+    fn reap(&self) -> (Ending, u64, Duration) {
         let ended = loop {
             match waitid(Id::Pid(self.leader), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
                 Err(nix::Error::EINTR) => {}
@@ -165,8 +168,7 @@ impl ProcessGroup {
         }
         self.watcher.ended(self.leader);
         *reaped = true;
-        // Only `wait4` gives the memory of this very child; the handle of the standard library is not waited on.
-        drop(child);
+        // Only `wait4` gives the memory of this very child.
         wait4(self.leader)
     }
 }
@@ -187,7 +189,7 @@ impl Process for Handle {
 }
 
 /// Passes on each line of the protocol; a line that is none (a library that prints) goes to the log.
-fn listen(stage: usize, stdout: ChildStdout, mut log: File, messages: &UnboundedSender<Message>) {
+fn listen(stage: usize, stdout: PipeReader, mut log: File, messages: &UnboundedSender<Message>) {
     let mut lines = BufReader::new(stdout);
     let mut line = Vec::new();
     while lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {

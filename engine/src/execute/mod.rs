@@ -13,6 +13,7 @@ pub mod member;
 pub(crate) mod private_paths;
 pub mod ranks;
 pub mod slurm;
+mod spawn;
 pub mod stage_process;
 pub mod stragglers;
 pub mod submission;

@@ -3,11 +3,16 @@
 //!
 //! They are known by a mark in their environment, which begins with the id of the stage's process. Whoever ends that
 //! process, or sees it end badly, ends them too: nobody would read what they still write, and they may hold a device.
+//!
+//! To find them the environment of every process of the machine is read. A stage's process need not where it has no
+//! children left: the kernel gives it those that its programs leave behind, which would else be those of `init`.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 /// The variable that carries the mark.
@@ -15,22 +20,29 @@ pub const VARIABLE: &str = "PIPELINE_COMMAND";
 
 /// The mark of a program's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mark(String);
+pub struct Mark {
+    value: String,
+    /// Whether what the program leaves behind becomes a child of this process.
+    is_heir: bool,
+}
 
 impl Mark {
     /// One for the next program that this process, which is a stage's, starts.
     pub fn new() -> Self {
-        Self(format!("{}-{:x}", std::process::id(), RandomState::new().build_hasher().finish()))
+        let value = format!("{}-{:x}", std::process::id(), RandomState::new().build_hasher().finish());
+        Self { value, is_heir: inherit_orphans() }
     }
 
     /// The value of the variable.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.value
     }
 
-    /// Ends what carries it.
+    /// Ends what carries it, once the program is gone and was waited for.
     pub fn end_stragglers(&self) {
-        end(&format!("{VARIABLE}={}", self.0), |variable, wanted| variable == wanted);
+        if !(self.is_heir && has_no_children()) {
+            end(&format!("{VARIABLE}={}", self.value), |variable, wanted| variable == wanted);
+        }
     }
 }
 
@@ -38,6 +50,19 @@ impl Default for Mark {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// From now on a process below this one whose parent ends becomes a child of this one; false where that cannot be.
+fn inherit_orphans() -> bool {
+    #[cfg(target_os = "linux")]
+    return nix::sys::prctl::set_child_subreaper(true).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+fn has_no_children() -> bool {
+    let any = waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT);
+    any == Err(Errno::ECHILD)
 }
 
 /// Ends what the programs of a stage's process have left.

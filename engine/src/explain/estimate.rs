@@ -1,7 +1,6 @@
 //! How long a stage would take, from how long it took before: as long for the same work, else in proportion, else as
 //! the last time.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -137,11 +136,10 @@ pub(super) fn estimate(
 /// What all stages together would take; nothing where no stage has an estimate.
 pub fn total(plan: &Plan, forecasts: &[StageForecast]) -> Option<Total> {
     let mut total = Total { cpu_seconds: Some(0.0), ..Total::default() };
-    let mut ends: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut ends: Vec<f64> = Vec::with_capacity(plan.stages.len());
     let mut any = false;
     for (stage, forecast) in plan.stages.iter().zip(forecasts) {
-        let before = stage.inputs.iter().map(|input| &input.stage).chain(&stage.needs);
-        let ready = before.filter_map(|before| ends.get(before.as_str())).copied().fold(0.0, f64::max);
+        let ready = stage.upstream().map(|before| ends[before]).fold(0.0, f64::max);
         let mut takes = 0.0;
         match &forecast.estimate {
             Some(estimate) => {
@@ -156,7 +154,7 @@ pub fn total(plan: &Plan, forecasts: &[StageForecast]) -> Option<Total> {
             None => {}
         }
         total.all_stages_seconds += takes;
-        ends.insert(&stage.id, ready + takes);
+        ends.push(ready + takes);
         total.critical_path_seconds = total.critical_path_seconds.max(ready + takes);
     }
     any.then_some(total)

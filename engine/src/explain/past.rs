@@ -68,7 +68,7 @@ impl<'a> Past<'a> {
         let store = self.store?;
         let old = self.artifact(old).filter(|old| old.kind == now.kind)?;
         let (before, after) = (stored(store, old)?, stored(store, now)?);
-        let producer = self.plan.stage(&input.stage)?;
+        let producer = &self.plan.stages[input.position];
         if let Some(change) = producer.bound.compare(&now.kind, &before, &after) {
             return Some(ArtifactChange::Rows(change));
         }
@@ -82,8 +82,8 @@ impl<'a> Past<'a> {
 
     /// An input as people name it: its stage, and the output where the stage has several.
     pub(crate) fn name_of(&self, input: &ResolvedInput) -> String {
-        match self.plan.stage(&input.stage) {
-            Some(stage) if stage.outputs.len() == 1 => input.stage.clone(),
+        match self.plan.stages[input.position].outputs.len() {
+            1 => input.stage.clone(),
             _ => format!("{}.{}", input.stage, input.output),
         }
     }

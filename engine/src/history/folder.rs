@@ -150,7 +150,7 @@ impl RunPlan {
             version: stage.version,
             outputs: stage.outputs.clone(),
             inputs: stage.inputs.iter().map(input).collect(),
-            needs: stage.needs.clone(),
+            needs: stage.needs.iter().map(|before| plan.stages[*before].id.clone()).collect(),
         });
         let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
         Self {

@@ -253,8 +253,8 @@ impl Recorded {
             RunEvent::Published { stage, output, path, .. } => {
                 self.published.push(RecordedCopy { stage, output, path, failed: None });
             }
-            RunEvent::PublishFailed { stage, output, path, messages, .. } => {
-                self.published.push(RecordedCopy { stage, output, path, failed: Some(messages) });
+            RunEvent::PublishFailed { stage, output, path, failure } => {
+                self.published.push(RecordedCopy { stage, output, path, failed: Some(failure.messages) });
             }
             RunEvent::GateJudged { gate, holds, because, .. } => {
                 self.gates.push(RecordedGate { gate, holds, because });
@@ -361,9 +361,9 @@ impl RecordedStage {
                 self.summary.peak_memory_bytes = Some(peak_memory_bytes);
                 self.outputs = outputs;
             }
-            RunEvent::StageFailed { cause, messages, help, seconds, retry_in_seconds, .. } => {
+            RunEvent::StageFailed { failure, seconds, retry_in_seconds, .. } => {
                 let status = if retry_in_seconds.is_some() { "waiting" } else { "failed" };
-                self.end(status, seconds, Some(Failure { cause, messages, help, object: None }));
+                self.end(status, seconds, Some(failure));
             }
             RunEvent::StageSkipped { because, .. } => {
                 self.becomes("skipped", None);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Edge, LeftOut, Plan, PlannedStage};
+use super::{LeftOut, Plan, PlannedStage};
 
 /// A language for graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +15,7 @@ pub enum GraphFormat {
 
 /// The stages and what flows between them; the children of a sweep stand together.
 pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
-    let edges = plan.graph.edge_indices().filter_map(|edge| {
-        let (from, to) = plan.graph.edge_endpoints(edge)?;
-        Some((plan.graph[from], plan.graph[to], &plan.graph[edge]))
-    });
+    let edges = edges(plan);
     let mut text = String::new();
     match format {
         GraphFormat::Mermaid => {
@@ -28,8 +25,8 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
             }
             for (from, to, edge) in edges {
                 text.push_str(&match edge {
-                    Edge::Output(output) => format!("    s{from} -- {output} --> s{to}\n"),
-                    Edge::Needs => format!("    s{from} -.-> s{to}\n"),
+                    Some(output) => format!("    s{from} -- {output} --> s{to}\n"),
+                    None => format!("    s{from} -.-> s{to}\n"),
                 });
             }
             for LeftOut { stage, .. } in &plan.left_out {
@@ -43,8 +40,8 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
             }
             for (from, to, edge) in edges {
                 text.push_str(&match edge {
-                    Edge::Output(output) => format!("    s{from} -> s{to} [label=\"{output}\"];\n"),
-                    Edge::Needs => format!("    s{from} -> s{to} [style=dashed];\n"),
+                    Some(output) => format!("    s{from} -> s{to} [label=\"{output}\"];\n"),
+                    None => format!("    s{from} -> s{to} [style=dashed];\n"),
                 });
             }
             for LeftOut { stage, .. } in &plan.left_out {
@@ -54,6 +51,22 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
         }
     }
     text
+}
+
+/// From which stage to which, by positions, each reason to wait once: an output that is read, or `needs:`.
+pub(super) fn edges(plan: &Plan) -> Vec<(usize, usize, Option<&str>)> {
+    let mut edges = Vec::new();
+    for (to, stage) in plan.stages.iter().enumerate() {
+        let first = edges.len();
+        let reads = stage.inputs.iter().map(|input| (input.position, to, Some(input.output.as_str())));
+        for edge in reads.chain(stage.needs.iter().map(|from| (*from, to, None))) {
+            // Two fields may hold the same output.
+            if !edges[first..].contains(&edge) {
+                edges.push(edge);
+            }
+        }
+    }
+    edges
 }
 
 /// A stage, or the children of one.

@@ -16,9 +16,10 @@ use super::fields::field_spans;
 use super::include::qualify;
 use super::order::LeftOuts;
 use super::resolve::bind;
-use super::resolve::{Bound, resolve};
+use super::resolve::{Bound, Why, resolve};
 use super::smoke::{self, Scale};
-use super::{Plan, PlannedStage, Reads, Rejected, Wanted, expand, gate, include, matrix, order, publish, resources};
+use super::{Plan, PlannedStage, Reads, Rejected, ResolvedInput, Wanted, expand, gate, include, matrix};
+use super::{order, publish, resources};
 use crate::file::foreign::foreign_file;
 use crate::file::interpolate::{Interpolated, interpolate};
 use crate::file::overrides;
@@ -186,6 +187,7 @@ impl Checked {
         self.order.retain(|place| kept[*place]);
         for bound in &mut self.bound {
             bound.waits_for.retain(|wait| kept[wait.stage]);
+            bound.inputs.retain(|input| kept[input.position]);
         }
     }
 
@@ -197,16 +199,16 @@ impl Checked {
         warnings: Vec<Problem>,
     ) -> Plan {
         self.order.retain(|place| !self.left_out.has(*place));
-        let graph = order::graph(&self.document.stages, &self.bound, &self.order);
+        let mut positions = vec![usize::MAX; self.bound.len()];
+        self.order.iter().enumerate().for_each(|(position, place)| positions[*place] = position);
         let reads = reads(&self.document.stages, &self.bound);
         let left_out = self.left_out.into_list(&self.document.stages, &mut self.publish);
         let name = self.document.name.map(|name| name.text);
         let name = name.unwrap_or_else(|| path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
         let mut declared: Vec<Option<(StageEntry, Bound)>> =
             self.document.stages.into_iter().zip(self.bound.drain(..)).map(Some).collect();
-        let stages =
-            self.order.iter().filter_map(|at| declared[*at].take()).map(|(stage, bound)| planned(stage, bound));
-        let stages = stages.collect();
+        let in_order = self.order.iter().filter_map(|place| declared[*place].take());
+        let stages = in_order.map(|(stage, bound)| planned(stage, bound, &positions)).collect();
         let slots = self.document.slots;
         let executor = self.document.executor;
         let publish = self.publish;
@@ -218,7 +220,6 @@ impl Checked {
             file: path.to_owned(),
             sources,
             stages,
-            graph,
             gates: self.gates,
             publish,
             withheld: Vec::new(),
@@ -250,7 +251,10 @@ fn reads(stages: &[StageEntry], bound: &[Bound]) -> Vec<Reads> {
     reads
 }
 
-fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
+/// A stage of the plan; `positions` has that of each place in the file.
+fn planned(stage: StageEntry, bound: Bound, positions: &[usize]) -> PlannedStage {
+    let needs = bound.waits_for.iter().filter(|wait| wait.why == Why::Needs).map(|wait| positions[wait.stage]);
+    let in_plan = |input: ResolvedInput| ResolvedInput { position: positions[input.position], ..input };
     let measured = stage.axes.iter().filter(|axis| axis.measured).map(|axis| axis.name.clone()).collect();
     PlannedStage {
         id: stage.id.text,
@@ -262,8 +266,8 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         bound: bound.kind.expect("a stage without problems has all its parameters"),
         parameters: stage.with.to_json(),
         outputs: bound.outputs.unwrap_or_default(),
-        inputs: bound.inputs,
-        needs: stage.needs.into_iter().map(|need| need.text).collect(),
+        needs: needs.collect(),
+        inputs: bound.inputs.into_iter().map(in_plan).collect(),
         resources: stage.resources,
         retries: stage.retries,
         timeout: stage.timeout,

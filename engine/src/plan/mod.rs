@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devices::DeviceKind;
-use petgraph::graph::DiGraph;
 use serde::{Deserialize, Serialize};
 
 use crate::artifact::{InputFacts, Output};
@@ -55,11 +54,8 @@ pub struct Plan {
     pub file: PathBuf,
     /// The texts it was read from.
     pub sources: Sources,
-    /// The stages, each after those it depends on.
+    /// The stages, each after those it depends on. They are the graph: each has the positions of those before it.
     pub stages: Vec<PlannedStage>,
-    /// The same as a graph: a node's weight is an index into `stages`, an edge points from a stage to one that reads
-    /// it.
-    pub graph: DiGraph<usize, Edge>,
     /// What figures must be like before anything is published.
     pub gates: Vec<Gate>,
     /// What is copied out of the store when its stage is done.
@@ -85,15 +81,6 @@ pub struct Plan {
     pub warnings: Vec<Problem>,
 }
 
-/// Why one stage comes after another.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Edge {
-    /// It reads this output.
-    Output(String),
-    /// The file says `needs:`.
-    Needs,
-}
-
 /// A stage of a plan.
 pub struct PlannedStage {
     /// Its id: that of the file, or of a child of a sweep, such as `adapter[lora.rank=4]`.
@@ -115,8 +102,8 @@ pub struct PlannedStage {
     /// What it makes.
     pub outputs: Vec<Output>,
     pub inputs: Vec<ResolvedInput>,
-    /// Stages it waits for without reading them.
-    pub needs: Vec<String>,
+    /// Positions of the stages that it waits for without reading them.
+    pub needs: Vec<usize>,
     /// The devices, memory and threads that it requests.
     pub resources: Resources,
     /// When it is tried again after a failure.
@@ -138,6 +125,11 @@ pub struct PlannedStage {
 }
 
 impl PlannedStage {
+    /// Positions of the stages that it reads or waits for, some perhaps twice.
+    pub fn upstream(&self) -> impl Iterator<Item = usize> {
+        self.inputs.iter().map(|input| input.position).chain(self.needs.iter().copied())
+    }
+
     /// What it would do and cost, with the workers that it asks for.
     pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
         let mut ahead = self.bound.preflight(inputs, self.span);
@@ -154,6 +146,8 @@ impl PlannedStage {
 pub struct ResolvedInput {
     /// The stage that makes it.
     pub stage: String,
+    /// That stage's position in the plan.
+    pub position: usize,
     pub output: String,
     /// The artefact's kind.
     pub kind: String,

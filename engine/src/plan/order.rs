@@ -8,8 +8,8 @@ use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::entry::StageEntry;
-use super::resolve::{Bound, Wait};
-use super::{Edge, Gate, LeftOut, Publish};
+use super::resolve::{Bound, Wait, Why};
+use super::{Gate, LeftOut, Publish};
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
 use crate::stage::Registry;
@@ -25,23 +25,6 @@ pub(super) fn order(stages: &[StageEntry], bound: &[Bound], problems: &mut Vec<P
         problems.push(describe(cycle, stages));
     }
     cycles.is_empty().then(|| sorted(bound))
-}
-
-/// The graph over the stages of a plan: `order` says which place in the file each of them had.
-pub(super) fn graph(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> DiGraph<usize, Edge> {
-    let mut graph = DiGraph::with_capacity(stages.len(), stages.len() * 2);
-    let mut nodes = vec![NodeIndex::end(); stages.len()];
-    for (index, place) in order.iter().enumerate() {
-        nodes[*place] = graph.add_node(index);
-        let mut seen = HashSet::new();
-        for wait in &bound[*place].waits_for {
-            // Two fields may hold the same output.
-            if seen.insert((wait.stage, &wait.why)) {
-                graph.add_edge(nodes[wait.stage], nodes[*place], wait.why.clone());
-            }
-        }
-    }
-    graph
 }
 
 /// Each cycle once, as the steps from stage to stage: in every knot of stages the shortest through its first one.
@@ -94,7 +77,7 @@ fn shortest_cycle<'a>(first: usize, bound: &'a [Bound], knot_of: &[usize]) -> Op
 fn describe(cycle: &[(usize, &Wait)], stages: &[StageEntry]) -> Problem {
     let id = |place: usize| stages[place].id.text.as_str();
     let (first, wait) = cycle[0];
-    let verb = |wait: &Wait| if wait.why == Edge::Needs { "needs" } else { "reads" };
+    let verb = |wait: &Wait| if wait.why == Why::Needs { "needs" } else { "reads" };
     if cycle.len() == 1 {
         let message = format!("stage `{}` {} itself", id(first), verb(wait));
         return Problem::error("cycle", wait.span, message, "a stage cannot wait for itself");

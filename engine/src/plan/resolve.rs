@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::entry::{StageEntry, Text};
 use super::fields::field_at;
-use super::{DeviceCount, Edge, ResolvedInput, fields};
+use super::{DeviceCount, ResolvedInput, fields};
 use crate::artifact::Output;
 use crate::device;
 use crate::file::problem::Problem;
@@ -31,6 +31,7 @@ pub(super) struct Bound {
     pub named: Vec<Named>,
     /// What is wrong with it.
     pub problems: Vec<Problem>,
+    /// Their positions are places in the file until there is a plan.
     pub inputs: Vec<ResolvedInput>,
     /// The stages it waits for.
     pub waits_for: Vec<Wait>,
@@ -40,9 +41,18 @@ pub(super) struct Bound {
 pub(super) struct Wait {
     /// Its place in the file.
     pub stage: usize,
-    pub why: Edge,
+    pub why: Why,
     /// Where the file says so.
     pub span: Span,
+}
+
+/// Why one stage comes after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It reads an output.
+    Reads,
+    /// The file says `needs:`.
+    Needs,
 }
 
 /// Resolves the inputs and the `needs:` of every stage.
@@ -88,9 +98,10 @@ impl<'a> Resolver<'a> {
         for (reference, kinds) in references {
             let Some(place) = self.place(&reference.stage, reference.span, "reads") else { continue };
             let output = self.output(place, reference, kinds);
-            waits.push(Wait { stage: place, why: Edge::Output(name_of(output)), span: reference.span });
+            waits.push(Wait { stage: place, why: Why::Reads, span: reference.span });
             inputs.extend(output.map(|output| ResolvedInput {
                 stage: reference.stage.clone(),
+                position: place,
                 output: output.name.clone(),
                 kind: output.kind.clone(),
                 span: reference.span,
@@ -98,7 +109,7 @@ impl<'a> Resolver<'a> {
         }
         for Text { text, span } in &self.reader.needs {
             if let Some(stage) = self.place(text, *span, "needs") {
-                waits.push(Wait { stage, why: Edge::Needs, span: *span });
+                waits.push(Wait { stage, why: Why::Needs, span: *span });
             }
         }
         (inputs, waits)
@@ -275,10 +286,6 @@ pub(super) fn pick<'a>(
 
 fn makes(bound: &Bound, kinds: &[&str]) -> bool {
     bound.outputs.iter().flatten().any(|output| kinds.contains(&output.kind.as_str()))
-}
-
-fn name_of(output: Option<&Output>) -> String {
-    output.map(|output| output.name.clone()).unwrap_or_default()
 }
 
 /// `a, b and c`.

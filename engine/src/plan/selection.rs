@@ -61,84 +61,83 @@ impl Plan {
     /// # Errors
     /// Fails where the plan does not have what is selected.
     pub fn select(mut self, selection: &Selection) -> Result<Self, SelectionError> {
-        let mut selected: HashSet<String> = self.stages.iter().map(|stage| stage.id.clone()).collect();
+        let mut selected = vec![true; self.stages.len()];
         if !selection.until.is_empty() {
             selected = self.with_what_they_need(self.named(&selection.until)?);
         }
         if !selection.from.is_empty() {
             let after = self.with_what_depends_on(self.named(&selection.from)?);
-            selected.retain(|stage| after.contains(stage));
+            selected.iter_mut().zip(after).for_each(|(selected, after)| *selected &= after);
         }
         if !selection.only.is_empty() {
             selected = self.named(&selection.only)?;
         }
-        if selected.is_empty() {
+        if !selected.contains(&true) {
             return Err(SelectionError::Nothing);
         }
         let forced = match &selection.force {
-            Force::Nothing => HashSet::new(),
+            Force::Nothing => vec![false; self.stages.len()],
             Force::Everything => selected.clone(),
             Force::Stages(names) => self.named(names)?,
         };
-        if let Some(left_out) = forced.iter().find(|stage| !selected.contains(*stage)) {
-            return Err(SelectionError::ForcedLeftOut(left_out.clone()));
+        let mut marked = self.stages.iter().zip(selected.iter().zip(&forced));
+        if let Some((left_out, _)) = marked.find(|(_, (selected, forced))| **forced && !**selected) {
+            return Err(SelectionError::ForcedLeftOut(left_out.id.clone()));
         }
-        for stage in &mut self.stages {
-            stage.wanted = match (selected.contains(&stage.id), forced.contains(&stage.id)) {
+        for (stage, (selected, forced)) in self.stages.iter_mut().zip(selected.iter().zip(forced)) {
+            stage.wanted = match (selected, forced) {
                 (true, true) => Wanted::Again,
                 (true, false) => Wanted::Result,
                 (false, _) => Wanted::Given,
             };
         }
-        self.publish.retain(|publish| selected.contains(&publish.stage));
+        let left: HashSet<&str> =
+            self.stages.iter().zip(&selected).filter(|(_, it)| **it).map(|(stage, _)| stage.id.as_str()).collect();
+        self.publish.retain(|publish| left.contains(publish.stage.as_str()));
         let kept = self.with_what_they_need(selected);
         self.keep(&kept);
         Ok(self.withholding())
     }
 
-    /// The ids that names mean.
-    fn named(&self, names: &[String]) -> Result<HashSet<String>, SelectionError> {
+    /// Which stages names mean.
+    fn named(&self, names: &[String]) -> Result<Vec<bool>, SelectionError> {
         let mut ids = HashSet::new();
         for name in names {
             let found = self.ids_of(name);
             if found.is_empty() {
                 return Err(SelectionError::Unknown(name.clone()));
             }
-            ids.extend(found.into_iter().map(str::to_owned));
+            ids.extend(found);
         }
-        Ok(ids)
+        Ok(self.stages.iter().map(|stage| ids.contains(stage.id.as_str())).collect())
     }
 
-    fn with_what_they_need(&self, mut ids: HashSet<String>) -> HashSet<String> {
+    fn with_what_they_need(&self, mut needed: Vec<bool>) -> Vec<bool> {
         // Each stage stands after those it depends on, so from the end on every stage is known to be needed or not.
-        for stage in self.stages.iter().rev() {
-            if ids.contains(&stage.id) {
-                ids.extend(stage.inputs.iter().map(|input| input.stage.clone()));
-                ids.extend(stage.needs.iter().cloned());
+        for (position, stage) in self.stages.iter().enumerate().rev() {
+            if needed[position] {
+                stage.upstream().for_each(|before| needed[before] = true);
             }
         }
-        ids
+        needed
     }
 
-    fn with_what_depends_on(&self, mut ids: HashSet<String>) -> HashSet<String> {
-        for stage in &self.stages {
-            let mut before = stage.inputs.iter().map(|input| &input.stage).chain(&stage.needs);
-            if before.any(|before| ids.contains(before)) {
-                ids.insert(stage.id.clone());
-            }
+    fn with_what_depends_on(&self, mut depends: Vec<bool>) -> Vec<bool> {
+        for (position, stage) in self.stages.iter().enumerate() {
+            depends[position] |= stage.upstream().any(|before| depends[before]);
         }
-        ids
+        depends
     }
 
-    fn keep(&mut self, kept: &HashSet<String>) {
-        let mut places = Vec::with_capacity(self.stages.len());
-        let mut next = 0;
-        for stage in &self.stages {
-            let keep = kept.contains(&stage.id);
-            places.push(keep.then_some(next));
-            next += usize::from(keep);
+    fn keep(&mut self, kept: &[bool]) {
+        // How many are kept before each is its new position.
+        let new: Vec<usize> =
+            kept.iter().scan(0, |next, keep| Some(std::mem::replace(next, *next + usize::from(*keep)))).collect();
+        let mut keep = kept.iter();
+        self.stages.retain(|_| keep.next() == Some(&true));
+        for stage in &mut self.stages {
+            stage.inputs.iter_mut().for_each(|input| input.position = new[input.position]);
+            stage.needs.iter_mut().for_each(|before| *before = new[*before]);
         }
-        self.stages.retain(|stage| kept.contains(&stage.id));
-        self.graph = self.graph.filter_map(|_, at| places[*at], |_, edge| Some(edge.clone()));
     }
 }

@@ -1,206 +1,237 @@
-//! Room on the machine: which stages may run at the same time, and what one waits for that may not.
+//! Admission: what the machine has room for beside what was let in. Whom it lets in it knows by a number alone.
 
-use std::mem::discriminant;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
 
-use super::devices::{DEVICE_MEMORY_POLL, LEASE_POLL};
-use super::event::{RunEvent, WaitsFor};
-use super::scheduler::Scheduler;
-use super::stage_run::{Running, StageRun};
-use crate::device::is_on_processor;
-use crate::error::{Cause, StageError};
-use crate::memory::size;
+use devices::DeviceKind;
+
+use super::devices::Devices;
+use super::event::WaitsFor;
+use crate::device::demand;
+use crate::memory::Memory;
+use crate::plan::PlannedStage;
 use crate::preflight::Estimate;
-use crate::protocol::WorkerEvent;
-use crate::stage::{LessMemory, Threads};
+use crate::stage::Threads;
 
-/// How often free memory is looked at, of which nobody tells that there is more.
-const MEMORY_POLL: Duration = Duration::from_millis(500);
+/// What the stages of a run may use together, and what those that run use of it.
+pub(super) struct Admission {
+    cores: usize,
+    /// Most that run at once.
+    jobs: Option<usize>,
+    /// How many there are of each slot.
+    slots: BTreeMap<String, u32>,
+    memory: Memory,
+    pub devices: Devices,
+    admitted: BTreeMap<usize, Admitted>,
+}
 
-impl Scheduler<'_> {
+/// What a stage that is to start needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs<'a> {
+    pub place: Place,
+    pub slots: &'a BTreeMap<String, u32>,
+}
+
+/// Where it is to run.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place {
+    /// On this machine; memory where it computes on the CPU and something is known of that.
+    Here { threads: usize, memory: Option<Estimate> },
+    /// As a job of a cluster, which sees to everything but slots.
+    Cluster,
+}
+
+/// What a stage that runs uses: nothing of this machine where it is a job of a cluster.
+#[derive(Debug, Default)]
+pub(super) struct Admitted {
+    pub threads: usize,
+    /// Bytes of memory that it was promised.
+    pub memory: u64,
+    pub slots: BTreeMap<String, u32>,
+    /// Its process on this machine.
+    pub process: Option<u32>,
+}
+
+impl Admission {
+    pub(super) fn new(
+        cores: usize,
+        jobs: Option<usize>,
+        slots: BTreeMap<String, u32>,
+        memory: Memory,
+        devices: Devices,
+    ) -> Self {
+        Self { cores, jobs, slots, memory, devices, admitted: BTreeMap::new() }
+    }
+
     /// What keeps a stage from starting beside those that run, if anything.
-    pub(super) fn not_admitted_for(&mut self, stage: usize, threads: usize) -> Option<WaitsFor> {
-        let running = self.running().count();
-        if let Some(most) = self.options.jobs.filter(|most| running >= *most) {
-            return Some(WaitsFor::Jobs { most });
-        }
-        if self.is_on_cluster(stage) {
-            return self.lacks_slots(stage);
-        }
-        let in_use: usize = self.running().map(|other| other.threads).sum();
-        // One that runs alone may always.
-        if in_use > 0 && in_use + threads > self.cores {
-            return Some(WaitsFor::Threads { wanted: threads, free: self.cores.saturating_sub(in_use) });
-        }
-        self.lacks_slots(stage).or_else(|| self.lacks_memory(stage))
+    pub(super) fn lacks(&self, needs: &Needs<'_>) -> Option<WaitsFor> {
+        let of_jobs = || Some(WaitsFor::Jobs { most: self.jobs.filter(|most| self.admitted.len() >= *most)? });
+        let of_place = || match needs.place {
+            Place::Here { threads, memory } => self
+                .lacks_threads(threads)
+                .or_else(|| self.lacks_slots(needs.slots))
+                .or_else(|| self.lacks_memory(memory?)),
+            Place::Cluster => self.lacks_slots(needs.slots),
+        };
+        of_jobs().or_else(of_place)
+    }
+
+    /// What all that wait for it wait for in vain, whatever they need, until one that runs has ended.
+    pub(super) fn exhausted(&self) -> Option<WaitsFor> {
+        let none = BTreeMap::new();
+        self.lacks(&Needs { place: Place::Here { threads: 1, memory: None }, slots: &none })
+    }
+
+    /// Lets a stage in: from now on it uses this.
+    pub(super) fn admit(&mut self, stage: usize, uses: Admitted) {
+        self.admitted.insert(stage, uses);
+    }
+
+    /// What a stage has used is free.
+    pub(super) fn release(&mut self, stage: usize) {
+        self.admitted.remove(&stage);
     }
 
     /// The threads that a stage gets.
-    pub(super) fn threads_wanted(&self, stage: usize) -> usize {
-        let planned = &self.plan.stages[stage];
-        let most = match planned.bound.threads() {
+    pub(super) fn threads_for(&self, stage: &PlannedStage) -> usize {
+        let most = match stage.bound.threads() {
             Threads::One => 1,
             Threads::Many => self.share_of_cores(stage),
         };
-        planned.resources.threads.unwrap_or(most).clamp(1, self.cores)
+        stage.resources.threads.unwrap_or(most).clamp(1, self.cores)
     }
 
-    /// Lets a stage wait, and says so where it is news.
-    pub(super) fn wait(&mut self, stage: usize, waits_for: WaitsFor, look_again: Option<Duration>) {
-        let run = &mut self.stages[stage];
-        run.not_before = look_again.map(|after| Instant::now() + after);
-        let said = run.waits_for.as_ref().is_some_and(|said| discriminant(said) == discriminant(&waits_for));
-        run.waits_for = Some(waits_for.clone());
-        if !said {
-            let stage = run.id.clone();
-            self.tell(RunEvent::StageWaiting { stage, waits_for });
+    /// Bytes of memory that could be had now. What a running stage was promised and does not hold yet is not free,
+    /// though the kernel says so.
+    pub(super) fn free_memory(&self) -> Option<u64> {
+        let held = |uses: &Admitted| uses.process.and_then(|id| self.memory.held_by(id)).unwrap_or(0);
+        let promised: u64 = self.admitted.values().map(|uses| uses.memory.saturating_sub(held(uses))).sum();
+        Some(self.memory.available()?.saturating_sub(promised))
+    }
+
+    /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be
+    /// given to another stage. All cores for one that computes on the CPU.
+    fn share_of_cores(&self, stage: &PlannedStage) -> usize {
+        let seen = self.devices.seen();
+        match (demand(stage, seen), seen) {
+            (Ok(demand), Some(seen)) if demand.kind != DeviceKind::Cpu => {
+                self.cores * demand.count / seen.seats(demand.kind).len().max(1)
+            }
+            _ => self.cores,
         }
     }
 
-    /// Lets a stage wait for room.
-    pub(super) fn wait_for_admission(&mut self, stage: usize, waits_for: WaitsFor) {
-        let look_again = match waits_for {
-            WaitsFor::Memory { .. } => Some(MEMORY_POLL),
-            WaitsFor::Devices { wanted_bytes: Some(_), .. } => Some(DEVICE_MEMORY_POLL),
-            WaitsFor::Devices { wanted_bytes: None, .. } => Some(LEASE_POLL),
-            WaitsFor::AnotherRun { .. }
-            | WaitsFor::Queue { .. }
-            | WaitsFor::Jobs { .. }
-            | WaitsFor::Threads { .. }
-            | WaitsFor::Slots { .. } => None,
-        };
-        self.wait(stage, waits_for, look_again);
+    fn lacks_threads(&self, wanted: usize) -> Option<WaitsFor> {
+        let in_use: usize = self.admitted.values().map(|uses| uses.threads).sum();
+        // One that runs alone may always.
+        (in_use > 0 && in_use + wanted > self.cores)
+            .then(|| WaitsFor::Threads { wanted, free: self.cores.saturating_sub(in_use) })
     }
 
-    pub(super) fn running(&self) -> impl Iterator<Item = &Running> {
-        self.stages.iter().filter_map(|stage| stage.running.as_ref())
-    }
-
-    fn lacks_slots(&self, stage: usize) -> Option<WaitsFor> {
-        let taken = |name: &str| -> u32 {
-            let running = self.stages.iter().zip(&self.plan.stages).filter(|(run, _)| run.running.is_some());
-            running.filter_map(|(_, planned)| planned.resources.slots.get(name).copied()).sum()
-        };
-        self.plan.stages[stage].resources.slots.iter().find_map(|(name, &wanted)| {
-            let free = self.plan.slots.get(name).copied().unwrap_or(0).saturating_sub(taken(name));
+    fn lacks_slots(&self, slots: &BTreeMap<String, u32>) -> Option<WaitsFor> {
+        let taken = |name: &str| -> u32 { self.admitted.values().filter_map(|uses| uses.slots.get(name)).sum() };
+        slots.iter().find_map(|(name, &wanted)| {
+            let free = self.slots.get(name).copied().unwrap_or(0).saturating_sub(taken(name));
             (wanted > free).then(|| WaitsFor::Slots { name: name.clone(), wanted, free })
         })
     }
-}
 
-// Memory that a stage is started with: what the file asks for, else what its kind estimates, against what the machine
-// has.
-//
-// An estimate is as good as its kind says. What does not fit even at its lower end is not started: it would push
-// everything else out, and be killed hours later. What may fit is started, and said.
-
-impl Scheduler<'_> {
-    /// The memory that a stage that is about to start is promised.
-    pub(super) fn memory_wanted(&mut self, stage: usize) -> Option<Estimate> {
-        let planned = &self.plan.stages[stage];
-        if let Some(bytes) = planned.resources.memory {
-            return Some(Estimate { bytes, margin: 0.0 });
-        }
-        if let Some(known) = self.stages[stage].estimate {
-            return known;
-        }
-        // With other parameters than those of the file the figures of the file do not hold.
-        let as_filed = self.stages[stage].parameters.is_none();
-        let estimate = as_filed.then(|| planned.preflight(&self.facts_of_inputs(stage)));
-        let estimate = estimate.and_then(|ahead| ahead.estimate());
-        self.stages[stage].estimate = Some(estimate);
-        estimate
-    }
-
-    /// Refuses a stage that needs more memory than there is, or changes it to need less where it can do with that.
-    ///
-    /// What the file asks for was compared before the run began.
-    pub(super) fn require_memory(&mut self, stage: usize) -> Result<(), StageError> {
-        let planned = &self.plan.stages[stage];
-        if planned.resources.memory.is_some() || !is_on_processor(planned) || self.is_on_cluster(stage) {
-            return Ok(());
-        }
-        let (Some(estimate), Some(total)) = (self.memory_wanted(stage), self.options.memory.total()) else {
-            return Ok(());
-        };
-        if estimate.least() <= total {
-            return Ok(());
-        }
-        let planned = &self.plan.stages[stage];
-        let message = format!("it is estimated to take {estimate} of memory, and this machine has {}", size(total));
-        let error = StageError::new(Cause::OutOfMemory, message.clone());
-        match planned.bound.with_less_memory(&planned.parameters) {
-            LessMemory::Set { parameters, change } if planned.retries.on.contains(&Cause::OutOfMemory) => {
-                let run = &mut self.stages[stage];
-                run.parameters = Some(parameters);
-                run.less_memory.push(change.clone());
-                run.estimate = None;
-                self.warn(stage, format!("{message}: {change}"));
-                Ok(())
-            }
-            LessMemory::Set { change, .. } => Err(error.with_help(format!("try it with less memory: {change}"))),
-            LessMemory::Advice(advice) => Err(error.with_help(advice)),
-            LessMemory::Nothing => Err(error.with_help(format!(
-                "if that is wrong, say what it needs: `{}.resources.memory=1GiB`",
-                planned.declared
-            ))),
-        }
-    }
-
-    /// What a stage waits for whose memory is not free.
-    pub(super) fn lacks_memory(&mut self, stage: usize) -> Option<WaitsFor> {
-        if !is_on_processor(&self.plan.stages[stage]) {
-            return None;
-        }
-        let wanted = self.memory_wanted(stage)?;
+    fn lacks_memory(&self, wanted: Estimate) -> Option<WaitsFor> {
         let free_bytes = self.free_memory()?;
         let estimated = wanted.margin > 0.0;
         (wanted.least() > free_bytes).then_some(WaitsFor::Memory { wanted_bytes: wanted.bytes, free_bytes, estimated })
     }
-
-    /// Says that a stage that is started now may take more than is free.
-    pub(super) fn warn_of_memory(&mut self, stage: usize) {
-        if self.stages[stage].attempts > 1 || !is_on_processor(&self.plan.stages[stage]) || self.is_on_cluster(stage) {
-            return;
-        }
-        let (Some(wanted), Some(free)) = (self.memory_wanted(stage), self.free_memory()) else { return };
-        if wanted.bytes > free {
-            let free = size(free);
-            self.warn(
-                stage,
-                format!("it is estimated to take {wanted} of memory, and {free} are free: it may not fit"),
-            );
-        }
-    }
-
-    /// Memory that a running stage was promised and does not hold yet is not free, though the kernel says so.
-    fn free_memory(&self) -> Option<u64> {
-        let memory = &self.options.memory;
-        let held = |running: &Running| running.process.id().and_then(|id| memory.held_by(id)).unwrap_or(0);
-        let promised: u64 = self.running().map(|running| running.memory.saturating_sub(held(running))).sum();
-        Some(memory.available()?.saturating_sub(promised))
-    }
-
-    fn warn(&mut self, stage: usize, message: String) {
-        let (stage, said) = (self.stages[stage].id.clone(), WorkerEvent::Warning { message });
-        self.tell(RunEvent::Worker { stage, said });
-    }
 }
 
-// Which of several stages that could start is started first: the one with the longest chain of work behind it.
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
 
-/// The stages in the order in which they are to be started: the longest remaining chain first, equal ones in the order
-/// of the plan. `weight` is what a stage itself takes, and must be positive; so the order is one of the graph, too.
-pub(super) fn by_longest_chain(stages: &[StageRun], weight: impl Fn(&StageRun) -> f64) -> Vec<usize> {
-    // Each stage stands after those it depends on, so from the end on what follows each is known.
-    let mut longest = vec![0.0_f64; stages.len()];
-    for (place, stage) in stages.iter().enumerate().rev() {
-        longest[place] += weight(stage);
-        for before in &stage.upstream {
-            longest[*before] = longest[*before].max(longest[place]);
-        }
+    use super::*;
+
+    /// A machine with cores, a limit of jobs, two slots `gpu` and memory as told by files in a folder.
+    fn machine(cores: usize, jobs: Option<usize>, proc: &Path) -> Admission {
+        let slots = BTreeMap::from([("gpu".to_owned(), 2)]);
+        let memory = Memory::at(proc, &proc.join("none"));
+        Admission::new(cores, jobs, slots, memory, Devices::new(Vec::new(), None))
     }
-    let mut order: Vec<usize> = (0..stages.len()).collect();
-    order.sort_by(|one, other| longest[*other].total_cmp(&longest[*one]).then(one.cmp(other)));
-    order
+
+    fn here(threads: usize) -> Place {
+        Place::Here { threads, memory: None }
+    }
+
+    fn lacks(admission: &Admission, place: Place, slots: u32) -> Option<WaitsFor> {
+        let slots = (slots > 0).then(|| ("gpu".to_owned(), slots)).into_iter().collect();
+        admission.lacks(&Needs { place, slots: &slots })
+    }
+
+    fn threads(threads: usize) -> Admitted {
+        Admitted { threads, ..Admitted::default() }
+    }
+
+    #[test]
+    fn threads_are_shared_and_one_stage_alone_may_always_run() {
+        let mut admission = machine(4, None, Path::new("/none"));
+        assert_eq!(lacks(&admission, here(9), 0), None);
+        admission.admit(0, threads(3));
+        assert_eq!(lacks(&admission, here(1), 0), None);
+        assert_eq!(lacks(&admission, here(2), 0), Some(WaitsFor::Threads { wanted: 2, free: 1 }));
+        assert_eq!(admission.exhausted(), None);
+        admission.admit(1, threads(1));
+        assert_eq!(admission.exhausted(), Some(WaitsFor::Threads { wanted: 1, free: 0 }));
+        // What a cluster runs takes nothing here.
+        assert_eq!(lacks(&admission, Place::Cluster, 0), None);
+        admission.release(0);
+        assert_eq!(lacks(&admission, here(3), 0), None);
+    }
+
+    #[test]
+    fn no_more_run_than_may_at_once_wherever_they_run() {
+        let mut admission = machine(4, Some(2), Path::new("/none"));
+        admission.admit(0, Admitted::default());
+        assert_eq!(lacks(&admission, here(1), 0), None);
+        admission.admit(1, threads(1));
+        for place in [here(1), Place::Cluster] {
+            assert_eq!(lacks(&admission, place, 0), Some(WaitsFor::Jobs { most: 2 }));
+        }
+        admission.release(1);
+        assert_eq!(admission.exhausted(), None);
+    }
+
+    #[test]
+    fn slots_are_taken_here_and_on_a_cluster() {
+        let mut admission = machine(4, None, Path::new("/none"));
+        let wanting = |admission: &Admission, place| lacks(admission, place, 2);
+        assert_eq!(wanting(&admission, here(1)), None);
+        admission.admit(0, Admitted { slots: BTreeMap::from([("gpu".to_owned(), 1)]), ..Admitted::default() });
+        for place in [here(1), Place::Cluster] {
+            let lacking = Some(WaitsFor::Slots { name: "gpu".to_owned(), wanted: 2, free: 1 });
+            assert_eq!(wanting(&admission, place), lacking);
+        }
+        assert_eq!(lacks(&admission, here(1), 1), None);
+    }
+
+    #[test]
+    fn memory_that_is_promised_and_not_held_yet_is_not_free() {
+        const MIB: u64 = 1 << 20;
+        let proc = tempfile::tempdir().unwrap();
+        fs::write(proc.path().join("meminfo"), "MemTotal: 204800 kB\nMemAvailable: 102400 kB\n").unwrap();
+        fs::create_dir(proc.path().join("7")).unwrap();
+        fs::write(proc.path().join("7/status"), "VmRSS: 10240 kB\n").unwrap();
+        let mut admission = machine(4, None, proc.path());
+        let wanting = |bytes, margin| Place::Here { threads: 1, memory: Some(Estimate { bytes, margin }) };
+        assert_eq!(lacks(&admission, wanting(100 * MIB, 0.0), 0), None);
+        // It holds 10 of 50 MiB, and the kernel counts those already.
+        admission.admit(0, Admitted { threads: 1, memory: 50 * MIB, process: Some(7), ..Admitted::default() });
+        assert_eq!(admission.free_memory(), Some(60 * MIB));
+        let lacking =
+            |wanted, estimated| Some(WaitsFor::Memory { wanted_bytes: wanted, free_bytes: 60 * MIB, estimated });
+        assert_eq!(lacks(&admission, wanting(61 * MIB, 0.0), 0), lacking(61 * MIB, false));
+        // Of an estimate the least counts.
+        assert_eq!(lacks(&admission, wanting(80 * MIB, 0.25), 0), None);
+        assert_eq!(lacks(&admission, wanting(81 * MIB, 0.25), 0), lacking(81 * MIB, true));
+        // Where nothing is known of it, or of the machine, it starts.
+        assert_eq!(lacks(&admission, here(1), 0), None);
+        assert_eq!(lacks(&machine(4, None, Path::new("/none")), wanting(1 << 60, 0.0), 0), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! Starting a stage: key, result that is there already, room, locks, process.
+//! Starting a stage: key, result that is there already, admission, locks, process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,14 +10,16 @@ use cache::holder::Holder;
 use cache::{Digest, Lock, OutputRecord, ResultRecord};
 use devices::lease::Lease;
 
+use super::admission::{Admitted, Needs, Place};
 use super::cluster::JobOf;
-use super::devices::{Answer, GrantedDevices};
+use super::devices::{Answer, DEVICE_MEMORY_POLL, GrantedDevices, LEASE_POLL};
 use super::event::{RunEvent, WaitsFor};
-use super::fetch::Look;
+use super::remote_cache::Look;
+use super::running::Running;
 use super::scheduler::{LOCK_POLL, Scheduler};
-use super::stage_run::State;
-use super::stage_run::{Keyed, Running};
+use super::stages::StageRun;
 use crate::context::stored;
+use crate::device::{is_on_processor, named};
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
 use crate::execute::executor::STAGE_ARGUMENT;
@@ -25,12 +27,14 @@ use crate::execute::slurm::record::JobRecord;
 use crate::executor::ExecutorKind;
 use crate::explain::{Past, Present, Reason, will_do, work_left};
 use crate::file::problem::{Problem, Severity};
-use crate::history::History;
 use crate::keys::stage_key;
-use crate::plan::Wanted;
+use crate::plan::{ResolvedInput, Wanted};
 use crate::preflight::Work;
 use crate::protocol::WorkerEvent;
 use crate::stage::InputFacts;
+
+/// How often free memory is looked at, of which nobody tells that there is more.
+const MEMORY_POLL: Duration = Duration::from_millis(500);
 
 /// Processes that are named where a lock is held.
 const MOST_HOLDERS: usize = 3;
@@ -60,74 +64,65 @@ enum Claimed {
 }
 
 impl Scheduler<'_> {
-    /// Looks for a ready stage's result, once; whether its state changed.
-    pub(super) fn look_up(&mut self, stage: usize) -> bool {
-        if self.stages[stage].looked_up {
-            return false;
-        }
-        if self.remote_cache.is_awaited(stage) {
-            return false;
+    /// Looks for a ready stage's result, once.
+    pub(super) fn look_up(&mut self, stage: usize) {
+        if self.stages[stage].looked_up || self.remote_cache.is_awaited(stage) {
+            return;
         }
         let found = self.keyed(stage).and_then(|key| Ok((key, self.take(stage, &key)?)));
         match found {
             Ok((_, Some(record))) if self.stages[stage].again => {
-                self.stages[stage].before = Some(record.outputs);
-                self.stages[stage].looked_up = true;
+                self.stages.has_result_before(stage, record.outputs);
             }
             Ok((_, Some(record))) => self.settle_cached(stage, record.outputs),
-            Ok((_, None)) if self.stages[stage].again => self.stages[stage].looked_up = true,
-            Ok((key, None)) => match self.look_elsewhere(stage, key) {
-                Look::Wait => return false,
+            Ok((_, None)) if self.stages[stage].again => self.stages.has_no_result(stage),
+            Ok((key, None)) => match self.remote_cache.look(stage, key) {
+                Look::Wait => {}
+                Look::Fetching => self.tell_fetching(stage),
                 Look::Known(record) => self.settle_cached(stage, record.outputs),
                 Look::Nothing if self.plan.stages[stage].wanted == Wanted::Given => {
                     let error = self.not_to_be_made(stage);
                     self.fail(stage, error.into(), Duration::ZERO);
                 }
-                Look::Nothing => self.stages[stage].looked_up = true,
+                Look::Nothing => self.stages.has_no_result(stage),
             },
             Err(error) => self.fail(stage, error.into(), Duration::ZERO),
         }
-        true
     }
 
     fn not_to_be_made(&self, stage: usize) -> StageError {
-        let (id, file) = (&self.stages[stage].id, self.plan.file.display());
+        let (id, file) = (&self.plan.stages[stage].id, self.plan.file.display());
         StageError::new(Cause::MissingResult, format!("stage `{id}` has no result, and this run was not to make it"))
             .with_help(format!("`pipeline run {file} --until {id}` makes it; or leave out `--from` and `--only`"))
     }
 
-    /// Starts a stage that has no result if it can be; whether its state changed.
-    pub(super) fn begin(&mut self, stage: usize) -> bool {
+    /// Starts a stage that has no result, if it can be.
+    pub(super) fn begin(&mut self, stage: usize) {
         match self.try_begin(stage) {
-            Ok(StartOutcome::NotYet) => false,
-            Ok(StartOutcome::Cached(outputs)) => {
-                self.settle_cached(stage, outputs);
-                true
-            }
-            Ok(StartOutcome::Started(running)) => {
-                self.stages[stage].running = Some(*running);
-                self.transition(stage, State::Running);
-                true
-            }
-            Err(error) => {
-                self.fail(stage, error.into(), Duration::ZERO);
-                true
-            }
+            Ok(StartOutcome::NotYet) => {}
+            Ok(StartOutcome::Cached(outputs)) => self.settle_cached(stage, outputs),
+            Ok(StartOutcome::Started(running)) => self.stages.start(stage, running),
+            Err(error) => self.fail(stage, error.into(), Duration::ZERO),
         }
     }
 
     fn try_begin(&mut self, stage: usize) -> Result<StartOutcome, StageError> {
-        if self.stages[stage].not_before.is_some_and(|not_before| Instant::now() < not_before) {
+        // Of thousands that wait for a core, none is gone into again before there is one.
+        let is_known = |waits_for: &WaitsFor| self.stages[stage].is_said_to_wait_for(waits_for);
+        if self.stages[stage].not_before.is_some_and(|not_before| Instant::now() < not_before)
+            || self.admission.exhausted().as_ref().is_some_and(is_known)
+        {
             return Ok(StartOutcome::NotYet);
         }
-        self.stages[stage].not_before = None;
+        self.stages.waited(stage);
         let key = self.keyed(stage)?;
         if !self.inputs_are_here(stage) {
             return Ok(StartOutcome::NotYet);
         }
         self.require_memory(stage)?;
-        let threads = self.threads_wanted(stage);
-        if let Some(waits_for) = self.not_admitted_for(stage, threads) {
+        let place = self.place_of(stage);
+        let slots = &self.plan.stages[stage].resources.slots;
+        if let Some(waits_for) = self.admission.lacks(&Needs { place, slots }) {
             self.wait_for_admission(stage, waits_for);
             return Ok(StartOutcome::NotYet);
         }
@@ -153,7 +148,29 @@ impl Scheduler<'_> {
             }
             Answer::Looking => return Ok(StartOutcome::NotYet),
         };
-        self.start(stage, threads, claim, given).map(Box::new).map(StartOutcome::Started)
+        self.start(stage, place, claim, given).map(Box::new).map(StartOutcome::Started)
+    }
+
+    /// Where a stage is to run, and what it needs there.
+    fn place_of(&self, stage: usize) -> Place {
+        if self.executors.is_on_cluster(stage) {
+            return Place::Cluster;
+        }
+        let planned = &self.plan.stages[stage];
+        let memory = is_on_processor(planned).then(|| self.memory_wanted(stage)).flatten();
+        Place::Here { threads: self.admission.threads_for(planned), memory }
+    }
+
+    /// The devices of a stage that is to start now. Those of a cluster's job the cluster chooses; `adopted` is one that
+    /// an earlier run has submitted.
+    fn ask_for_devices(&mut self, stage: usize, adopted: bool) -> Result<Answer, StageError> {
+        if adopted || self.executors.is_on_cluster(stage) {
+            return Ok(Answer::GrantedDevices(GrantedDevices::unleased(self.devices_of_job(stage)?)));
+        }
+        let planned = &self.plan.stages[stage];
+        let estimate = self.memory_wanted(stage).map(|estimate| estimate.least());
+        let holder = || named(&format!("`{}` of run {}", planned.id, self.recorder.run()));
+        self.admission.devices.ask(planned, estimate, holder)
     }
 
     /// The result of a stage's key, if it will do.
@@ -163,44 +180,42 @@ impl Scheduler<'_> {
     }
 
     fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
-        let run = &mut self.stages[stage];
-        run.outputs = outputs;
-        let key = run.key.as_ref().expect("a result was looked up by the key").key;
-        let id = run.id.clone();
-        self.transition(stage, State::Cached);
-        self.tell(RunEvent::StageCached { stage: id, key, remote: self.remote_cache.holds(stage) });
+        let key = self.stages[stage].key.expect("a result was looked up by the key");
+        self.stages.take_result(stage, outputs);
+        let remote = self.remote_cache.holds(stage);
+        self.recorder.tell(RunEvent::StageCached { stage: self.id(stage), key, remote });
         self.has_result(stage);
     }
 
     fn keyed(&mut self, stage: usize) -> Result<Digest, StageError> {
-        if let Some(keyed) = &self.stages[stage].key {
-            return Ok(keyed.key);
+        if let StageRun { key: Some(key), document: Some(_), .. } = &self.stages[stage] {
+            return Ok(*key);
         }
-        let key = stage_key(&self.plan.stages[stage], &self.outside[stage], |input| {
-            Some(self.output(&input.stage, &input.output)?.identity)
-        });
+        let identity = |input: &ResolvedInput| Some(self.output(input)?.identity);
+        let key = stage_key(&self.plan.stages[stage], &self.outside[stage], identity);
         if key.unknown > 0 {
             return Err(StageError::internal("the stage is ready and its key is not known"));
         }
         let digest = key.document.result_key();
-        self.stages[stage].key = Some(Keyed { document: key.document, key: digest });
+        self.stages.set_key(stage, digest, key.document);
         Ok(digest)
     }
 
-    pub(super) fn output(&self, stage: &str, output: &str) -> Option<&OutputRecord> {
-        self.stages[*self.positions.get(stage)?].outputs.get(output)
+    /// What an input of a stage is, once the stage that makes it has.
+    pub(super) fn output(&self, input: &ResolvedInput) -> Option<&OutputRecord> {
+        self.stages[input.position].outputs.get(&input.output)
     }
 
     /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result
     /// already.
     fn try_claim(&self, stage: usize) -> Result<Claimed, StageError> {
-        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
-        let working = keyed.document.working_key();
-        let (of_result, of_working) = (format!("result-{}", keyed.key), format!("working-{working}"));
+        let (key, document) = self.stages[stage].keyed();
+        let working = document.working_key();
+        let (of_result, of_working) = (format!("result-{key}"), format!("working-{working}"));
         let Some(result) = self.store.try_lock(&of_result).map_err(stored)? else {
             return Ok(Claimed::Held(of_result));
         };
-        match self.job_of(&keyed.key, &working) {
+        match self.job_of(key, &working) {
             // The job holds the other lock itself.
             JobOf::Makes(record) => {
                 return Ok(Claimed::Ours(Claim { locks: vec![result], adopt: Some(*record) }));
@@ -224,9 +239,31 @@ impl Scheduler<'_> {
         self.wait(stage, waits_for, Some(LOCK_POLL));
     }
 
+    /// Lets a stage wait for room on the machine.
+    fn wait_for_admission(&mut self, stage: usize, waits_for: WaitsFor) {
+        let look_again = match waits_for {
+            WaitsFor::Memory { .. } => Some(MEMORY_POLL),
+            WaitsFor::Devices { wanted_bytes: Some(_), .. } => Some(DEVICE_MEMORY_POLL),
+            WaitsFor::Devices { wanted_bytes: None, .. } => Some(LEASE_POLL),
+            WaitsFor::AnotherRun { .. }
+            | WaitsFor::Queue { .. }
+            | WaitsFor::Jobs { .. }
+            | WaitsFor::Threads { .. }
+            | WaitsFor::Slots { .. } => None,
+        };
+        self.wait(stage, waits_for, look_again);
+    }
+
+    /// Lets a stage wait, and says so where it is news.
+    fn wait(&mut self, stage: usize, waits_for: WaitsFor, look_again: Option<Duration>) {
+        if self.stages.wait(stage, waits_for.clone(), look_again) {
+            self.recorder.tell(RunEvent::StageWaiting { stage: self.id(stage), waits_for });
+        }
+    }
+
     pub(super) fn facts_of_inputs(&self, stage: usize) -> InputFacts {
         let facts = self.plan.stages[stage].inputs.iter().filter_map(|input| {
-            let output = self.output(&input.stage, &input.output)?;
+            let output = self.output(input)?;
             Some((format!("{}.{}", input.stage, input.output), output.facts.clone()))
         });
         facts.collect()
@@ -246,7 +283,7 @@ impl Scheduler<'_> {
         let unsaid: Vec<Problem> = warnings.into_iter().filter(|warning| first && !known(warning)).collect();
         for warning in unsaid {
             let said = WorkerEvent::Warning { message: warning.message };
-            self.tell(RunEvent::Worker { stage: planned.id.clone(), said });
+            self.recorder.tell(RunEvent::Worker { stage: planned.id.clone(), said });
         }
         let Some(first) = errors.first() else { return Ok(()) };
         let (line, column) = self.plan.sources.line_column(first.span);
@@ -262,19 +299,22 @@ impl Scheduler<'_> {
     fn start(
         &mut self,
         stage: usize,
-        threads: usize,
-        claim: Claim,
-        given: GrantedDevices,
+        place: Place,
+        Claim { mut locks, adopt }: Claim,
+        GrantedDevices { grant, env, cores, lease }: GrantedDevices,
     ) -> Result<Running, StageError> {
-        let Claim { mut locks, adopt } = claim;
-        let GrantedDevices { grant, env, cores, lease } = given;
-        let on_cluster = adopt.is_some() || self.is_on_cluster(stage);
-        let id = self.stages[stage].id.clone();
+        // A job of an earlier run may make what this one would make here.
+        let place = if adopt.is_some() { Place::Cluster } else { place };
+        let on_cluster = matches!(place, Place::Cluster);
+        let id = self.id(stage);
         let folder = self.stage_folder(&id)?;
         let staging = if on_cluster { None } else { Some(self.store.staging().map_err(stored)?) };
         // The keeper of a job makes a private folder on its node, and writes its place into the job.
         let private = staging.as_ref().map_or_else(|| folder.join("staging"), |staging| staging.path().to_owned());
-        let threads = if on_cluster { self.threads_of_job(stage).unwrap_or(1) } else { threads };
+        let threads = match place {
+            Place::Here { threads, .. } => threads,
+            Place::Cluster => self.threads_of_job(stage).unwrap_or(1),
+        };
         let threads = if cores.is_empty() { threads } else { threads.min(cores.len()) };
         let job = self.job(stage, threads, grant.clone(), &private, folder.clone())?;
         if self.stages[stage].again && self.stages[stage].attempts == 0 && adopt.is_none() {
@@ -287,12 +327,7 @@ impl Scheduler<'_> {
         let text = serde_json::to_vec_pretty(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
         let (why, work) = self.why(stage);
-        let run = &mut self.stages[stage];
-        run.attempts += 1;
-        run.tries += 1;
-        run.submissions += u32::from(on_cluster && adopt.is_none());
-        run.waits_for = None;
-        let attempt = run.attempts;
+        let attempt = self.stages.begin_attempt(stage, on_cluster && adopt.is_none());
         let cluster = if on_cluster { Some(Box::new(self.cluster_job(stage, adopt)?)) } else { None };
         let inherit = locks.iter().map(AsRawFd::as_raw_fd).chain(lease.iter().flat_map(Lease::descriptors));
         let inherit = inherit.chain(staging.iter().map(|staging| staging.lock().as_raw_fd())).collect();
@@ -303,21 +338,29 @@ impl Scheduler<'_> {
         let kills = self.options.memory.kills();
         let executor = if on_cluster { ExecutorKind::Slurm } else { ExecutorKind::Local };
         let devices = Some(grant);
-        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from, executor, devices });
+        self.recorder.tell(RunEvent::StageStarted {
+            stage: id,
+            key,
+            why,
+            attempt,
+            threads,
+            log_from,
+            executor,
+            devices,
+        });
         self.warn_of_memory(stage);
-        let promised = self.memory_wanted(stage).map_or(0, |wanted| wanted.bytes);
-        let process = self
-            .executors
-            .start(&launch, self.messages.clone())
-            .or_fail(Cause::Machine, || "cannot start the stage's process".to_owned())?;
+        let process =
+            self.executors.start(&launch).or_fail(Cause::Machine, || "cannot start the stage's process".to_owned())?;
         let planned = &self.plan.stages[stage];
+        let promised = self.memory_wanted(stage).map_or(0, |wanted| wanted.bytes);
+        // What a job of a cluster takes, it takes elsewhere; its time begins, and is measured, there.
+        let (threads, memory) = if on_cluster { (0, 0) } else { (threads, promised) };
+        let slots = planned.resources.slots.clone();
+        self.admission.admit(stage, Admitted { threads, memory, slots, process: process.id() });
         // The job holds the lock of its working state itself, once it runs; until then its record keeps others away.
         locks.truncate(if on_cluster { 1 } else { locks.len() });
         Ok(Running {
             process,
-            // What a job of a cluster takes, it takes elsewhere; its time begins, and is measured, there.
-            threads: if on_cluster { 0 } else { threads },
-            memory: if on_cluster { 0 } else { promised },
             kills,
             log,
             log_from,
@@ -334,23 +377,21 @@ impl Scheduler<'_> {
     }
 
     fn stage_folder(&self, id: &str) -> Result<PathBuf, StageError> {
-        self.recorder.stage(id).or_fail(Cause::Machine, || "cannot create the stage's folder".to_owned())
+        self.recorder.folder().stage(id).or_fail(Cause::Machine, || "cannot create the stage's folder".to_owned())
     }
 
     /// Why a stage is started, and what there is to do.
     fn why(&self, stage: usize) -> (Vec<String>, Option<Work>) {
         let run = &self.stages[stage];
-        let keyed = run.key.as_ref().expect("the key was made before");
         // An explanation that cannot be had is no reason not to run.
-        let history = self.history.get_or_init(|| History::open(self.home).ok());
-        let Some(history) = history else { return (Vec::new(), None) };
+        let Some(history) = self.history.as_ref() else { return (Vec::new(), None) };
         let planned = &self.plan.stages[stage];
         let past = Past::new(self.plan, Some(self.store), history);
         let present = Present {
             stage: planned,
-            document: &keyed.document,
+            document: run.keyed().1,
             outside: &self.outside[stage],
-            output: &|input| self.output(&input.stage, &input.output).cloned(),
+            output: &|input| self.output(input).cloned(),
             facts: &self.facts_of_inputs(stage),
         };
         let declared = planned.bound.preflight(present.facts, planned.span).work;

@@ -6,9 +6,7 @@ use cache::Digest;
 use devices::DeviceKind;
 
 use super::event::{RunEvent, WaitsFor};
-use super::executors::is_on_cluster;
 use super::scheduler::Scheduler;
-use super::stage_run::State;
 use crate::device::{DeviceGrant, processor};
 use crate::error::{Cause, StageError};
 use crate::execute::JobEvent;
@@ -24,11 +22,6 @@ use crate::stage::Threads;
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
 impl Scheduler<'_> {
-    /// Whether a stage's process is a job of a cluster.
-    pub(super) fn is_on_cluster(&self, stage: usize) -> bool {
-        is_on_cluster(self.plan, self.options, stage)
-    }
-
     /// The threads that the job of a stage asks for; `None` leaves it to the cluster.
     pub(super) fn threads_of_job(&self, stage: usize) -> Option<usize> {
         let planned = &self.plan.stages[stage];
@@ -54,11 +47,10 @@ impl Scheduler<'_> {
     pub(super) fn cluster_job(&self, stage: usize, adopt: Option<JobRecord>) -> Result<ClusterJob, StageError> {
         let planned = &self.plan.stages[stage];
         let run = &self.stages[stage];
-        let keyed = run.key.as_ref().expect("the key was made before");
+        let (key, document) = run.keyed();
         let (_, settings) = self.plan.executor_of(stage, self.options.executor);
-        let id = self.recorder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let id = self.recorder.run();
         let submission = run.submissions;
-        let working = keyed.document.working_key();
         let file = &self.plan.executor.slurm;
         let own = &planned.executor.slurm;
         let devices = devices_asked(planned)?;
@@ -68,7 +60,7 @@ impl Scheduler<'_> {
         Ok(ClusterJob {
             submission,
             run: id.clone(),
-            result: Some(ResultOf { document: keyed.document.clone(), kind: planned.kind.to_owned() }),
+            result: Some(ResultOf { document: document.clone(), kind: planned.kind.to_owned() }),
             again: run.again,
             threads: self.threads_of_job(stage),
             memory,
@@ -78,7 +70,7 @@ impl Scheduler<'_> {
             grace: self.options.grace,
             settings,
             adopt,
-            ..ClusterJob::new(job_name(&id, &run.id, submission), keyed.key, working)
+            ..ClusterJob::new(job_name(&id, &planned.id, submission), *key, document.working_key())
         })
     }
 
@@ -113,27 +105,24 @@ impl Scheduler<'_> {
 
     /// How a stage's job stands.
     pub(super) fn hear_job(&mut self, stage: usize, job: Option<String>, news: JobEvent) {
-        let id = self.stages[stage].id.clone();
+        let id = self.id(stage);
         let event = match news {
             JobEvent::Waiting { reason, meaning } => {
                 RunEvent::StageWaiting { stage: id, waits_for: WaitsFor::Queue { job, reason, meaning } }
             }
             news => RunEvent::StageJob { stage: id, job, news },
         };
-        self.tell(event);
+        self.recorder.tell(event);
     }
 
     /// The job of an earlier run gave no result after all: the stage begins as if there had been none.
     pub(super) fn hear_gone(&mut self, stage: usize, because: String) {
-        let run = &mut self.stages[stage];
-        if run.running.take().is_none() {
-            return;
+        self.admission.release(stage);
+        if self.stages.end_process(stage).is_some() {
+            self.stages.put_back(stage);
+            let said = WorkerEvent::Warning { message: because };
+            self.recorder.tell(RunEvent::Worker { stage: self.id(stage), said });
         }
-        run.attempts -= 1;
-        run.tries -= 1;
-        let id = run.id.clone();
-        self.transition(stage, State::Ready);
-        self.tell(RunEvent::Worker { stage: id, said: WorkerEvent::Warning { message: because } });
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use std::{io, thread};
 
-use cache::{StatCache, Store};
+use cache::Store;
 
 use super::clock;
 use super::error::RunError;
@@ -12,14 +12,14 @@ use super::event::RunEvent;
 use super::executors::Executors;
 use super::outcome::{RunOptions, RunOutcome};
 use super::require::require_machine;
-use super::scheduler::Scheduler;
+use super::scheduler::{Prepared, Scheduler};
 use super::signals::{ExitOnInterrupt, Signals};
-use crate::checks::{Findings, check};
+use crate::checks::{Findings, SourcesSeen, check};
 use crate::explain::explain_with;
 use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
-use crate::keys::read_outside;
+use crate::keys::read_rest;
 use crate::lock_file::{LockError, LockFile, Pinning, name};
 use crate::metadata::MetadataCache;
 use crate::plan::Plan;
@@ -65,12 +65,13 @@ pub fn run(
             checked(plan, home, options)?
         }
     };
-    let warnings = look_closer(plan, home, &store, options, findings)?.into_problems();
+    let mut findings = look_closer(plan, home, &store, options, findings)?;
+    let SourcesSeen { mut files, outside } = std::mem::take(&mut findings.sources);
+    let warnings = findings.into_problems();
     if !warnings.is_empty() {
         observer(&RunEvent::Checked { warnings: warnings.clone() });
     }
-    let mut files = StatCache::load(&home.stat_cache());
-    let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
+    let outside = read_rest(plan, outside, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;
 
     let executors = Executors::new(plan, home, &store, options)?;
@@ -85,11 +86,14 @@ pub fn run(
     };
     let started = clock::Moment::now();
     let id = started.run_id();
-    let folder = home.run(&id);
-    let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
-        .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
-    let scheduler =
-        Scheduler::new(plan, warnings, home, &store, options, outside, executors, recorder, seen, &mut observer);
+    let path = home.run(&id);
+    let folder = RunFolder::create(&path, &RunPlan::new(&id, plan, started)).map_err(|source| RunError::Machine {
+        action: "create the folder of the run",
+        path,
+        source,
+    })?;
+    let prepared = Prepared { warnings, outside, executors, seen, folder };
+    let scheduler = Scheduler::new(plan, home, &store, options, prepared, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceGrant;
-use crate::error::Cause;
+use crate::error::{Cause, Failure};
 use crate::execute::JobEvent;
 use crate::executor::ExecutorKind;
 use crate::file::problem::Problem;
@@ -162,12 +162,9 @@ pub enum RunEvent {
     },
     StageFailed {
         stage: String,
-        /// What kind of failure.
-        cause: Cause,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
-        /// What to do about it.
-        help: Option<String>,
+        /// Why, among the event's own fields.
+        #[serde(flatten)]
+        failure: Failure,
         /// What the process wrote on standard error.
         log: PathBuf,
         /// How long the process ran.
@@ -224,12 +221,9 @@ pub enum RunEvent {
         output: String,
         /// Where it should lie.
         path: PathBuf,
-        /// What kind of failure.
-        cause: Cause,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
-        /// What to do about it.
-        help: Option<String>,
+        /// Why, among the event's own fields.
+        #[serde(flatten)]
+        failure: Failure,
     },
     /// The run ended.
     RunFinished {

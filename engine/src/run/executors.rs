@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cache::{Store, StoreError};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::error::RunError;
 use super::outcome::RunOptions;
@@ -24,6 +24,10 @@ pub(super) struct Executors {
     pub records: Records,
     /// When the cluster was last asked about a job that nobody follows.
     pub asked_at: Cell<Option<Instant>>,
+    /// Which stages run there.
+    on_cluster: Vec<bool>,
+    messages: UnboundedSender<Message>,
+    heard: UnboundedReceiver<Message>,
 }
 
 impl Executors {
@@ -31,21 +35,30 @@ impl Executors {
     pub(super) fn new(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<Self, RunError> {
         let records = Records::at(home.jobs());
         let local = Local::new().map_err(|source| machine("open a pipe for", home.root(), source))?;
-        let submits = (0..plan.stages.len()).any(|stage| is_on_cluster(plan, options, stage));
+        let on_cluster: Vec<bool> = (0..plan.stages.len()).map(|stage| is_on_cluster(plan, options, stage)).collect();
+        let submits = on_cluster.contains(&true);
         if submits {
             probe_locks(store)?;
         }
         let slurm = (submits || !records.all().is_empty()).then(|| Slurm::new(records.clone())).transpose();
         let slurm = slurm.map_err(|StartError { action, path, source }| machine(action, &path, source))?;
-        Ok(Self { local, slurm, records, asked_at: Cell::new(None) })
+        let (messages, heard) = unbounded_channel();
+        Ok(Self { local, slurm, records, asked_at: Cell::new(None), on_cluster, messages, heard })
+    }
+
+    /// Whether a stage's process is a job of a cluster.
+    pub(super) fn is_on_cluster(&self, stage: usize) -> bool {
+        self.on_cluster[stage]
+    }
+
+    /// The next that is heard of a process.
+    pub(super) async fn hear(&mut self) -> Message {
+        self.heard.recv().await.expect("this holds a sender itself")
     }
 
     /// Starts a process where its launch says.
-    pub(super) fn start(
-        &self,
-        launch: &Launch,
-        messages: UnboundedSender<Message>,
-    ) -> Result<Box<dyn Process>, StartError> {
+    pub(super) fn start(&self, launch: &Launch) -> Result<Box<dyn Process>, StartError> {
+        let messages = self.messages.clone();
         match (&launch.cluster, &self.slurm) {
             (Some(_), Some(slurm)) => slurm.start(launch, messages),
             (Some(_), None) => Slurm::new(self.records.clone())?.start(launch, messages),

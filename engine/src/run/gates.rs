@@ -1,11 +1,9 @@
-//! Gates: what figures must be like before anything is published. What a stage publishes waits until all are judged.
+//! Gates: what figures must be like before anything is published.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use cache::OutputRecord;
 
-use super::event::RunEvent;
-use super::scheduler::Scheduler;
 use crate::plan::{Bound, Figure, Gate, Margin, Plan, Side};
 
 /// How the gates of a run stand.
@@ -14,23 +12,35 @@ pub(super) struct Gates {
     judged: Vec<Option<bool>>,
     /// The gates that a stage's result decides, by places in the plan.
     of_stage: HashMap<usize, Vec<usize>>,
-    /// Stages whose outputs wait to be published.
-    waiting: Vec<usize>,
+    /// The stages that gates name.
+    positions: HashMap<String, usize>,
+}
+
+/// What a gate's figures say.
+pub(super) struct Verdict {
+    pub holds: bool,
+    /// The figure, where there is one.
+    pub value: Option<f64>,
+    /// What it was compared with, margin included.
+    pub bound: Option<f64>,
+    /// In words.
+    pub because: String,
 }
 
 impl Gates {
     pub(super) fn new(plan: &Plan) -> Self {
-        let places: HashMap<&str, usize> =
-            plan.stages.iter().enumerate().map(|(place, stage)| (stage.id.as_str(), place)).collect();
+        let named: HashSet<&str> = plan.gates.iter().flat_map(Gate::stages).collect();
+        let stages = plan.stages.iter().enumerate().filter(|(_, stage)| named.contains(stage.id.as_str()));
+        let positions: HashMap<String, usize> = stages.map(|(position, stage)| (stage.id.clone(), position)).collect();
         let mut of_stage: HashMap<usize, Vec<usize>> = HashMap::new();
         for (at, gate) in plan.gates.iter().enumerate() {
-            gate.stages().for_each(|stage| of_stage.entry(places[stage]).or_default().push(at));
+            gate.stages().for_each(|stage| of_stage.entry(positions[stage]).or_default().push(at));
         }
-        Self { judged: vec![None; plan.gates.len()], of_stage, waiting: Vec::new() }
+        Self { judged: vec![None; plan.gates.len()], of_stage, positions }
     }
 
     /// Whether all hold.
-    fn are_open(&self) -> bool {
+    pub(super) fn are_open(&self) -> bool {
         self.judged.iter().all(|judged| *judged == Some(true))
     }
 
@@ -38,48 +48,20 @@ impl Gates {
     pub(super) fn refuse(&self) -> bool {
         self.judged.contains(&Some(false))
     }
-}
 
-/// What a gate's figures say.
-struct Verdict {
-    holds: bool,
-    /// The figure, where there is one.
-    value: Option<f64>,
-    /// What it was compared with, margin included.
-    bound: Option<f64>,
-    /// In words.
-    because: String,
-}
-
-impl Scheduler<'_> {
-    /// A stage has its result: judges the gates that waited for it and, once all hold, publishes what may be.
-    pub(super) fn has_result(&mut self, stage: usize) {
-        self.gates.waiting.push(stage);
-        self.judge(stage);
-        if self.gates.are_open() {
-            for stage in std::mem::take(&mut self.gates.waiting) {
-                self.publish(stage);
-            }
-        }
-    }
-
-    /// Judges the gates that only waited for this stage.
-    fn judge(&mut self, stage: usize) {
-        for place in self.gates.of_stage.get(&stage).cloned().unwrap_or_default() {
-            let gate = &self.plan.gates[place];
-            if !gate.stages().all(|stage| self.outputs_of(stage).is_some()) {
-                continue;
-            }
-            let Verdict { holds, value, bound, because } = verdict(gate, |stage| self.outputs_of(stage));
-            self.gates.judged[place] = Some(holds);
-            self.tell(RunEvent::GateJudged { gate: gate.to_string(), holds, value, bound, because });
-        }
-    }
-
-    /// What a stage has made, if it has its result.
-    fn outputs_of(&self, stage: &str) -> Option<&BTreeMap<String, OutputRecord>> {
-        let stage = &self.stages[*self.positions.get(stage)?];
-        stage.state.has_result().then_some(&stage.outputs)
+    /// Judges the gates that only waited for the result of a stage; `outputs` are those of a stage that has its result.
+    pub(super) fn judge<'a>(
+        &mut self,
+        gates: &[Gate],
+        stage: usize,
+        outputs: impl Fn(usize) -> Option<&'a BTreeMap<String, OutputRecord>>,
+    ) -> Vec<(usize, Verdict)> {
+        let of = |stage: &str| outputs(*self.positions.get(stage)?);
+        let decided = self.of_stage.get(&stage).into_iter().flatten().copied();
+        let decided = decided.filter(|at| gates[*at].stages().all(|stage| of(stage).is_some()));
+        let verdicts: Vec<_> = decided.map(|at| (at, verdict(&gates[at], of))).collect();
+        verdicts.iter().for_each(|(at, verdict)| self.judged[*at] = Some(verdict.holds));
+        verdicts
     }
 }
 

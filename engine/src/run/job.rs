@@ -24,14 +24,14 @@ impl Scheduler<'_> {
     ) -> Result<Job, StageError> {
         let planned = &self.plan.stages[stage];
         let run = &self.stages[stage];
-        let keyed = run.key.as_ref().expect("the key was made before");
-        let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
+        let (&key, document) = run.keyed();
+        let working = self.store.partial(&document.working_key()).map_err(stored)?;
         let mut inputs = BTreeMap::new();
         for input in &planned.inputs {
             let name = format!("{}.{}", input.stage, input.output);
-            let output = self.output(&input.stage, &input.output);
-            let output =
-                output.ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
+            let output = self
+                .output(input)
+                .ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
             let OutputRecord { kind, tree, identity, facts } = output.clone();
             inputs.insert(name, InputGrant { kind, tree, identity, facts: Some(facts) });
         }
@@ -50,7 +50,7 @@ impl Scheduler<'_> {
             staging: staging.to_owned(),
             working,
             run_folder,
-            key: keyed.key,
+            key,
             threads,
             devices,
             profile: self.profile_request(stage),
@@ -61,6 +61,6 @@ impl Scheduler<'_> {
     fn profile_request(&self, stage: usize) -> Option<ProfileRequest> {
         let planned = &self.plan.stages[stage];
         let asked = planned.profile || self.options.profile == Profiling::All;
-        self.timeline.as_ref().filter(|_| asked).map(|timeline| timeline.request(&planned.id))
+        if asked { self.recorder.profile_request(&planned.id) } else { None }
     }
 }

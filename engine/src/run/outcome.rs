@@ -7,7 +7,7 @@ use std::time::Duration;
 use cache::{Digest, OutputRecord};
 
 use super::event::{Conclusion, Counts};
-use super::stage_run::State;
+use super::stages::State;
 use crate::error::Failure;
 use crate::executor::ExecutorKind;
 use crate::lock_file::Pinning;

@@ -7,8 +7,7 @@ use cache::{Digest, StoreError};
 
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
-use super::stage_run::StageRun;
-use super::stage_run::State;
+use super::stages::StageRun;
 use crate::publish::PublishError;
 
 /// A disk that damages more than this is not worked around.
@@ -25,52 +24,36 @@ impl Scheduler<'_> {
                 return false;
             }
         }
-        self.transition(stage, State::Waiting);
-        // The input that comes out of the repair may be another one.
-        self.stages[stage].key = None;
-        self.stages[stage].looked_up = false;
-        self.stages[stage].attempts = 0;
-        self.stages[stage].tries = 0;
+        self.stages.send_back(stage);
         true
     }
 
     /// As [`Scheduler::rebuild`], where the damage was met while copying a result out of the store.
-    pub(super) fn rebuild_published(&mut self, stage: &str, error: &PublishError) -> bool {
+    pub(super) fn rebuild_published(&mut self, stage: usize, error: &PublishError) -> bool {
         let PublishError::Store(error) = error else { return false };
         let damaged = error.object().is_some()
             || matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
-        let Some(&stage) = self.positions.get(stage) else { return false };
         // A reader may have met the damage first: the stage then runs again already, and publishes what it makes.
         damaged && (!self.stages[stage].state.is_settled() || self.make_again(stage, error.object(), &[stage]))
     }
 
     fn make_again(&mut self, met_by: usize, object: Option<Digest>, producers: &[usize]) -> bool {
-        if producers.is_empty() || self.stages[met_by].rebuilds == MAX_REBUILDS {
+        if producers.is_empty() || !self.stages.may_rebuild(met_by, MAX_REBUILDS) {
             return false;
         }
-        self.stages[met_by].rebuilds += 1;
-        let event = RunEvent::StageRebuilding {
-            stage: self.stages[met_by].id.clone(),
-            object,
-            producers: producers.iter().map(|producer| self.stages[*producer].id.clone()).collect(),
-        };
-        self.tell(event);
+        let ids = producers.iter().map(|producer| self.id(*producer)).collect();
+        self.recorder.tell(RunEvent::StageRebuilding { stage: self.id(met_by), object, producers: ids });
         let evicted = object.is_none_or(|object| self.store.evict(&object).is_ok());
         evicted && producers.iter().all(|producer| self.discard(*producer).is_ok())
     }
 
     /// Removes a stage's result, which it then makes again.
     fn discard(&mut self, producer: usize) -> Result<(), StoreError> {
-        if let Some(keyed) = &self.stages[producer].key {
-            self.store.forget(&keyed.key)?;
+        if let Some(key) = &self.stages[producer].key {
+            self.store.forget(key)?;
         }
-        self.transition(producer, State::Waiting);
+        self.stages.lose_result(producer);
         self.remote_cache.ask_again(producer);
-        let run = &mut self.stages[producer];
-        run.outputs.clear();
-        run.looked_up = false;
-        run.attempts = 0;
-        run.tries = 0;
         Ok(())
     }
 

@@ -73,8 +73,8 @@ fn a_batch_is_halved_until_it_fits_and_the_key_stays() {
         .events
         .iter()
         .filter_map(|event| match event {
-            RunEvent::StageFailed { cause: Cause::OutOfMemory, messages, retry_with, .. } => {
-                Some((messages.clone(), retry_with.clone()))
+            RunEvent::StageFailed { failure, retry_with, .. } if failure.cause == Cause::OutOfMemory => {
+                Some((failure.messages.clone(), retry_with.clone()))
             }
             _ => None,
         })

@@ -50,7 +50,9 @@ fn only_causes_that_may_pass_are_tried_again() {
         .events
         .iter()
         .filter_map(|event| match event {
-            RunEvent::StageFailed { messages, retry_in_seconds, .. } => Some((messages.clone(), *retry_in_seconds)),
+            RunEvent::StageFailed { failure, retry_in_seconds, .. } => {
+                Some((failure.messages.clone(), *retry_in_seconds))
+            }
             _ => None,
         })
         .collect();

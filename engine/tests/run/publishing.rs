@@ -280,7 +280,7 @@ publish: { a: ./out/a, b: ./out/b }
         let ran = project.run();
         assert_eq!(ran.outcome.conclusion, Conclusion::Failed);
         let told = ran.events.iter().find_map(|event| match event {
-            RunEvent::PublishFailed { stage, messages, .. } if stage == "a" => Some(messages[0].clone()),
+            RunEvent::PublishFailed { stage, failure, .. } if stage == "a" => Some(failure.messages[0].clone()),
             _ => None,
         });
         assert!(told.as_ref().is_some_and(|told| told.contains("`.pipeline-published.json`")), "{told:?}");

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::graph_text::edges;
 use super::load::load_with;
 use super::smoke::Scale;
 use super::*;
