@@ -8,8 +8,6 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::atomic::{flush_folder, parent};
-use crate::digest::open_regular;
-use crate::entry::is_absent;
 use crate::tree::is_small;
 use crate::{Digest, Place, Store, StoreError, Tree, TreeFile, Verify};
 
