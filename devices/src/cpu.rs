@@ -1,22 +1,37 @@
 //! The processor: cores, NUMA nodes and memory, from `/proc` and `/sys`.
 
 use crate::inventory::{Device, Health, Inventory};
-use crate::{CpuList, DeviceKind, Machine};
+use crate::{CpuList, DeviceKind, Facts, Machine, TorchSupport, Vendor};
 
-/// The CPU as a device. Its index is 0, however many sockets there are: stages share it by threads.
-pub(crate) fn ask(machine: &Machine) -> Inventory {
-    let model = machine.read("/proc/cpuinfo").and_then(|text| field(&text, "model name").map(str::to_owned));
-    let name = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    let memory = machine.read("/proc/meminfo").unwrap_or_default();
-    let mut device = Device::new(DeviceKind::Cpu, 0, name).with_memory(
-        kibibytes(&memory, "MemTotal"),
-        None,
-        kibibytes(&memory, "MemAvailable"),
-    );
-    device.health = Health::Ok;
-    let status = machine.read("/proc/self/status").unwrap_or_default();
-    device.affinity = field(&status, "Cpus_allowed_list").and_then(|list| list.parse().ok());
-    Inventory { devices: vec![device], ..Inventory::default() }
+pub(crate) struct Processor;
+
+impl Vendor for Processor {
+    fn facts(&self) -> Facts {
+        Facts {
+            one: "the CPU",
+            several: "the CPU",
+            torch: Some(TorchSupport { alone: false, bitsandbytes: true }),
+            kubernetes_resource: Some("cpu"),
+            when_a_tool_fails: "look into /proc and /sys",
+            ..Facts::default()
+        }
+    }
+
+    /// The CPU as a device. Its index is 0, however many sockets there are: stages share it by threads.
+    fn ask(&self, machine: &Machine) -> Inventory {
+        let model = machine.read("/proc/cpuinfo").and_then(|text| field(&text, "model name").map(str::to_owned));
+        let name = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let memory = machine.read("/proc/meminfo").unwrap_or_default();
+        let mut device = Device::new(DeviceKind::Cpu, 0, name).with_memory(
+            kibibytes(&memory, "MemTotal"),
+            None,
+            kibibytes(&memory, "MemAvailable"),
+        );
+        device.health = Health::Ok;
+        let status = machine.read("/proc/self/status").unwrap_or_default();
+        device.affinity = field(&status, "Cpus_allowed_list").and_then(|list| list.parse().ok());
+        Inventory { devices: vec![device], ..Inventory::default() }
+    }
 }
 
 /// The CPUs of each NUMA node that has any, by its number.
@@ -72,7 +87,7 @@ mod tests {
     #[test]
     fn the_processor_is_read_from_the_kernels_files() {
         let (_root, machine) = machine();
-        let [device] = &ask(&machine).devices[..] else { panic!("one device") };
+        let [device] = &Processor.ask(&machine).devices[..] else { panic!("one device") };
         assert_eq!(device.name, "Kunpeng-920");
         assert_eq!(device.memory_total, Some(1 << 30));
         assert_eq!((device.memory_free, device.memory_used), (Some(256 << 20), Some(768 << 20)));

@@ -1,99 +1,115 @@
-//! The kinds of device.
+//! The kinds of device: the list of the vendors.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeviceKind {
+use crate::vendor::{Facts, Vendor};
+
+/// Declares the kinds, each with its name in pipeline files, messages and jobs, and what implements it.
+macro_rules! vendors {
+    ($($(#[doc = $doc:literal])+ $kind:ident = $name:literal: $vendor:path,)+) => {
+        /// A kind of device: the id of a vendor's.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum DeviceKind {
+            $($(#[doc = $doc])+ #[serde(rename = $name)] $kind,)+
+        }
+
+        impl DeviceKind {
+            /// All of them, in the order in which they are listed.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$kind),+];
+
+            /// Its name in pipeline files, messages and jobs.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)+
+                }
+            }
+
+            /// What it is, in a sentence.
+            pub fn description(self) -> &'static str {
+                match self {
+                    $(Self::$kind => concat!($($doc),+).trim_ascii(),)+
+                }
+            }
+
+            /// Whose it is.
+            pub fn vendor(self) -> &'static dyn Vendor {
+                match self {
+                    $(Self::$kind => &$vendor,)+
+                }
+            }
+        }
+    };
+}
+
+vendors! {
     /// The CPU.
-    #[default]
-    Cpu,
+    Cpu = "cpu": crate::cpu::Processor,
     /// NVIDIA GPUs.
-    Cuda,
+    Cuda = "cuda": crate::nvidia::Nvidia,
     /// Ascend NPUs.
-    Npu,
+    Npu = "npu": crate::ascend::Ascend,
     /// AMD GPUs.
-    Rocm,
+    Rocm = "rocm": crate::rocm::Rocm,
     /// Apple GPUs.
-    Metal,
+    Metal = "metal": crate::metal::Metal,
 }
 
 impl DeviceKind {
-    pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Npu, Self::Rocm, Self::Metal];
+    /// The kind of a name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
 
-    /// Its name in pipeline files, messages and jobs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-            Self::Npu => "npu",
-            Self::Rocm => "rocm",
-            Self::Metal => "metal",
-        }
+    /// What is said of it, and by which names others know it.
+    pub fn facts(self) -> Facts {
+        self.vendor().facts()
+    }
+
+    /// The kinds beside the CPU that something in this project computes on, in the order in which a machine is searched
+    /// for them.
+    pub fn accelerators() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| *kind != Self::Cpu && kind.facts().torch.is_some())
     }
 
     /// The environment variable by which a process sees some of a machine's devices and no others: their indices,
     /// ascending. None where there is no such variable.
-    ///
-    /// The one for NPUs is that of the process; `ASCEND_VISIBLE_DEVICES` is read by container runtimes alone.
     pub fn visible_variable(self) -> Option<&'static str> {
-        match self {
-            Self::Cuda => Some("CUDA_VISIBLE_DEVICES"),
-            Self::Npu => Some("ASCEND_RT_VISIBLE_DEVICES"),
-            Self::Rocm => Some("HIP_VISIBLE_DEVICES"),
-            Self::Cpu | Self::Metal => None,
-        }
+        self.facts().visible.map(|visible| visible.variable)
+    }
+
+    /// All variables by which a process may have been told which devices it sees.
+    pub fn visible_variables() -> impl Iterator<Item = &'static str> {
+        let visible = Self::ALL.into_iter().filter_map(|kind| kind.facts().visible);
+        visible.flat_map(|visible| {
+            let beside = visible.beside.map(|(name, _)| name);
+            [Some(visible.variable), visible.outer, beside].into_iter().flatten()
+        })
     }
 
     /// All that is set for a process that is to compute on these devices of a machine and on no others, whatever order
     /// they come in.
-    ///
-    /// CUDA counts the fastest device first unless it is told to count as its driver's tools do, and the indices of an
-    /// [`Inventory`](crate::Inventory) are theirs. Ascend's runtime takes ids only in ascending order.
     pub fn environment(self, indices: &[u32]) -> Vec<(&'static str, String)> {
-        let Some(variable) = self.visible_variable() else { return Vec::new() };
+        let Some(visible) = self.facts().visible else { return Vec::new() };
         let mut indices = indices.to_vec();
         indices.sort_unstable();
         indices.dedup();
         let list = indices.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let order = (self == Self::Cuda).then(|| ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()));
-        order.into_iter().chain([(variable, list)]).collect()
-    }
-
-    /// Whether this program ever ran on such a device, and not on what stands in for one.
-    pub fn was_run_on_hardware(self) -> bool {
-        match self {
-            Self::Cpu => true,
-            Self::Cuda | Self::Npu | Self::Rocm | Self::Metal => false,
-        }
-    }
-
-    /// What stood in for a device of this kind so far.
-    pub fn how_it_was_tried(self) -> &'static str {
-        match self {
-            Self::Cpu => "",
-            Self::Cuda => "What is done with it is tested on the CPU and on stand-ins for NVML and nvidia-smi.",
-            Self::Npu => {
-                "What is done with it is built to Ascend's documents, and tested on an emulated device and a stand-in for npu-smi."
-            }
-            Self::Rocm => {
-                "What is done with it is built to AMD's documents, and tested on stand-ins for amd-smi and rocm-smi."
-            }
-            Self::Metal => "It is listed, and nothing computes on it yet.",
-        }
+        let beside = visible.beside.map(|(name, value)| (name, value.to_owned()));
+        beside.into_iter().chain([(visible.variable, list)]).collect()
     }
 
     /// Some of them, in words: `an NPU (Ascend)`.
-    pub fn in_words(self) -> &'static str {
-        match self {
-            Self::Cpu => "the CPU",
-            Self::Cuda => "a CUDA device (NVIDIA)",
-            Self::Npu => "an NPU (Ascend)",
-            Self::Rocm => "a ROCm device (AMD)",
-            Self::Metal => "a Metal device (Apple)",
-        }
+    pub fn in_words(self) -> String {
+        let Facts { one, maker, .. } = self.facts();
+        maker.map_or_else(|| one.to_owned(), |maker| format!("{one} ({maker})"))
+    }
+}
+
+impl Default for DeviceKind {
+    fn default() -> Self {
+        Self::Cpu
     }
 }
 

@@ -23,6 +23,7 @@ mod survey;
 #[cfg(test)]
 mod test_machine;
 mod tool;
+mod vendor;
 
 pub use cpu::numa_nodes;
 pub use cpu_list::{CpuList, NoCpuList};
@@ -31,3 +32,4 @@ pub use kind::DeviceKind;
 pub use link::{Link, LinkKind};
 pub use machine::Machine;
 pub use tool::ToolError;
+pub use vendor::{DeviceNodes, Facts, ListForm, TorchSupport, Vendor, VisibleDevices};

@@ -3,24 +3,38 @@
 use serde_json::Value;
 
 use crate::inventory::{Asked, Device, Health, Inventory};
-use crate::{DeviceKind, Machine};
+use crate::{DeviceKind, Facts, Machine, Vendor};
 
-/// The GPUs of a machine.
-pub(crate) fn ask(machine: &Machine) -> Inventory {
-    // Elsewhere a tool of this name would be somebody else's.
-    if !cfg!(target_os = "macos") && machine.is_here() {
-        return Inventory::default();
+pub(crate) struct Metal;
+
+impl Vendor for Metal {
+    fn facts(&self) -> Facts {
+        Facts {
+            one: "a Metal device",
+            several: "Metal devices",
+            maker: Some("Apple"),
+            untried: Some("It is listed, and nothing computes on it yet."),
+            when_a_tool_fails: "run `system_profiler SPDisplaysDataType` by hand",
+            ..Facts::default()
+        }
     }
-    let Some(tool) = machine.tool("system_profiler") else { return Inventory::default() };
-    let asked = Asked::new(DeviceKind::Metal, "system_profiler");
-    match machine.run(&tool, &["-json", "SPDisplaysDataType", "SPHardwareDataType"]) {
-        Err(error) => asked.failed(error.to_string()).alone_with(Vec::new()),
-        Ok(text) => match read(&text) {
-            None => asked
-                .failed(format!("its answer is no list of displays: {}", crate::tool::said("", &text)))
-                .alone_with(Vec::new()),
-            Some(devices) => asked.alone_with(devices),
-        },
+
+    fn ask(&self, machine: &Machine) -> Inventory {
+        // Elsewhere a tool of this name would be somebody else's.
+        if !cfg!(target_os = "macos") && machine.is_here() {
+            return Inventory::default();
+        }
+        let Some(tool) = machine.tool("system_profiler") else { return Inventory::default() };
+        let asked = Asked::new(DeviceKind::Metal, "system_profiler");
+        match machine.run(&tool, &["-json", "SPDisplaysDataType", "SPHardwareDataType"]) {
+            Err(error) => asked.failed(error.to_string()).alone_with(Vec::new()),
+            Ok(text) => match read(&text) {
+                None => asked
+                    .failed(format!("its answer is no list of displays: {}", crate::tool::said("", &text)))
+                    .alone_with(Vec::new()),
+                Some(devices) => asked.alone_with(devices),
+            },
+        }
     }
 }
 
@@ -73,7 +87,7 @@ mod tests {
     fn the_gpu_of_a_laptop() {
         let machine = TestMachine::new();
         machine.tool("system_profiler", &format!("cat <<'END'\n{ANSWER}\nEND"));
-        let inventory = ask(&machine.machine());
+        let inventory = Metal.ask(&machine.machine());
         assert_eq!(inventory.devices.len(), 1);
         assert_eq!(inventory.devices[0].name, "Apple M2 Max");
         assert_eq!(inventory.devices[0].memory_total, Some(64 << 30));
@@ -83,6 +97,6 @@ mod tests {
     fn another_answer_is_told() {
         let machine = TestMachine::new();
         machine.tool("system_profiler", "echo no");
-        assert!(ask(&machine.machine()).asked[0].problem.as_ref().unwrap().ends_with(": no"));
+        assert!(Metal.ask(&machine.machine()).asked[0].problem.as_ref().unwrap().ends_with(": no"));
     }
 }

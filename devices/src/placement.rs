@@ -26,16 +26,16 @@ pub fn seats<'a>(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Vec<Seat<'a>> {
     let all: Vec<Seat<'a>> = inventory.of_kind(kind).map(|device| Seat { device, id: device.index }).collect();
-    // Below ROCm the numbers of the one variable count what the other leaves.
-    let outer = (kind == DeviceKind::Rocm).then(|| variable("ROCR_VISIBLE_DEVICES")).flatten();
-    let all = match outer {
+    let visible = kind.facts().visible;
+    // The numbers of the one variable count what the other leaves.
+    let all = match visible.and_then(|visible| variable(visible.outer?)) {
         Some(named) => {
             let within = select(&all, &named).into_iter().zip(0..);
             within.map(|(seat, id)| Seat { id, ..seat }).collect()
         }
         None => all,
     };
-    let mut seats = match kind.visible_variable().and_then(variable) {
+    let mut seats = match visible.and_then(|visible| variable(visible.variable)) {
         Some(named) => select(&all, &named),
         None => all,
     };

@@ -14,7 +14,7 @@ impl Inventory {
     pub fn of(machine: &Machine, kinds: &[DeviceKind]) -> Self {
         // At the same time: each may take its whole limit.
         let found: Vec<Self> = thread::scope(|scope| {
-            let asking: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| Self::ask(machine, *kind))).collect();
+            let asking: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| kind.vendor().ask(machine))).collect();
             asking.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
         });
         let mut all = Self::default();
@@ -28,16 +28,6 @@ impl Inventory {
             device.look_up_place(machine);
         }
         all
-    }
-
-    fn ask(machine: &Machine, kind: DeviceKind) -> Self {
-        match kind {
-            DeviceKind::Cpu => crate::cpu::ask(machine),
-            DeviceKind::Cuda => crate::nvidia::ask(machine),
-            DeviceKind::Npu => crate::ascend::ask(machine),
-            DeviceKind::Rocm => crate::rocm::ask(machine),
-            DeviceKind::Metal => crate::metal::ask(machine),
-        }
     }
 }
 

@@ -130,7 +130,7 @@ fn lack(stage: &PlannedStage, inventory: &Inventory) -> Option<(String, String)>
     if asked.nodes > 1 {
         return Some((format!("{} nodes, and this machine is one", asked.nodes), "nodes=1".to_owned()));
     }
-    let kind = asked.device.kind()?;
+    let kind = asked.device?;
     let served = stage.bound.devices();
     if !served.contains(&kind) {
         let names: Vec<&str> = served.iter().map(|kind| kind.name()).collect();

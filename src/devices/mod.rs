@@ -116,7 +116,7 @@ impl MachineView {
             numa_nodes: nodes.map(|(node, cpus)| NumaNode { node, cpus }).collect(),
             asked,
             cpu_kernels: kernels::of_this_machine().ok(),
-            not_yet_run_on_hardware: never_run(&DeviceKind::ALL),
+            not_yet_run_on_hardware: DeviceKind::ALL.into_iter().filter(|kind| kind.facts().untried.is_some()).collect(),
         }
     }
 }
@@ -137,11 +137,6 @@ fn leases(inventory: &Inventory) -> Option<Vec<Lease>> {
         Ok(LeaseState::Free) | Err(_) => None,
     });
     Some(held.collect())
-}
-
-/// Of some kinds those that this program was never run on.
-fn never_run(kinds: &[DeviceKind]) -> Vec<DeviceKind> {
-    kinds.iter().copied().filter(|kind| !kind.was_run_on_hardware()).collect()
 }
 
 fn print(inventory: &Inventory, machine: &Machine) -> io::Result<()> {
@@ -264,10 +259,13 @@ fn print_footnotes(out: &mut impl Write, inventory: &Inventory) -> io::Result<()
         }
     }
     if kinds == [DeviceKind::Cpu] && notes.is_empty() {
-        notes.push("no GPU or NPU: neither NVML nor nvidia-smi, npu-smi, amd-smi or rocm-smi is installed".to_owned());
+        let tools: Vec<&str> = DeviceKind::ALL.into_iter().flat_map(|kind| kind.facts().tools).copied().collect();
+        if let [first, others @ .., last] = tools.as_slice() {
+            notes.push(format!("no GPU or NPU: neither {first} nor {} or {last} is installed", others.join(", ")));
+        }
     }
-    for kind in never_run(&kinds) {
-        notes.push(format!("not yet run on hardware: {kind}. {}", kind.how_it_was_tried()));
+    for (kind, stand_in) in kinds.iter().filter_map(|kind| Some((kind, kind.facts().untried?))) {
+        notes.push(format!("not yet run on hardware: {kind}. {stand_in}"));
     }
     if !notes.is_empty() {
         writeln!(out)?;

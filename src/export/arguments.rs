@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use engine::plan::DeviceRequest;
+use devices::DeviceKind;
 
 use crate::remote::RemoteArgs;
 
@@ -65,7 +65,7 @@ pub(super) struct ClusterArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeSelector {
     /// The pods that it is for; all, where it names none.
-    pub device: Option<DeviceRequest>,
+    pub device: Option<DeviceKind>,
     /// The label of a node.
     pub label: String,
     pub value: String,
@@ -75,7 +75,7 @@ pub(super) struct NodeSelector {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceResource {
     /// The device of a pipeline file.
-    pub device: DeviceRequest,
+    pub device: DeviceKind,
     /// The cluster's name for it.
     pub resource: String,
 }
@@ -112,17 +112,14 @@ fn pair<'t>(text: &'t str, form: &str) -> Result<(&'t str, &'t str), String> {
     }
 }
 
-/// Devices that a cluster can have.
-const DEVICES: [(&str, DeviceRequest); 4] = [
-    ("cpu", DeviceRequest::Cpu),
-    ("cuda", DeviceRequest::Cuda),
-    ("npu", DeviceRequest::Npu),
-    ("rocm", DeviceRequest::Rocm),
-];
-
-fn device(name: &str) -> Result<DeviceRequest, String> {
-    let found = DEVICES.iter().find(|(known, _)| *known == name);
-    found.map(|(_, device)| *device).ok_or_else(|| format!("`{name}` is no device: cpu, cuda, npu or rocm"))
+/// A device that a cluster can have.
+fn device(name: &str) -> Result<DeviceKind, String> {
+    let of_clusters = |kind: &DeviceKind| kind.facts().kubernetes_resource.is_some();
+    DeviceKind::of_name(name).filter(of_clusters).ok_or_else(|| {
+        let known: Vec<&str> = DeviceKind::ALL.into_iter().filter(of_clusters).map(DeviceKind::name).collect();
+        let (last, others) = known.split_last().expect("every cluster has CPUs");
+        format!("`{name}` is no device: {} or {last}", others.join(", "))
+    })
 }
 
 impl FromStr for NodeSelector {
@@ -144,7 +141,7 @@ impl FromStr for DeviceResource {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, resource) = pair(text, "DEVICE=RESOURCE, such as npu=huawei.com/Ascend310P")?;
         match device(name)? {
-            DeviceRequest::Cpu => Err("`cpu` is a resource that every cluster has under that name".to_owned()),
+            DeviceKind::Cpu => Err("`cpu` is a resource that every cluster has under that name".to_owned()),
             device => Ok(Self { device, resource: resource.to_owned() }),
         }
     }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use cache::Digest;
+use devices::DeviceKind;
 use engine::executor::ExecutorKind;
 use engine::file::interpolate::is_secret;
-use engine::plan::{DeviceCount, DeviceRequest, Plan, PlannedStage, Resources};
+use engine::plan::{DeviceCount, Plan, PlannedStage, Resources};
 use engine::remote::RemoteSettings;
 use serde_json::{Value, json};
 
@@ -224,13 +225,14 @@ impl ClusterArgs {
 /// What a stage asks for that no pod can be given.
 fn not_on_a_pod(plan: &Plan, stage: &PlannedStage) -> Option<Message> {
     let Resources { device, count, nodes, .. } = stage.resources;
-    let on_processor = matches!(device, DeviceRequest::Auto | DeviceRequest::Cpu);
-    let (what, help) = if device == DeviceRequest::Metal {
-        ("a Metal device, which no cluster has", "resources.device=cuda")
+    let on_processor = device.is_none_or(|device| device == DeviceKind::Cpu);
+    let of_no_cluster = device.filter(|device| device.facts().kubernetes_resource.is_none());
+    let (what, help) = if let Some(device) = of_no_cluster {
+        (format!("{}, which no cluster has", device.facts().one), "resources.device=cuda")
     } else if count == DeviceCount::All && !on_processor {
-        ("`count: all`, and a pod has the devices that it requests by number", "resources.count=8")
+        ("`count: all`, and a pod has the devices that it requests by number".to_owned(), "resources.count=8")
     } else if nodes > 1 {
-        ("several nodes, and its pod is on one: `executor: slurm` has several", "resources.nodes=1")
+        ("several nodes, and its pod is on one: `executor: slurm` has several".to_owned(), "resources.nodes=1")
     } else {
         return None;
     };

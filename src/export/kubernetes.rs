@@ -3,7 +3,7 @@
 //! Kubernetes itself starts no pod after another has ended, so a graph of Jobs would be pods that hold their devices
 //! while they wait. One pod has the engine's own scheduler; who wants a pod for each stage has Argo.
 
-use engine::plan::{DeviceRequest, PlannedStage};
+use engine::plan::PlannedStage;
 use serde_json::{Map, Value, json};
 
 use super::arguments::ClusterArgs;
@@ -24,19 +24,10 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> Result<(), Failure> {
 fn whole(stages: &[PlannedStage]) -> Result<Asks, Failure> {
     let asks = stages.iter().map(Asks::of).try_fold(Asks::default(), Asks::or);
     asks.map_err(|(one, other)| {
-        Failure::wrong(format!("some stages request {}, others {}: no pod has both", words(one), words(other)))
+        let (one, other) = (one.facts().several, other.facts().several);
+        Failure::wrong(format!("some stages request {one}, others {other}: no pod has both"))
             .with_help("`pipeline export argo` runs each stage in a separate pod")
     })
-}
-
-fn words(device: DeviceRequest) -> &'static str {
-    match device {
-        DeviceRequest::Auto | DeviceRequest::Cpu => "the CPU",
-        DeviceRequest::Cuda => "CUDA devices",
-        DeviceRequest::Npu => "NPUs",
-        DeviceRequest::Rocm => "ROCm devices",
-        DeviceRequest::Metal => "Metal devices",
-    }
 }
 
 fn documents(job: &Job<'_>, asks: &Asks) -> Vec<Value> {

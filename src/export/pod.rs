@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use engine::plan::{DeviceCount, DeviceRequest, PlannedStage};
+use devices::DeviceKind;
+use engine::plan::{DeviceCount, PlannedStage};
 use serde_json::{Map, Value, json};
 
 use super::arguments::{ClusterArgs, POD};
@@ -25,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(super) struct Asks {
     cpu: Option<usize>,
     memory: Option<u64>,
-    device: Option<(DeviceRequest, u32)>,
+    device: Option<(DeviceKind, u32)>,
     /// Whether several workers exchange what they compute through the pod's shared memory.
     shares_memory: bool,
 }
@@ -42,8 +43,8 @@ impl Asks {
         };
         // With a device, `memory` is the device's own.
         let (device, memory) = match resources.device {
-            DeviceRequest::Auto | DeviceRequest::Cpu => (None, resources.memory),
-            device => (Some((device, count)), None),
+            None | Some(DeviceKind::Cpu) => (None, resources.memory),
+            Some(device) => (Some((device, count)), None),
         };
         Self { cpu: resources.threads, memory, device, shares_memory: count > 1 }
     }
@@ -52,7 +53,7 @@ impl Asks {
     ///
     /// # Errors
     /// The two devices, where they are of two kinds.
-    pub(super) fn or(self, other: Self) -> Result<Self, (DeviceRequest, DeviceRequest)> {
+    pub(super) fn or(self, other: Self) -> Result<Self, (DeviceKind, DeviceKind)> {
         let device = match (self.device, other.device) {
             (Some((one, _)), Some((other, _))) if one != other => return Err((one, other)),
             (one, other) => larger(one, other),
@@ -85,7 +86,7 @@ impl Asks {
     pub(super) fn placement(&self, args: &ClusterArgs) -> Map<String, Value> {
         let mut fields = Map::new();
         let device = self.device.map(|(device, _)| device);
-        let of = device.unwrap_or(DeviceRequest::Cpu);
+        let of = device.unwrap_or(DeviceKind::Cpu);
         let meant = args.node_selectors.iter().filter(|selector| selector.device.is_none_or(|device| device == of));
         let labels: Map<String, Value> =
             meant.map(|selector| (selector.label.clone(), selector.value.clone().into())).collect();
@@ -101,7 +102,7 @@ impl Asks {
 }
 
 /// The larger of two amounts of one device.
-fn larger(one: Option<(DeviceRequest, u32)>, other: Option<(DeviceRequest, u32)>) -> Option<(DeviceRequest, u32)> {
+fn larger(one: Option<(DeviceKind, u32)>, other: Option<(DeviceKind, u32)>) -> Option<(DeviceKind, u32)> {
     match (one, other) {
         (Some((device, one)), Some((_, other))) => Some((device, one.max(other))),
         (one, other) => one.or(other),
@@ -110,14 +111,9 @@ fn larger(one: Option<(DeviceRequest, u32)>, other: Option<(DeviceRequest, u32)>
 
 impl ClusterArgs {
     /// What the cluster calls a device.
-    fn resource(&self, device: DeviceRequest) -> String {
+    fn resource(&self, device: DeviceKind) -> String {
         let given = self.device_resources.iter().rev().find(|given| given.device == device);
-        let by_default = match device {
-            DeviceRequest::Cuda => "nvidia.com/gpu",
-            DeviceRequest::Npu => "huawei.com/Ascend910",
-            DeviceRequest::Rocm => "amd.com/gpu",
-            DeviceRequest::Auto | DeviceRequest::Cpu | DeviceRequest::Metal => "cpu",
-        };
+        let by_default = device.facts().kubernetes_resource.unwrap_or("cpu");
         given.map_or_else(|| by_default.to_owned(), |given| given.resource.clone())
     }
 }
@@ -209,10 +205,9 @@ mod tests {
     fn one_pod_for_several_stages_asks_for_the_most() {
         let asks = |cpu, memory, device| Asks { cpu, memory, device, shares_memory: false };
         let both =
-            asks(Some(2), None, Some((DeviceRequest::Cuda, 1))).or(asks(None, Some(5), Some((DeviceRequest::Cuda, 4))));
-        assert_eq!(both, Ok(asks(Some(2), Some(5), Some((DeviceRequest::Cuda, 4)))));
-        let two_kinds =
-            asks(None, None, Some((DeviceRequest::Cuda, 1))).or(asks(None, None, Some((DeviceRequest::Npu, 1))));
-        assert_eq!(two_kinds, Err((DeviceRequest::Cuda, DeviceRequest::Npu)));
+            asks(Some(2), None, Some((DeviceKind::Cuda, 1))).or(asks(None, Some(5), Some((DeviceKind::Cuda, 4))));
+        assert_eq!(both, Ok(asks(Some(2), Some(5), Some((DeviceKind::Cuda, 4)))));
+        let two_kinds = asks(None, None, Some((DeviceKind::Cuda, 1))).or(asks(None, None, Some((DeviceKind::Npu, 1))));
+        assert_eq!(two_kinds, Err((DeviceKind::Cuda, DeviceKind::Npu)));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use ::devices::DeviceKind;
 use cache::Staging;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use engine::error::StageError;
 use stages::compute::backend::{Backend, Choice};
@@ -58,7 +59,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
     backend: BackendArg,
     /// The kind of device, of which one is used [default: the first that the backend prefers and the machine has].
-    #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
+    #[arg(long, value_parser = DeviceArg::parser(), default_value = "auto", hide_default_value = true, help_heading = MODEL)]
     device: DeviceArg,
     /// Compute dtype; `f16` only on the torch worker.
     #[arg(long, value_enum, default_value = "f32", help_heading = MODEL)]
@@ -99,13 +100,16 @@ enum BackendArg {
     Torch,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DeviceArg {
-    Auto,
-    Cpu,
-    Cuda,
-    Npu,
-    Rocm,
+/// A kind of device that models are served on; `auto` is none.
+#[derive(Debug, Clone, Copy)]
+struct DeviceArg(Option<DeviceKind>);
+
+impl DeviceArg {
+    fn parser() -> impl TypedValueParser<Value = Self> {
+        let kinds = [DeviceKind::Cpu].into_iter().chain(DeviceKind::accelerators());
+        let names = ["auto"].into_iter().chain(kinds.map(DeviceKind::name));
+        PossibleValuesParser::new(names).map(|name| Self(DeviceKind::of_name(&name)))
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -228,13 +232,7 @@ impl ModelArgs {
                 BackendArg::Native => Backend::Native,
                 BackendArg::Torch => Backend::Torch,
             },
-            device: match self.device {
-                DeviceArg::Auto => None,
-                DeviceArg::Cpu => Some(DeviceKind::Cpu),
-                DeviceArg::Cuda => Some(DeviceKind::Cuda),
-                DeviceArg::Npu => Some(DeviceKind::Npu),
-                DeviceArg::Rocm => Some(DeviceKind::Rocm),
-            },
+            device: self.device.0,
             precision: self.precision(&source.trained_on),
             threads,
             sequences: room.sequences,

@@ -1,40 +1,102 @@
 //! Ascend NPUs, by `npu-smi` and `/dev/davinci*`.
 
 pub(crate) mod info;
+mod ports;
+mod toolkit;
 pub(crate) mod topo;
+mod torch_npu;
 
 use std::collections::BTreeSet;
 
+use crate::doctor::{Finding, Installed, Subject};
 use crate::inventory::{Asked, Device, Health, Inventory, Process};
 use crate::link::Link;
 use crate::matrix::Matrix;
-use crate::{DeviceKind, Machine};
+use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
 
 /// Where the driver puts its tool; a login shell has it on its path, a batch job often has not.
 const TOOL_PLACES: [&str; 2] = ["/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"];
 
-/// The NPUs of a machine.
-pub(crate) fn ask(machine: &Machine) -> Inventory {
-    let nodes = machine.numbered("/dev", "davinci");
-    let tool = machine.tool("npu-smi").or_else(|| TOOL_PLACES.iter().find_map(|place| machine.installed(place)));
-    let Some(tool) = tool else { return without_a_tool(&nodes) };
-    let mut asked = Asked::new(DeviceKind::Npu, "npu-smi info");
-    let info = match machine.run(&tool, &["info"]) {
-        Err(error) => return asked.failed(error.to_string()).alone_with(numbered(&nodes)),
-        Ok(text) => info::read(&text).ok_or_else(|| crate::tool::said("", &text)),
-    };
-    let info = match info {
-        Ok(info) => info,
-        Err(said) => return asked.failed(format!("its answer holds no table: {said}")).alone_with(numbered(&nodes)),
-    };
-    asked.version = info.version.clone();
-    let devices = devices(&info);
-    asked.problem = problem(&info, &devices, &nodes);
-    let mut inventory = Inventory { devices, links: Vec::new(), asked: vec![asked] };
-    if !inventory.devices.is_empty() {
-        inventory.join(machine, &tool);
+pub(crate) struct Ascend;
+
+impl Vendor for Ascend {
+    fn facts(&self) -> Facts {
+        Facts {
+            one: "an NPU",
+            several: "NPUs",
+            maker: Some("Ascend"),
+            untried: Some(
+                "What is done with it is built to Ascend's documents, and tested on an emulated device and a stand-in for npu-smi.",
+            ),
+            tools: &["npu-smi"],
+            visible: Some(VisibleDevices {
+                variable: "ASCEND_RT_VISIBLE_DEVICES",
+                outer: None,
+                of_containers: Some("ASCEND_VISIBLE_DEVICES"),
+                beside: None,
+                form: ListForm::Ascending,
+                is_set_by_slurm: false,
+            }),
+            torch: Some(TorchSupport { alone: true, bitsandbytes: false }),
+            gres: Some("npu"),
+            kubernetes_resource: Some("huawei.com/Ascend910"),
+            variables: include_str!("variables.txt"),
+            when_a_tool_fails: "run `npu-smi info` by hand; in a container, mount /usr/local/Ascend/driver and pass /dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc",
+        }
     }
-    inventory
+
+    fn ask(&self, machine: &Machine) -> Inventory {
+        let nodes = machine.numbered("/dev", "davinci");
+        let tool = machine.tool("npu-smi").or_else(|| TOOL_PLACES.iter().find_map(|place| machine.installed(place)));
+        let Some(tool) = tool else { return without_a_tool(&nodes) };
+        let mut asked = Asked::new(DeviceKind::Npu, "npu-smi info");
+        let info = match machine.run(&tool, &["info"]) {
+            Err(error) => return asked.failed(error.to_string()).alone_with(numbered(&nodes)),
+            Ok(text) => info::read(&text).ok_or_else(|| crate::tool::said("", &text)),
+        };
+        let info = match info {
+            Ok(info) => info,
+            Err(said) => {
+                return asked.failed(format!("its answer holds no table: {said}")).alone_with(numbered(&nodes));
+            }
+        };
+        asked.version = info.version.clone();
+        let devices = devices(&info);
+        asked.problem = problem(&info, &devices, &nodes);
+        let mut inventory = Inventory { devices, links: Vec::new(), asked: vec![asked] };
+        if !inventory.devices.is_empty() {
+            inventory.join(machine, &tool);
+        }
+        inventory
+    }
+
+    fn owns_gres(&self, name: &str) -> bool {
+        name.starts_with("npu") || name.to_ascii_lowercase().contains("ascend")
+    }
+
+    fn when_unwell(&self, device: &Device) -> String {
+        let card = device.physical_index.unwrap_or(device.index);
+        format!(
+            "`npu-smi info -t health -i {card}` and `npu-smi info -t err-count -i {card}` say more; leave the device out until it is well"
+        )
+    }
+
+    fn nodes(&self, subject: &Subject) -> Option<DeviceNodes> {
+        let common = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"].map(str::to_owned);
+        Some(DeviceNodes {
+            paths: subject.numbered_nodes(DeviceKind::Npu, "/dev/davinci").chain(common).collect(),
+            when_missing: "load the driver, or pass them to the container (`--device=/dev/davinci0 …`, or the Ascend container runtime)",
+            are_of_a_group: true,
+        })
+    }
+
+    fn check_ports(&self, subject: &Subject, listening: &[u16]) -> Vec<Finding> {
+        ports::check(subject, listening)
+    }
+
+    fn check_torch(&self, subject: &Subject, installed: &Installed) -> Vec<Finding> {
+        torch_npu::check(subject, installed)
+    }
 }
 
 impl Inventory {
@@ -157,7 +219,7 @@ mod tests {
     fn eight_cards_with_their_links_and_processors() {
         let info = include_str!("../../tests/npu-smi/910b3x8.info.txt");
         let topo = include_str!("../../tests/npu-smi/910b3x8.topo.txt");
-        let inventory = ask(&machine(info, topo).machine());
+        let inventory = Ascend.ask(&machine(info, topo).machine());
         assert_eq!(inventory.devices.len(), 8);
         assert_eq!(inventory.links.len(), 28);
         let first = &inventory.devices[0];
@@ -173,7 +235,7 @@ mod tests {
     fn a_container_counts_from_0_what_it_sees() {
         let info = include_str!("../../tests/npu-smi/a3-container.info.txt");
         let topo = include_str!("../../tests/npu-smi/a3-container.topo.txt");
-        let inventory = ask(&machine(info, topo).machine());
+        let inventory = Ascend.ask(&machine(info, topo).machine());
         let seen: Vec<_> = inventory.devices.iter().map(|device| (device.index, device.physical_index)).collect();
         assert_eq!(seen, [(0, Some(12)), (1, Some(13)), (2, Some(14)), (3, Some(15))]);
         assert_eq!(inventory.link(DeviceKind::Npu, 0, 1), LinkKind::SameCard);
@@ -188,7 +250,7 @@ mod tests {
             .tool("npu-smi", "echo 'dcmi model initialized failed, because the device is used. ret is -8020'; exit 1");
         machine.file("dev/davinci0", "");
         machine.file("dev/davinci_manager", "");
-        let inventory = ask(&machine.machine());
+        let inventory = Ascend.ask(&machine.machine());
         assert_eq!(inventory.devices.len(), 1);
         assert_eq!(inventory.devices[0].health, Health::Unknown);
         assert!(inventory.asked[0].problem.as_ref().unwrap().contains("-8020"));
@@ -198,7 +260,7 @@ mod tests {
     fn an_answer_without_a_table_is_no_machine_without_devices() {
         let machine = TestMachine::new();
         machine.tool("npu-smi", "echo 'NPU driver is not ready'");
-        let inventory = ask(&machine.machine());
+        let inventory = Ascend.ask(&machine.machine());
         let problem = inventory.asked[0].problem.as_ref().unwrap();
         assert_eq!(problem, "its answer holds no table: NPU driver is not ready");
     }
@@ -209,7 +271,7 @@ mod tests {
         for node in ["davinci10", "davinci2", "davinci_manager", "davinci"] {
             machine.file(&format!("dev/{node}"), "");
         }
-        let inventory = ask(&machine.machine());
+        let inventory = Ascend.ask(&machine.machine());
         let seen: Vec<_> = inventory.devices.iter().map(|device| device.physical_index).collect();
         assert_eq!(seen, [Some(2), Some(10)]);
         assert!(inventory.asked[0].problem.is_some());
@@ -217,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_either_is_not_talked_of() {
-        assert_eq!(ask(&TestMachine::new().machine()), Inventory::default());
+        assert_eq!(Ascend.ask(&TestMachine::new().machine()), Inventory::default());
     }
 
     #[test]
@@ -225,7 +287,7 @@ mod tests {
         let info = include_str!("../../tests/npu-smi/910b-sick.info.txt");
         let machine = machine(info, "");
         machine.file("dev/davinci3", "");
-        let inventory = ask(&machine.machine());
+        let inventory = Ascend.ask(&machine.machine());
         assert_eq!(inventory.devices.len(), 4);
         assert!(!inventory.devices[1].health.is_usable());
         let problem = inventory.asked[0].problem.as_ref().unwrap();

@@ -4,87 +4,49 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::unistd::{AccessFlags, access};
 
-use super::{Finding, Severity, Subject};
-use crate::{DeviceKind, Machine};
+use super::{Finding, Severity, Subject, finding};
+use crate::{DeviceKind, DeviceNodes, Machine};
 
 /// Looks at the nodes of every kind of device that there is.
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for kind in [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm] {
-        if !subject.has(kind) {
-            continue;
-        }
-        let (missing, closed): (Vec<String>, Vec<String>) = {
-            let nodes = nodes(subject, kind);
-            let (there, missing): (Vec<_>, Vec<_>) =
-                nodes.into_iter().partition(|node| subject.machine.path(node).exists());
-            (missing, there.into_iter().filter(|node| !may_open(subject.machine, node)).collect())
-        };
-        findings.extend(gone(kind, &missing));
-        findings.extend(locked(kind, &closed, subject.machine));
+    for kind in DeviceKind::ALL.into_iter().filter(|kind| subject.has(*kind)) {
+        let Some(nodes) = kind.vendor().nodes(subject) else { continue };
+        let (there, missing): (Vec<&String>, Vec<&String>) =
+            nodes.paths.iter().partition(|node| subject.machine.path(node).exists());
+        let closed: Vec<&String> = there.into_iter().filter(|node| !may_open(subject.machine, node)).collect();
+        findings.extend(gone(kind, &nodes, &missing));
+        findings.extend(locked(kind, &nodes, &closed, subject.machine));
     }
     findings
-}
-
-/// What a process opens to compute on the devices of a kind.
-fn nodes(subject: &Subject, kind: DeviceKind) -> Vec<String> {
-    let numbers = subject.inventory.of_kind(kind).filter_map(|device| device.physical_index);
-    match kind {
-        DeviceKind::Npu => {
-            let common = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"].map(str::to_owned);
-            numbers.map(|number| format!("/dev/davinci{number}")).chain(common).collect()
-        }
-        DeviceKind::Cuda => {
-            let common = ["/dev/nvidiactl", "/dev/nvidia-uvm"].map(str::to_owned);
-            numbers.map(|number| format!("/dev/nvidia{number}")).chain(common).collect()
-        }
-        DeviceKind::Rocm => {
-            let render = subject.machine.numbered("/dev/dri", "renderD");
-            let render = render.into_iter().map(|number| format!("/dev/dri/renderD{number}"));
-            ["/dev/kfd".to_owned()].into_iter().chain(render).collect()
-        }
-        DeviceKind::Cpu | DeviceKind::Metal => Vec::new(),
-    }
 }
 
 fn may_open(machine: &Machine, node: &str) -> bool {
     access(&machine.path(node), AccessFlags::R_OK | AccessFlags::W_OK).is_ok()
 }
 
-fn gone(kind: DeviceKind, missing: &[String]) -> Option<Finding> {
+fn gone(kind: DeviceKind, nodes: &DeviceNodes, missing: &[&String]) -> Option<Finding> {
     if missing.is_empty() {
         return None;
     }
-    let help = match kind {
-        DeviceKind::Npu => {
-            "load the driver, or pass them to the container (`--device=/dev/davinci0 …`, or the Ascend container runtime)"
-        }
-        DeviceKind::Cuda => "`nvidia-modprobe -u -c=0` makes them, or `--gpus all` for a container",
-        _ => "`modprobe amdgpu`, or `--device=/dev/kfd --device=/dev/dri` for a container",
-    };
-    Some(Finding {
-        severity: Severity::Error,
-        check: "device-node-missing",
-        message: format!("device nodes of {} are missing", kind.in_words()),
-        seen: format!("there is no {}", missing.join(", ")),
-        help: help.to_owned(),
-    })
+    let message = format!("device nodes of {} are missing", kind.in_words());
+    let seen = format!("there is no {}", listed(missing));
+    Some(finding(Severity::Error, "device-node-missing", message, seen, nodes.when_missing))
 }
 
-fn locked(kind: DeviceKind, closed: &[String], machine: &Machine) -> Option<Finding> {
+fn locked(kind: DeviceKind, nodes: &DeviceNodes, closed: &[&String], machine: &Machine) -> Option<Finding> {
     let first = closed.first()?;
     let group = std::fs::metadata(machine.path(first)).ok().map(|found| group_name(machine, found.gid()));
-    let help = match (kind, group) {
-        (DeviceKind::Cuda, _) | (_, None) => "`ls -l` shows who may".to_owned(),
-        (_, Some(group)) => format!("`sudo usermod -aG {group} $USER`, and log in again"),
+    let help = match group.filter(|_| nodes.are_of_a_group) {
+        None => "`ls -l` shows who may".to_owned(),
+        Some(group) => format!("`sudo usermod -aG {group} $USER`, and log in again"),
     };
-    Some(Finding {
-        severity: Severity::Error,
-        check: "device-node-closed",
-        message: format!("device nodes of {} may not be opened by this user", kind.in_words()),
-        seen: closed.join(", "),
-        help,
-    })
+    let message = format!("device nodes of {} may not be opened by this user", kind.in_words());
+    Some(finding(Severity::Error, "device-node-closed", message, listed(closed), help))
+}
+
+fn listed(paths: &[&String]) -> String {
+    paths.iter().map(|path| path.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 fn group_name(machine: &Machine, id: u32) -> String {
@@ -99,22 +61,13 @@ fn group_name(machine: &Machine, id: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::{Limits, Python};
-    use crate::test_machine::TestMachine;
-    use crate::{Device, Inventory};
+    use crate::Device;
+    use crate::test_machine::{TestMachine, TestSubject};
 
     fn checks(machine: &TestMachine, kind: DeviceKind) -> Vec<Finding> {
-        let machine = machine.machine();
-        let device = Device { physical_index: Some(4), ..Device::new(kind, 0, "x") };
-        let inventory = Inventory { devices: vec![device], ..Inventory::default() };
-        let python = Python::missing();
-        check(&Subject {
-            machine: &machine,
-            inventory: &inventory,
-            variables: &[],
-            limits: Limits::default(),
-            python: &python,
-        })
+        let mut tested = TestSubject::new(machine, kind, &["x"]);
+        tested.inventory.devices[0] = Device { physical_index: Some(4), ..Device::new(kind, 0, "x") };
+        check(&tested.subject())
     }
 
     #[test]
@@ -136,10 +89,11 @@ mod tests {
         machine.file("etc/group", "root:x:0:\nrender:x:109:ci\n");
         let machine = machine.machine();
         // Root may open anything: the words are tested, not the kernel.
-        let finding = locked(DeviceKind::Rocm, &["/etc/group".to_owned()], &machine).unwrap();
+        let nodes = DeviceNodes { paths: Vec::new(), when_missing: "", are_of_a_group: true };
+        let finding = locked(DeviceKind::Rocm, &nodes, &[&"/etc/group".to_owned()], &machine).unwrap();
         assert_eq!(finding.check, "device-node-closed");
         assert!(finding.help.contains("usermod"), "{}", finding.help);
-        assert_eq!(locked(DeviceKind::Rocm, &[], &machine), None);
+        assert_eq!(locked(DeviceKind::Rocm, &nodes, &[], &machine), None);
     }
 
     #[test]

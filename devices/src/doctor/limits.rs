@@ -3,7 +3,7 @@
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
 
-use super::{Finding, Severity, Subject};
+use super::{Finding, Severity, Subject, finding};
 use crate::{DeviceKind, Machine};
 
 /// Open files that ranks with their links, readers and collectives come to.
@@ -42,8 +42,7 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let accelerators = subject.inventory.devices.iter().filter(|device| device.kind != DeviceKind::Cpu).count();
     let mut findings = Vec::new();
     let mut found = |check, message: &str, seen: String, help: &str| {
-        let (message, help) = (message.to_owned(), help.to_owned());
-        findings.push(Finding { severity: Severity::Warning, check, message, seen, help });
+        findings.push(finding(Severity::Warning, check, message, seen, help));
     };
     if let Some(files) = subject.limits.open_files.filter(|files| accelerators > 1 && *files < OPEN_FILES) {
         found(
@@ -76,21 +75,15 @@ fn has_rdma(machine: &Machine) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Python;
-    use crate::test_machine::TestMachine;
-    use crate::{Device, Inventory};
+    use crate::test_machine::{TestMachine, TestSubject};
 
-    fn checks(limits: Limits, devices: u32, rdma: bool) -> Vec<&'static str> {
+    fn checks(limits: Limits, devices: usize, rdma: bool) -> Vec<&'static str> {
         let machine = TestMachine::new();
         if rdma {
             machine.file("sys/class/infiniband/mlx5_0/node_type", "");
         }
-        let machine = machine.machine();
-        let devices = (0..devices).map(|index| Device::new(DeviceKind::Cuda, index, "H100")).collect();
-        let inventory = Inventory { devices, ..Inventory::default() };
-        let python = Python::missing();
-        let subject = Subject { machine: &machine, inventory: &inventory, variables: &[], limits, python: &python };
-        check(&subject).into_iter().map(|finding| finding.check).collect()
+        let tested = TestSubject { limits, ..TestSubject::new(&machine, DeviceKind::Cuda, &vec!["H100"; devices]) };
+        check(&tested.subject()).into_iter().map(|finding| finding.check).collect()
     }
 
     #[test]

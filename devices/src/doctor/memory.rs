@@ -1,6 +1,6 @@
 //! Memory of devices that others hold.
 
-use super::{Finding, Severity, name};
+use super::{Finding, Severity, finding, name};
 use crate::{Device, DeviceKind, Inventory};
 
 /// The share of its memory that a device may hold for itself: firmware and page tables of a 910B take 5 %.
@@ -28,13 +28,10 @@ fn taken(device: &Device) -> Option<Finding> {
         }
     };
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    Some(Finding {
-        severity: Severity::Warning,
-        check: "memory-taken",
-        message: format!("memory of {} is in use", name(device)),
-        seen: format!("{:.1} of {:.1} GiB; {by}", gib(used), gib(total)),
-        help: "a stage is given what is free; if nobody should be there, see what the process is and end it".to_owned(),
-    })
+    let message = format!("memory of {} is in use", name(device));
+    let seen = format!("{:.1} of {:.1} GiB; {by}", gib(used), gib(total));
+    let help = "a stage is given what is free; if nobody should be there, see what the process is and end it";
+    Some(finding(Severity::Warning, "memory-taken", message, seen, help))
 }
 
 #[cfg(test)]

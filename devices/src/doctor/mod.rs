@@ -9,7 +9,6 @@ mod limits;
 mod memory;
 mod ports;
 mod python;
-mod toolkit;
 mod variables;
 mod versions;
 mod visible;
@@ -17,10 +16,11 @@ mod visible;
 use serde::Serialize;
 
 use crate::inventory::{Health, Inventory};
-use crate::{Device, DeviceKind, Machine};
+use crate::{Device, DeviceKind, Machine, TorchSupport};
 
 pub use limits::Limits;
 pub use python::{Installed, Python};
+pub(crate) use versions::rows;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -99,7 +99,7 @@ pub fn examine(subject: &Subject) -> Vec<Finding> {
     findings.extend(access::check(subject));
     findings.extend(memory::check(subject.inventory));
     findings.extend(variables::check(subject.variables));
-    findings.extend(visible::check(subject.inventory, subject.variables));
+    findings.extend(visible::check(subject));
     findings.extend(ports::check(subject));
     findings.extend(limits::check(subject));
     findings.extend(versions::check(subject));
@@ -119,7 +119,7 @@ impl Variable {
     }
 
     /// `HCCL_BUFFSIZE=x in the environment`.
-    fn seen(&self) -> String {
+    pub(crate) fn seen(&self) -> String {
         match &self.place {
             VariableSource::Environment => format!("{}={} in the environment", self.name, self.value),
             VariableSource::File(place) => format!("{}={} at {place}", self.name, self.value),
@@ -129,19 +129,35 @@ impl Variable {
 
 impl Subject<'_> {
     /// The value of a variable; one in a file is the nearer.
-    fn variable(&self, name: &str) -> Option<&str> {
-        value(self.variables, name)
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        let set = self.variables.iter().rev().find(|variable| variable.name == name)?;
+        Some(set.value.as_str()).filter(|value| !value.is_empty())
     }
 
-    fn has(&self, kind: DeviceKind) -> bool {
+    pub(crate) fn has(&self, kind: DeviceKind) -> bool {
         self.inventory.of_kind(kind).next().is_some()
+    }
+
+    /// Whether there is a device beside the CPU for which the torch worker has this.
+    fn has_accelerator(&self, is_such: impl Fn(TorchSupport) -> bool) -> bool {
+        DeviceKind::accelerators().any(|kind| self.has(kind) && kind.facts().torch.is_some_and(&is_such))
+    }
+
+    /// The driver's files of a kind, which end with the numbers of the devices.
+    pub(crate) fn numbered_nodes(&self, kind: DeviceKind, start: &str) -> impl Iterator<Item = String> {
+        self.inventory.of_kind(kind).filter_map(move |device| Some(format!("{start}{}", device.physical_index?)))
     }
 }
 
-/// The value of a variable that is set and not empty.
-fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
-    let set = variables.iter().rev().find(|variable| variable.name == name)?;
-    Some(set.value.as_str()).filter(|value| !value.is_empty())
+/// A finding.
+pub(crate) fn finding(
+    severity: Severity,
+    check: &'static str,
+    message: impl Into<String>,
+    seen: impl Into<String>,
+    help: impl Into<String>,
+) -> Finding {
+    Finding { severity, check, message: message.into(), seen: seen.into(), help: help.into() }
 }
 
 /// `npu:3`.
@@ -152,20 +168,10 @@ fn name(device: &Device) -> String {
 fn tools(inventory: &Inventory) -> impl Iterator<Item = Finding> {
     inventory.asked.iter().filter_map(|asked| {
         let problem = asked.problem.as_ref()?;
-        let help = match asked.device {
-            DeviceKind::Cpu => "look into /proc and /sys",
-            DeviceKind::Npu => "run `npu-smi info` by hand; in a container, mount /usr/local/Ascend/driver and pass /dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc",
-            DeviceKind::Cuda => "run `nvidia-smi` by hand: a driver that was updated needs a reboot, a container needs `--gpus`",
-            DeviceKind::Rocm => "run `amd-smi list` by hand: the user must be in the groups `render` and `video`, a container needs --device=/dev/kfd --device=/dev/dri",
-            DeviceKind::Metal => "run `system_profiler SPDisplaysDataType` by hand",
-        };
-        Some(Finding {
-            severity: if inventory.of_kind(asked.device).next().is_some() { Severity::Warning } else { Severity::Error },
-            check: "tool-failed",
-            message: format!("`{}` could not tell all about {}", asked.tool, asked.device.in_words()),
-            seen: problem.clone(),
-            help: help.to_owned(),
-        })
+        let is_seen = inventory.of_kind(asked.device).next().is_some();
+        let severity = if is_seen { Severity::Warning } else { Severity::Error };
+        let message = format!("`{}` could not tell all about {}", asked.tool, asked.device.in_words());
+        Some(finding(severity, "tool-failed", message, problem, asked.device.facts().when_a_tool_fails))
     })
 }
 
@@ -176,15 +182,9 @@ fn health(inventory: &Inventory) -> impl Iterator<Item = Finding> {
             Health::Warning => Severity::Warning,
             Health::Alarm | Health::Critical | Health::Offline => Severity::Error,
         };
-        let help = match device.kind {
-            DeviceKind::Npu => {
-                let card = device.physical_index.unwrap_or(device.index);
-                format!("`npu-smi info -t health -i {card}` and `npu-smi info -t err-count -i {card}` say more; leave the device out until it is well")
-            }
-            DeviceKind::Cuda => format!("`nvidia-smi -q -i {}` and `dmesg | grep -i xid` say more; a reset or a reboot may help", device.index),
-            DeviceKind::Cpu | DeviceKind::Rocm | DeviceKind::Metal => "its driver's own tool says more".to_owned(),
-        };
-        let seen = format!("{}, at {}", device.name, device.bus_id.as_deref().unwrap_or("no place on the bus that is known"));
+        let help = device.kind.vendor().when_unwell(device);
+        let seen =
+            format!("{}, at {}", device.name, device.bus_id.as_deref().unwrap_or("no place on the bus that is known"));
         let message = format!("{} is not well: {}", name(device), device.health.name());
         Some(Finding { severity, check: "device-health", message, seen, help })
     })

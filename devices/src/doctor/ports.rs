@@ -1,23 +1,14 @@
 //! Ports at which ranks meet.
 
-use std::ops::RangeInclusive;
-
-use super::{Finding, Severity, Subject};
+use super::{Finding, Severity, Subject, finding};
 use crate::{DeviceKind, Machine};
 
-/// Where HCCL begins unless it is told otherwise, and how many it takes.
-const HCCL_BASE: u16 = 60000;
-const HCCL_PORTS: u16 = 16;
-
-/// Looks at the port of the rendezvous where one is set, and at HCCL's where there are NPUs.
+/// Looks at the port of the rendezvous where one is set, and at those of the vendors whose devices there are.
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let listening = listening(subject.machine);
     let mut findings: Vec<Finding> = master_port(subject, &listening).into_iter().collect();
-    if subject.has(DeviceKind::Npu) {
-        let ports = hccl_ports(subject);
-        findings.extend(hccl_in_use(&ports, &listening));
-        findings.extend(not_reserved(&ports, subject.machine));
-    }
+    let kinds = DeviceKind::ALL.into_iter().filter(|kind| subject.has(*kind));
+    findings.extend(kinds.flat_map(|kind| kind.vendor().check_ports(subject, &listening)));
     findings
 }
 
@@ -31,54 +22,7 @@ fn master_port(subject: &Subject, listening: &[u16]) -> Option<Finding> {
         ),
         Ok(_) => return None,
     };
-    Some(Finding {
-        severity: Severity::Error,
-        check: "master-port",
-        message,
-        seen: format!("MASTER_PORT={text}"),
-        help,
-    })
-}
-
-fn hccl_ports(subject: &Subject) -> RangeInclusive<u16> {
-    let base = subject.variable("HCCL_IF_BASE_PORT").and_then(|text| text.parse().ok()).unwrap_or(HCCL_BASE);
-    base..=base.saturating_add(HCCL_PORTS - 1)
-}
-
-fn hccl_in_use(ports: &RangeInclusive<u16>, listening: &[u16]) -> Option<Finding> {
-    let taken: Vec<String> = listening.iter().filter(|port| ports.contains(port)).map(u16::to_string).collect();
-    if taken.is_empty() {
-        return None;
-    }
-    Some(Finding {
-        severity: Severity::Error,
-        check: "hccl-ports",
-        message: format!("ports that HCCL uses ({} to {}) are in use", ports.start(), ports.end()),
-        seen: format!("something listens at {}", taken.join(", ")),
-        help: "`ss -ltnp` shows what; set HCCL_IF_BASE_PORT to the first of 16 free ports".to_owned(),
-    })
-}
-
-/// Ports that the kernel may give to any connection of anybody, at the moment that HCCL wants them.
-fn not_reserved(ports: &RangeInclusive<u16>, machine: &Machine) -> Option<Finding> {
-    let range = machine.read("/proc/sys/net/ipv4/ip_local_port_range")?;
-    let mut range = range.split_whitespace().filter_map(|port| port.parse::<u16>().ok());
-    let given = range.next()?..=range.next()?;
-    let reserved = machine.read("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    let reserved: crate::CpuList = reserved.parse().unwrap_or_default();
-    let open = ports.clone().find(|port| given.contains(port) && !reserved.cpus().contains(&u32::from(*port)))?;
-    Some(Finding {
-        severity: Severity::Warning,
-        check: "hccl-ports-reserved",
-        message: format!("the kernel may give port {open}, which HCCL uses, to any connection"),
-        seen: format!(
-            "local ports are {} to {}, and reserved are {}",
-            given.start(),
-            given.end(),
-            if reserved.is_empty() { "none".to_owned() } else { reserved.to_string() }
-        ),
-        help: format!("as root: sysctl -w net.ipv4.ip_local_reserved_ports={}-{}", ports.start(), ports.end()),
-    })
+    Some(finding(Severity::Error, "master-port", message, format!("MASTER_PORT={text}"), help))
 }
 
 /// The ports that something on the machine listens at.
@@ -101,32 +45,15 @@ fn listening_port(line: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::{Limits, Python, Variable, VariableSource};
-    use crate::test_machine::TestMachine;
-    use crate::{Device, Inventory};
+    use crate::test_machine::{TestMachine, TestSubject, variable};
 
     const TCP: &str = "  sl  local_address rem_address   st tx_queue rx_queue\n   0: 00000000:EA63 00000000:0000 0A 00000000:00000000\n   \
                        1: 0100007F:733C 00000000:0000 0A 0\n   2: 0100007F:EA64 0100007F:0016 01 0\n";
 
     fn checks(machine: &TestMachine, variables: &[(&str, &str)]) -> Vec<Finding> {
-        let machine = machine.machine();
-        let inventory = Inventory { devices: vec![Device::new(DeviceKind::Npu, 0, "910B3")], ..Inventory::default() };
-        let variables: Vec<Variable> = variables
-            .iter()
-            .map(|(name, value)| Variable {
-                name: (*name).to_owned(),
-                value: (*value).to_owned(),
-                place: VariableSource::Environment,
-            })
-            .collect();
-        let python = Python::missing();
-        check(&Subject {
-            machine: &machine,
-            inventory: &inventory,
-            variables: &variables,
-            limits: Limits::default(),
-            python: &python,
-        })
+        let variables = variables.iter().map(|(name, value)| variable(name, value)).collect();
+        let tested = TestSubject { variables, ..TestSubject::new(machine, DeviceKind::Npu, &["910B3"]) };
+        check(&tested.subject())
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Variables that nothing reads, since they are misspelt or never existed, and values that a variable cannot have.
+//!
+//! A vendor has a table of those that its runtime reads, one to a line, with the values they may have: `0|1` is a
+//! choice (capitals do not matter), `120..7200` a range of integers. A name alone takes any text; one with `*` stands
+//! for all that begin so. The first word of a name, such as `HCCL_`, is a prefix of which all names are in the table.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use super::{Finding, Severity, Variable};
-
-/// The prefixes whose variables are all known.
-const PREFIXES: [&str; 6] = ["HCCL_", "ASCEND_", "NCCL_", "CUDA_", "HIP_", "ROCR_"];
+use super::{Finding, Severity, Variable, finding};
+use crate::DeviceKind;
 
 /// What a variable may have for a value.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,16 +23,22 @@ struct Known {
     values: Values,
 }
 
-static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| read(include_str!("../../data/variables.txt")));
+static KNOWN: LazyLock<Vec<Known>> =
+    LazyLock::new(|| DeviceKind::ALL.into_iter().flat_map(|kind| read(kind.facts().variables)).collect());
 
-fn read(table: &'static str) -> Vec<Known> {
+/// The prefixes whose variables are all known.
+static PREFIXES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| KNOWN.iter().map(|known| prefix(known.name)).collect());
+
+fn prefix(name: &str) -> &str {
+    &name[..name.find('_').map_or(name.len(), |end| end + 1)]
+}
+
+fn read(table: &'static str) -> impl Iterator<Item = Known> {
     let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .map(|line| {
-            let (name, values) = line.split_once(' ').unwrap_or((line, ""));
-            Known { name, values: Values::read(values.trim()) }
-        })
-        .collect()
+    lines.map(|line| {
+        let (name, values) = line.split_once(' ').unwrap_or((line, ""));
+        Known { name, values: Values::read(values.trim()) }
+    })
 }
 
 impl Values {
@@ -65,7 +74,7 @@ impl Values {
 
 /// Looks at every variable under a prefix that is known.
 pub(super) fn check(variables: &[Variable]) -> Vec<Finding> {
-    let ours = variables.iter().filter(|variable| PREFIXES.iter().any(|prefix| variable.name.starts_with(prefix)));
+    let ours = variables.iter().filter(|variable| PREFIXES.contains(prefix(&variable.name)));
     ours.filter_map(check_one).collect()
 }
 
@@ -73,13 +82,11 @@ fn check_one(variable: &Variable) -> Option<Finding> {
     match KNOWN.iter().find(|known| known.is(&variable.name)) {
         None => Some(unknown(variable)),
         Some(known) if variable.value.is_empty() || known.values.allow(&variable.value) => None,
-        Some(known) => Some(Finding {
-            severity: Severity::Error,
-            check: "variable-value",
-            message: format!("`{}` cannot be `{}`", known.name, variable.value),
-            seen: variable.seen(),
-            help: format!("it must be {}", known.values.in_words()),
-        }),
+        Some(known) => {
+            let message = format!("`{}` cannot be `{}`", known.name, variable.value);
+            let help = format!("it must be {}", known.values.in_words());
+            Some(finding(Severity::Error, "variable-value", message, variable.seen(), help))
+        }
     }
 }
 
@@ -97,7 +104,7 @@ fn unknown(variable: &Variable) -> Finding {
         None => (Severity::Warning, "unset it, or leave it if a tool of yours reads it".to_owned()),
     };
     let message = format!("nothing that is known reads `{name}`");
-    Finding { severity, check: "variable-unknown", message, seen: variable.seen(), help }
+    finding(severity, "variable-unknown", message, variable.seen(), help)
 }
 
 impl Known {
@@ -113,8 +120,7 @@ impl Known {
 /// Collectives alone read names of these prefixes. The others are build tools' too, so that a name must be very near to
 /// be a slip.
 fn is_surely_a_slip(name: &str, edits: usize) -> bool {
-    let closed = ["HCCL_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
-    closed || (edits <= 2 && name.len() >= 12)
+    prefix(name).ends_with("CCL_") || (edits <= 2 && name.len() >= 12)
 }
 
 /// The known variable that a name is nearest to, with the edits between them, if it is near enough for a slip: half of
@@ -124,33 +130,34 @@ fn nearest(name: &str) -> Option<(&'static Known, usize)> {
     let named = KNOWN.iter().filter(|known| !known.name.ends_with('*'));
     let (best, edits) = named.map(edits).min_by_key(|(_, edits)| *edits)?;
     // The prefix is no merit: all have it.
-    let prefix = PREFIXES.iter().find(|prefix| best.name.starts_with(**prefix)).map_or(0, |prefix| prefix.len());
-    let longer = name.len().max(best.name.len()).saturating_sub(prefix);
+    let longer = name.len().max(best.name.len()).saturating_sub(prefix(best.name).len());
     (edits <= (longer / 2).clamp(1, 7)).then_some((best, edits))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::VariableSource;
+    use crate::test_machine::variable;
 
     fn found(name: &str, value: &str) -> Option<Finding> {
-        let variable = Variable { name: name.to_owned(), value: value.to_owned(), place: VariableSource::Environment };
-        check(&[variable]).pop()
+        check(&[variable(name, value)]).pop()
     }
 
     #[test]
-    fn the_table_is_sorted_by_prefix_and_holds_nothing_twice() {
+    fn the_tables_hold_nothing_twice() {
         let mut names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
         assert!(names.len() > 300, "{}", names.len());
-        assert!(names.iter().all(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix))));
+        assert_eq!(
+            PREFIXES.iter().copied().collect::<Vec<_>>(),
+            ["ASCEND_", "CUDA_", "HCCL_", "HIP_", "NCCL_", "ROCR_"]
+        );
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
     #[test]
     fn every_variable_that_we_set_is_known() {
-        for kind in crate::DeviceKind::ALL {
+        for kind in DeviceKind::ALL {
             for (name, value) in kind.environment(&[0, 1]) {
                 assert_eq!(found(name, &value), None);
             }

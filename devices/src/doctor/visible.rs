@@ -2,43 +2,37 @@
 
 use std::collections::BTreeSet;
 
-use super::{Finding, Severity, Variable, VariableSource, value};
-use crate::{DeviceKind, Inventory};
+use super::{Finding, Severity, Subject, Variable, VariableSource, finding};
+use crate::{DeviceKind, Inventory, ListForm, VisibleDevices};
 
 /// Looks at every list of visible devices that is set.
-pub(super) fn check(inventory: &Inventory, variables: &[Variable]) -> Vec<Finding> {
+pub(super) fn check(subject: &Subject) -> Vec<Finding> {
+    let of_kind = |kind: DeviceKind| Some((kind, kind.facts().visible?));
+    let kinds: Vec<(DeviceKind, VisibleDevices)> = DeviceKind::ALL.into_iter().filter_map(of_kind).collect();
     let mut findings = Vec::new();
-    for variable in variables {
-        let kind = match variable.name.as_str() {
-            "ASCEND_RT_VISIBLE_DEVICES" => DeviceKind::Npu,
-            "CUDA_VISIBLE_DEVICES" => DeviceKind::Cuda,
-            "HIP_VISIBLE_DEVICES" | "ROCR_VISIBLE_DEVICES" => DeviceKind::Rocm,
-            _ => continue,
-        };
-        findings.extend(check_list(&List { variable, kind, inventory }));
+    for variable in subject.variables {
+        let is_read =
+            |visible: &VisibleDevices| [Some(visible.variable), visible.outer].contains(&Some(&variable.name));
+        if let Some((kind, visible)) = kinds.iter().find(|(_, visible)| is_read(visible)) {
+            let (kind, form, inventory) = (*kind, visible.form, subject.inventory);
+            findings.extend(check_list(&List { variable, kind, form, inventory }));
+        }
     }
-    findings.extend(container_variable(inventory, variables, "ASCEND_VISIBLE_DEVICES", DeviceKind::Npu));
-    findings.extend(container_variable(inventory, variables, "NVIDIA_VISIBLE_DEVICES", DeviceKind::Cuda));
-    findings.extend(both_of_rocm(variables));
-    findings.extend(cuda_order(inventory, variables));
+    findings.extend(kinds.iter().filter_map(|(kind, visible)| container_variable(subject, *kind, visible)));
+    findings.extend(kinds.iter().filter_map(|(kind, _)| kind.vendor().check_visible(subject)));
     findings
 }
 
 struct List<'a> {
     variable: &'a Variable,
     kind: DeviceKind,
+    form: ListForm,
     inventory: &'a Inventory,
 }
 
 impl List<'_> {
     fn finding(&self, severity: Severity, check: &'static str, message: String, help: String) -> Finding {
-        Finding {
-            severity,
-            check,
-            message: format!("`{}` {message}", self.variable.name),
-            seen: self.variable.seen(),
-            help,
-        }
+        finding(severity, check, format!("`{}` {message}", self.variable.name), self.variable.seen(), help)
     }
 }
 
@@ -54,9 +48,9 @@ fn check_list(list: &List) -> Vec<Finding> {
         )];
     }
     let parts: Vec<&str> = text.split(',').collect();
-    let ids: Vec<u32> = parts.iter().map_while(|part| id(part, list.kind)).collect();
+    let ids: Vec<u32> = parts.iter().map_while(|part| id(part, list.form)).collect();
     let mut findings = Vec::new();
-    if ids.len() < parts.len() && !all_named(&parts, list.kind) {
+    if ids.len() < parts.len() && !all_named(&parts, list.form) {
         let (bad, read) = (parts[ids.len()], ids.len());
         let help = format!("write integers with commas and nothing between them, such as {}=0,1", list.variable.name);
         let message = format!("is read up to `{bad}` only: {read} of its {} ids count", parts.len());
@@ -69,14 +63,14 @@ fn check_list(list: &List) -> Vec<Finding> {
 }
 
 /// What is read as an id. Ascend's runtime stops at anything but a digit, a blank too; CUDA and HIP skip blanks.
-fn id(part: &str, kind: DeviceKind) -> Option<u32> {
-    let part = if kind == DeviceKind::Npu { part } else { part.trim() };
+fn id(part: &str, form: ListForm) -> Option<u32> {
+    let part = if form == ListForm::Ascending { part } else { part.trim() };
     part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())?
 }
 
 /// CUDA and HIP take UUIDs too.
-fn all_named(parts: &[&str], kind: DeviceKind) -> bool {
-    kind != DeviceKind::Npu
+fn all_named(parts: &[&str], form: ListForm) -> bool {
+    form == ListForm::Any
         && parts.iter().all(|part| ["GPU-", "MIG-"].iter().any(|start| part.trim().starts_with(start)))
 }
 
@@ -102,12 +96,12 @@ fn out_of_range(list: &List, ids: &[u32]) -> Option<Finding> {
     }
     let beyond = ids.iter().find(|id| **id as usize >= count)?;
     let message = format!("holds {beyond}, and there are {count} devices, counted from 0");
-    let help = match list.kind {
-        DeviceKind::Npu => format!(
+    let help = match list.form {
+        ListForm::Ascending => format!(
             "ids count what this process sees, in a container from 0 whatever their physical numbers are: 0 to {}",
             count - 1
         ),
-        _ => format!("ids reach from 0 to {}; those from {beyond} on are not read", count - 1),
+        ListForm::Any => format!("ids reach from 0 to {}; those from {beyond} on are not read", count - 1),
     };
     Some(list.finding(Severity::Error, "visible-range", message, help))
 }
@@ -120,25 +114,26 @@ fn not_ascending(list: &List, ids: &[u32]) -> Option<Finding> {
     sorted.sort_unstable();
     sorted.dedup();
     let sorted = sorted.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let (severity, help) = match list.kind {
-        DeviceKind::Npu => (
+    let maker = list.kind.facts().maker.unwrap_or_default();
+    let (severity, help) = match list.form {
+        ListForm::Ascending => (
             Severity::Error,
-            format!("Ascend's runtime accepts ids in ascending order only: {}={sorted}", list.variable.name),
+            format!("{maker}'s runtime accepts ids in ascending order only: {}={sorted}", list.variable.name),
         ),
-        _ => (Severity::Note, format!("a process sees them in this order: its device 0 is {}", ids[0])),
+        ListForm::Any => (Severity::Note, format!("a process sees them in this order: its device 0 is {}", ids[0])),
     };
     Some(list.finding(severity, "visible-order", "is not in ascending order".to_owned(), help))
 }
 
 /// A variable that the container's runtime reads, set where only a process reads.
-fn container_variable(inventory: &Inventory, variables: &[Variable], name: &str, kind: DeviceKind) -> Option<Finding> {
-    let variable = variables.iter().rev().find(|variable| variable.name == name)?;
-    let process = kind.visible_variable()?;
+fn container_variable(subject: &Subject, kind: DeviceKind, visible: &VisibleDevices) -> Option<Finding> {
+    let (name, process) = (visible.of_containers?, visible.variable);
+    let variable = subject.variables.iter().rev().find(|variable| variable.name == name)?;
     let ids: Option<Vec<u32>> = variable.value.split(',').map(|part| part.trim().parse().ok()).collect();
     // `all`, `none` and `void` are set in every image of NVIDIA's; ranges and UUIDs say nothing of what a process is to
     // see.
     let ids = ids?;
-    let seen = inventory.of_kind(kind).count();
+    let seen = subject.inventory.of_kind(kind).count();
     let in_file = matches!(variable.place, VariableSource::File(_));
     // Where it did its work, exactly so many devices are left. Then it was right, though it says nothing to this
     // process.
@@ -153,59 +148,27 @@ fn container_variable(inventory: &Inventory, variables: &[Variable], name: &str,
         "for a process set {process}={chosen}, or let `resources: {{ device: {kind}, count: {} }}` choose",
         ids.len()
     );
-    let already = value(variables, process).is_some();
-    let severity = if already { Severity::Note } else { Severity::Error };
-    Some(Finding { severity, check: "visible-container", message, seen: variable.seen(), help })
-}
-
-fn both_of_rocm(variables: &[Variable]) -> Option<Finding> {
-    let outer = value(variables, "ROCR_VISIBLE_DEVICES")?;
-    let (name, inner) = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
-        .into_iter()
-        .find_map(|name| Some((name, value(variables, name)?)))?;
-    Some(Finding {
-        severity: Severity::Warning,
-        check: "visible-twice",
-        message: format!("`ROCR_VISIBLE_DEVICES` and `{name}` are both set: the second counts what the first has left"),
-        seen: format!("ROCR_VISIBLE_DEVICES={outer}, {name}={inner}"),
-        help: "set HIP_VISIBLE_DEVICES alone".to_owned(),
-    })
-}
-
-/// CUDA counts the fastest GPU first, and every tool by the bus. It makes a difference where GPUs differ.
-fn cuda_order(inventory: &Inventory, variables: &[Variable]) -> Option<Finding> {
-    let list = variables.iter().rev().find(|variable| variable.name == "CUDA_VISIBLE_DEVICES")?;
-    let names: BTreeSet<&str> = inventory.of_kind(DeviceKind::Cuda).map(|device| device.name.as_str()).collect();
-    let by_number = list.value.split(',').any(|part| part.trim().parse::<u32>().is_ok());
-    if names.len() < 2 || !by_number || value(variables, "CUDA_DEVICE_ORDER") == Some("PCI_BUS_ID") {
-        return None;
-    }
-    let names: Vec<&str> = names.into_iter().collect();
-    Some(Finding {
-        severity: Severity::Warning,
-        check: "visible-cuda-order",
-        message: "`CUDA_VISIBLE_DEVICES` counts the fastest GPU first, and `nvidia-smi` counts by the bus".to_owned(),
-        seen: format!("{}; the GPUs are {}", list.seen(), names.join(" and ")),
-        help: "set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it".to_owned(),
-    })
+    let severity = if subject.variable(process).is_some() { Severity::Note } else { Severity::Error };
+    Some(finding(severity, "visible-container", message, variable.seen(), help))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::test_machine::{TestMachine, TestSubject, variable as set};
 
     fn machine(kind: DeviceKind, names: &[&str]) -> Inventory {
-        let devices = (0..).zip(names).map(|(index, name)| Device::new(kind, index, *name)).collect();
-        Inventory { devices, ..Inventory::default() }
+        TestSubject::new(&TestMachine::new(), kind, names).inventory
     }
 
-    fn set(name: &str, value: &str) -> Variable {
-        Variable { name: name.to_owned(), value: value.to_owned(), place: VariableSource::Environment }
+    fn found(inventory: &Inventory, variables: &[Variable]) -> Vec<Finding> {
+        let (inventory, variables) = (inventory.clone(), variables.to_vec());
+        let nothing = TestSubject::new(&TestMachine::new(), DeviceKind::Cpu, &[]);
+        check(&TestSubject { inventory, variables, ..nothing }.subject())
     }
 
     fn checks(inventory: &Inventory, variables: &[Variable]) -> Vec<(&'static str, Severity)> {
-        check(inventory, variables).into_iter().map(|finding| (finding.check, finding.severity)).collect()
+        found(inventory, variables).into_iter().map(|finding| (finding.check, finding.severity)).collect()
     }
 
     #[test]
@@ -242,7 +205,7 @@ mod tests {
     fn the_containers_variable_says_nothing_to_a_process() {
         let npus = machine(DeviceKind::Npu, &["910B3"; 8]);
         let seed = set("ASCEND_VISIBLE_DEVICES", "0,1,2,3");
-        let findings = check(&npus, std::slice::from_ref(&seed));
+        let findings = found(&npus, std::slice::from_ref(&seed));
         assert_eq!(findings.len(), 1);
         assert!(findings[0].help.contains("ASCEND_RT_VISIBLE_DEVICES=0,1,2,3"), "{}", findings[0].help);
         // In the container that it made there are four left.

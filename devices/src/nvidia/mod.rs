@@ -4,35 +4,100 @@
 //! is set, which therefore belongs beside every `CUDA_VISIBLE_DEVICES` that is made from these numbers: see
 //! [`DeviceKind::environment`](crate::DeviceKind::environment).
 
+mod driver;
 mod nvml;
 pub(crate) mod smi;
 pub(crate) mod topo;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::doctor::{Finding, Installed, Severity, Subject, finding};
 use crate::inventory::{Asked, Device, Inventory};
 use crate::link::Link;
 use crate::matrix::Matrix;
-use crate::{DeviceKind, Machine};
+use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
 
-/// The GPUs of a machine.
-pub(crate) fn ask(machine: &Machine) -> Inventory {
-    let tool = machine.tool("nvidia-smi");
-    match (nvml::ask(machine), tool) {
-        (Ok(inventory), _) => inventory,
-        (Err(_), Some(tool)) => ask_tool(machine, &tool),
-        // Without a driver there is no library, which is nothing to talk of.
-        (Err(nvml::NvmlError::NotInstalled), None) if machine.numbered("/dev", "nvidia").is_empty() => {
-            Inventory::default()
+pub(crate) struct Nvidia;
+
+impl Vendor for Nvidia {
+    fn facts(&self) -> Facts {
+        Facts {
+            one: "a CUDA device",
+            several: "CUDA devices",
+            maker: Some("NVIDIA"),
+            untried: Some("What is done with it is tested on the CPU and on stand-ins for NVML and nvidia-smi."),
+            tools: &["NVML", "nvidia-smi"],
+            visible: Some(VisibleDevices {
+                variable: "CUDA_VISIBLE_DEVICES",
+                outer: None,
+                of_containers: Some("NVIDIA_VISIBLE_DEVICES"),
+                beside: Some(("CUDA_DEVICE_ORDER", "PCI_BUS_ID")),
+                form: ListForm::Any,
+                is_set_by_slurm: true,
+            }),
+            torch: Some(TorchSupport { alone: false, bitsandbytes: true }),
+            gres: Some("gpu"),
+            kubernetes_resource: Some("nvidia.com/gpu"),
+            variables: include_str!("variables.txt"),
+            when_a_tool_fails: "run `nvidia-smi` by hand: a driver that was updated needs a reboot, a container needs `--gpus`",
         }
-        (Err(error), None) => {
-            let numbers = machine.numbered("/dev", "nvidia");
-            let devices = (0..).zip(&numbers).map(|(index, number)| Device {
-                physical_index: Some(*number),
-                ..Device::new(DeviceKind::Cuda, index, "NVIDIA GPU")
-            });
-            Asked::new(DeviceKind::Cuda, "NVML").failed(error.to_string()).alone_with(devices.collect())
+    }
+
+    fn ask(&self, machine: &Machine) -> Inventory {
+        let tool = machine.tool("nvidia-smi");
+        match (nvml::ask(machine), tool) {
+            (Ok(inventory), _) => inventory,
+            (Err(_), Some(tool)) => ask_tool(machine, &tool),
+            // Without a driver there is no library, which is nothing to talk of.
+            (Err(nvml::NvmlError::NotInstalled), None) if machine.numbered("/dev", "nvidia").is_empty() => {
+                Inventory::default()
+            }
+            (Err(error), None) => {
+                let numbers = machine.numbered("/dev", "nvidia");
+                let devices = (0..).zip(&numbers).map(|(index, number)| Device {
+                    physical_index: Some(*number),
+                    ..Device::new(DeviceKind::Cuda, index, "NVIDIA GPU")
+                });
+                Asked::new(DeviceKind::Cuda, "NVML").failed(error.to_string()).alone_with(devices.collect())
+            }
         }
+    }
+
+    fn when_unwell(&self, device: &Device) -> String {
+        format!("`nvidia-smi -q -i {}` and `dmesg | grep -i xid` say more; a reset or a reboot may help", device.index)
+    }
+
+    fn nodes(&self, subject: &Subject) -> Option<DeviceNodes> {
+        let common = ["/dev/nvidiactl", "/dev/nvidia-uvm"].map(str::to_owned);
+        Some(DeviceNodes {
+            paths: subject.numbered_nodes(DeviceKind::Cuda, "/dev/nvidia").chain(common).collect(),
+            when_missing: "`nvidia-modprobe -u -c=0` makes them, or `--gpus all` for a container",
+            are_of_a_group: false,
+        })
+    }
+
+    /// CUDA counts the fastest GPU first, and every tool by the bus. It makes a difference where GPUs differ.
+    fn check_visible(&self, subject: &Subject) -> Option<Finding> {
+        let list = subject.variables.iter().rev().find(|variable| variable.name == "CUDA_VISIBLE_DEVICES")?;
+        let gpus = subject.inventory.of_kind(DeviceKind::Cuda);
+        let names: BTreeSet<&str> = gpus.map(|device| device.name.as_str()).collect();
+        let by_number = list.value.split(',').any(|part| part.trim().parse::<u32>().is_ok());
+        if names.len() < 2 || !by_number || subject.variable("CUDA_DEVICE_ORDER") == Some("PCI_BUS_ID") {
+            return None;
+        }
+        let names: Vec<&str> = names.into_iter().collect();
+        Some(finding(
+            Severity::Warning,
+            "visible-cuda-order",
+            "`CUDA_VISIBLE_DEVICES` counts the fastest GPU first, and `nvidia-smi` counts by the bus",
+            format!("{}; the GPUs are {}", list.seen(), names.join(" and ")),
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it",
+        ))
+    }
+
+    fn check_torch(&self, subject: &Subject, installed: &Installed) -> Vec<Finding> {
+        driver::check(subject, installed).into_iter().collect()
     }
 }
 
@@ -129,7 +194,7 @@ mod tests {
             "nvidia-smi",
             "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
         );
-        let inventory = ask(&machine.machine());
+        let inventory = Nvidia.ask(&machine.machine());
         assert!(inventory.devices.is_empty());
         assert!(inventory.asked[0].problem.as_ref().unwrap().contains("communicate with the NVIDIA driver"));
     }
@@ -139,7 +204,7 @@ mod tests {
         let machine = TestMachine::new();
         machine.file("dev/nvidia0", "");
         machine.file("dev/nvidiactl", "");
-        let inventory = ask(&machine.machine());
+        let inventory = Nvidia.ask(&machine.machine());
         assert_eq!(inventory.devices.len(), 1);
         assert!(inventory.asked[0].problem.is_some());
     }

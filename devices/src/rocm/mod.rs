@@ -5,26 +5,89 @@ pub(crate) mod rocm_smi;
 
 use std::path::{Path, PathBuf};
 
+use crate::doctor::{Finding, Installed, Severity, Subject, finding};
 use crate::inventory::{Asked, Inventory};
-use crate::{DeviceKind, Machine};
+use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
 
-/// The GPUs of a machine.
-pub(crate) fn ask(machine: &Machine) -> Inventory {
-    let newer = find(machine, "amd-smi").map(|tool| ask_amd_smi(machine, &tool));
-    match (newer, find(machine, "rocm-smi")) {
-        (Some(Ok(inventory)), _) => inventory,
-        (failed, Some(tool)) => ask_rocm_smi(machine, &tool).unwrap_or_else(|asked| {
-            let asked = [failed.and_then(Result::err), Some(asked)];
-            Inventory { asked: asked.into_iter().flatten().collect(), ..Inventory::default() }
-        }),
-        (Some(Err(asked)), None) => asked.alone_with(Vec::new()),
-        (None, None) if machine.path("/dev/kfd").exists() => {
-            let asked = Asked::new(DeviceKind::Rocm, "amd-smi");
-            asked
-                .failed("neither it nor rocm-smi is installed, though there is /dev/kfd".to_owned())
-                .alone_with(Vec::new())
+pub(crate) struct Rocm;
+
+impl Vendor for Rocm {
+    fn facts(&self) -> Facts {
+        Facts {
+            one: "a ROCm device",
+            several: "ROCm devices",
+            maker: Some("AMD"),
+            untried: Some(
+                "What is done with it is built to AMD's documents, and tested on stand-ins for amd-smi and rocm-smi.",
+            ),
+            tools: &["amd-smi", "rocm-smi"],
+            visible: Some(VisibleDevices {
+                variable: "HIP_VISIBLE_DEVICES",
+                outer: Some("ROCR_VISIBLE_DEVICES"),
+                of_containers: None,
+                beside: None,
+                form: ListForm::Any,
+                is_set_by_slurm: true,
+            }),
+            torch: Some(TorchSupport { alone: true, bitsandbytes: true }),
+            gres: Some("gpu"),
+            kubernetes_resource: Some("amd.com/gpu"),
+            variables: include_str!("variables.txt"),
+            when_a_tool_fails: "run `amd-smi list` by hand: the user must be in the groups `render` and `video`, a container needs --device=/dev/kfd --device=/dev/dri",
         }
-        (None, None) => Inventory::default(),
+    }
+
+    fn ask(&self, machine: &Machine) -> Inventory {
+        let newer = find(machine, "amd-smi").map(|tool| ask_amd_smi(machine, &tool));
+        match (newer, find(machine, "rocm-smi")) {
+            (Some(Ok(inventory)), _) => inventory,
+            (failed, Some(tool)) => ask_rocm_smi(machine, &tool).unwrap_or_else(|asked| {
+                let asked = [failed.and_then(Result::err), Some(asked)];
+                Inventory { asked: asked.into_iter().flatten().collect(), ..Inventory::default() }
+            }),
+            (Some(Err(asked)), None) => asked.alone_with(Vec::new()),
+            (None, None) if machine.path("/dev/kfd").exists() => {
+                let asked = Asked::new(DeviceKind::Rocm, "amd-smi");
+                asked
+                    .failed("neither it nor rocm-smi is installed, though there is /dev/kfd".to_owned())
+                    .alone_with(Vec::new())
+            }
+            (None, None) => Inventory::default(),
+        }
+    }
+
+    fn nodes(&self, subject: &Subject) -> Option<DeviceNodes> {
+        let render = subject.machine.numbered("/dev/dri", "renderD");
+        let render = render.into_iter().map(|number| format!("/dev/dri/renderD{number}"));
+        Some(DeviceNodes {
+            paths: ["/dev/kfd".to_owned()].into_iter().chain(render).collect(),
+            when_missing: "`modprobe amdgpu`, or `--device=/dev/kfd --device=/dev/dri` for a container",
+            are_of_a_group: true,
+        })
+    }
+
+    fn check_visible(&self, subject: &Subject) -> Option<Finding> {
+        let outer = subject.variable("ROCR_VISIBLE_DEVICES")?;
+        // HIP reads CUDA's, too.
+        let names = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
+        let (name, inner) = names.into_iter().find_map(|name| Some((name, subject.variable(name)?)))?;
+        Some(finding(
+            Severity::Warning,
+            "visible-twice",
+            format!("`ROCR_VISIBLE_DEVICES` and `{name}` are both set: the second counts what the first has left"),
+            format!("ROCR_VISIBLE_DEVICES={outer}, {name}={inner}"),
+            "set HIP_VISIBLE_DEVICES alone",
+        ))
+    }
+
+    fn check_torch(&self, subject: &Subject, installed: &Installed) -> Vec<Finding> {
+        let is_for_others = installed.hip.is_none() && installed.torch_error.is_none();
+        let torch = installed.version("torch").filter(|_| is_for_others && subject.has(DeviceKind::Rocm));
+        let finding = torch.map(|torch| {
+            let help = "`uv pip install torch --torch-backend=rocm6.4`, or the version of your ROCm";
+            finding(Severity::Error, "torch-rocm", "torch was built without ROCm", format!("torch {torch}"), help)
+        });
+        finding.into_iter().collect()
     }
 }
 
@@ -116,7 +179,7 @@ mod tests {
     fn the_older_tool() {
         let machine = TestMachine::new();
         rocm_smi(&machine);
-        let inventory = ask(&machine.machine());
+        let inventory = Rocm.ask(&machine.machine());
         assert_eq!(inventory.devices.len(), 2);
         assert_eq!(inventory.devices[1].numa_node, Some(1));
         assert_eq!(inventory.link(DeviceKind::Rocm, 0, 1), LinkKind::Xgmi);
@@ -135,7 +198,7 @@ mod tests {
         ];
         let cases = answers.map(|(command, answer)| format!("{command}) cat <<'END'\n{answer}\nEND\n;;\n")).concat();
         machine.tool("amd-smi", &format!("case \"$1\" in\n{cases}esac"));
-        let inventory = ask(&machine.machine());
+        let inventory = Rocm.ask(&machine.machine());
         assert_eq!(inventory.asked[0].tool, "amd-smi static");
         assert_eq!(inventory.devices[0].uuid.as_deref(), Some("acff74a1-0000-1000-809c-cd4bbc0d9c02"));
         assert_eq!(inventory.link(DeviceKind::Rocm, 0, 1), LinkKind::Xgmi);
@@ -146,7 +209,7 @@ mod tests {
         let machine = TestMachine::new();
         rocm_smi(&machine);
         machine.tool("amd-smi", "echo 'ModuleNotFoundError: No module named amdsmi' >&2; exit 1");
-        assert_eq!(ask(&machine.machine()).devices.len(), 2);
+        assert_eq!(Rocm.ask(&machine.machine()).devices.len(), 2);
     }
 
     #[test]
@@ -154,7 +217,7 @@ mod tests {
         let machine = TestMachine::new();
         machine.tool("amd-smi", "exit 1");
         machine.tool("rocm-smi", "echo 'Driver not initialized (amdgpu not found in modules)'");
-        let inventory = ask(&machine.machine());
+        let inventory = Rocm.ask(&machine.machine());
         assert_eq!(inventory.asked.len(), 2);
         assert!(inventory.asked[1].problem.as_ref().unwrap().contains("amdgpu not found"));
     }

@@ -19,7 +19,7 @@ pub(crate) struct Demand {
 
 /// Whether a stage computes on the CPU whatever else the machine has.
 pub(crate) fn is_on_processor(stage: &PlannedStage) -> bool {
-    let kind = stage.resources.device.kind().or_else(|| stage.bound.devices().first().copied());
+    let kind = stage.resources.device.or_else(|| stage.bound.devices().first().copied());
     kind.is_none_or(|kind| kind == DeviceKind::Cpu)
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn demand(stage: &PlannedStage, seen: Option<&Seen>) -> Result<Demand
         (DeviceCount::All, Workers::Many) => None,
         (_, Workers::One) => Some(1),
     };
-    let (DeviceKind::Cuda | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal, Some(seen)) = (kind, seen) else {
+    let Some(seen) = seen.filter(|_| kind != DeviceKind::Cpu) else {
         // The CPU is one device.
         return Ok(Demand { kind, count: asked.unwrap_or(1), memory });
     };
@@ -55,7 +55,7 @@ pub(crate) fn demand(stage: &PlannedStage, seen: Option<&Seen>) -> Result<Demand
 /// The kind of device: that of the file, else the first of those that the stage prefers and the machine has.
 fn kind(stage: &PlannedStage, seen: Option<&Seen>) -> Result<DeviceKind, Lack> {
     let served = stage.bound.devices();
-    if let Some(device) = stage.resources.device.kind() {
+    if let Some(device) = stage.resources.device {
         // The CPU is refused by none: what it takes no one else's place.
         return match device == DeviceKind::Cpu || served.contains(&device) {
             true => Ok(device),

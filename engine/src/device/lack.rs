@@ -93,7 +93,7 @@ pub(crate) fn lack_of(stage: &PlannedStage, seen: Option<&Seen>) -> Option<Devic
 pub(crate) fn names(kinds: &[DeviceKind]) -> String {
     match kinds {
         [] => "nothing".to_owned(),
-        [only] => only.in_words().to_owned(),
+        [only] => only.in_words(),
         [others @ .., last] => {
             let others: Vec<&str> = others.iter().map(|kind| kind.name()).collect();
             format!("{} or {last}", others.join(", "))

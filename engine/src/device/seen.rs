@@ -18,8 +18,7 @@ pub struct Seen {
 impl Seen {
     /// Looks at the devices of some kinds. It asks the drivers' tools, which may take seconds.
     pub fn look(kinds: &[DeviceKind]) -> Self {
-        let names =
-            DeviceKind::ALL.into_iter().filter_map(DeviceKind::visible_variable).chain(["ROCR_VISIBLE_DEVICES"]);
+        let names = DeviceKind::visible_variables();
         let variables = names.filter_map(|name| Some((name, std::env::var(name).ok()?))).collect();
         // The CPU is asked for its cores.
         let mut kinds = kinds.to_vec();

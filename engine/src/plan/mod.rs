@@ -158,7 +158,8 @@ pub struct ResolvedInput {
 /// What a stage asks of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
-    pub device: DeviceRequest,
+    /// The kind of device; `None` leaves it to the machine: the first of those that the stage prefers and there are.
+    pub device: Option<DeviceKind>,
     /// How many devices on each node; on the CPU, workers that share its cores.
     pub count: DeviceCount,
     /// Machines that take part.
@@ -174,7 +175,7 @@ pub struct Resources {
 impl Default for Resources {
     fn default() -> Self {
         Self {
-            device: DeviceRequest::Auto,
+            device: None,
             count: DeviceCount::default(),
             nodes: 1,
             memory: None,
@@ -196,38 +197,6 @@ pub enum DeviceCount {
 impl Default for DeviceCount {
     fn default() -> Self {
         Self::Exactly(1)
-    }
-}
-
-/// A device asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Parameters)]
-pub enum DeviceRequest {
-    /// The first of those that the stage prefers and the machine has.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// Ascend NPUs.
-    Npu,
-    /// AMD GPUs.
-    Rocm,
-    /// Apple GPUs.
-    Metal,
-}
-
-impl DeviceRequest {
-    /// The kind asked for; `None` where it is left to the machine.
-    pub fn kind(self) -> Option<DeviceKind> {
-        match self {
-            Self::Auto => None,
-            Self::Cpu => Some(DeviceKind::Cpu),
-            Self::Cuda => Some(DeviceKind::Cuda),
-            Self::Npu => Some(DeviceKind::Npu),
-            Self::Rocm => Some(DeviceKind::Rocm),
-            Self::Metal => Some(DeviceKind::Metal),
-        }
     }
 }
 

@@ -349,7 +349,7 @@ fn references_in(stage: &dyn Stage) -> Vec<(Reference, &'static [&'static str])>
 fn unused_requests(stage: &StageEntry, bound: &Bound) -> Vec<Problem> {
     let Some(kind) = &bound.kind else { return Vec::new() };
     let (id, name, served) = (&stage.declared, bound.name, kind.devices());
-    let device = stage.resource_spans.device.zip(stage.resources.device.kind());
+    let device = stage.resource_spans.device.zip(stage.resources.device);
     let device = device.filter(|(_, wanted)| !served.contains(wanted)).map(|(span, wanted)| {
         let message =
             format!("{} is requested, and `{name}` computes on {}", wanted.in_words(), device::names(&served));

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 
+use devices::DeviceKind;
 use serde_json::json;
 
 use super::entry::Document;
-use super::{DeviceCount, DeviceRequest, Resources};
+use super::{DeviceCount, Resources};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
-use crate::parameter::{ByteSize, Json, KeyWriter, Mapping, Parameter, Parameters, Reader};
+use crate::parameter::{ByteSize, Json, KeyWriter, Mapping, Parameter, Parameters, Reader, choice_schema, read_choice};
 use crate::suggest;
 
 /// What a stage may ask of the machine.
@@ -17,7 +18,7 @@ use crate::suggest;
 pub(crate) struct ResourceKeys {
     /// The kind of device; `auto` takes the first of those that the stage prefers and the machine has.
     #[cosmetic(default)]
-    device: DeviceRequest,
+    device: DeviceChoice,
     /// How many devices, or `all` of that kind; on the CPU, workers that share its cores.
     #[cosmetic(range = 1..)]
     count: Option<DeviceCount>,
@@ -39,7 +40,7 @@ impl From<ResourceKeys> for Resources {
     fn from(keys: ResourceKeys) -> Self {
         let ResourceKeys { device, count, nodes, memory, threads, slots } = keys;
         let memory = memory.map(|size| size.0);
-        Self { device, count: count.unwrap_or_default(), nodes: nodes.unwrap_or(1), memory, threads, slots }
+        Self { device: device.0, count: count.unwrap_or_default(), nodes: nodes.unwrap_or(1), memory, threads, slots }
     }
 }
 
@@ -68,6 +69,30 @@ impl Parameter for DeviceCount {
 }
 
 const ALL: &str = "all";
+
+/// A kind of device by its name, or `auto` for none.
+#[derive(Default)]
+struct DeviceChoice(Option<DeviceKind>);
+
+const AUTO: &str = "auto";
+
+impl Parameter for DeviceChoice {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let mut names = vec![AUTO];
+        names.extend(DeviceKind::ALL.map(DeviceKind::name));
+        read_choice(node, reader, &names).map(|name| Self(DeviceKind::of_name(name)))
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(self.0.map_or(AUTO, DeviceKind::name));
+    }
+
+    fn schema() -> Json {
+        let mut names = vec![(AUTO, "The first of those that the stage prefers and the machine has.")];
+        names.extend(DeviceKind::ALL.map(|kind| (kind.name(), kind.description())));
+        choice_schema("A device asked for.", &names)
+    }
+}
 
 /// Where a stage says what it asks of devices.
 #[derive(Debug, Clone, Copy, Default)]

@@ -141,7 +141,7 @@ fn nodes(planned: &PlannedStage, settings: &SlurmSettings) -> u32 {
 
 /// The devices that a stage names; `None` where it leaves them to the machine.
 fn devices_asked(planned: &PlannedStage) -> Result<Option<(DeviceKind, u32)>, StageError> {
-    let kind = planned.resources.device.kind().filter(|kind| *kind != DeviceKind::Cpu);
+    let kind = planned.resources.device.filter(|kind| *kind != DeviceKind::Cpu);
     let Some(kind) = kind else { return Ok(None) };
     match planned.resources.count {
         DeviceCount::Exactly(count) => Ok(Some((kind, count))),

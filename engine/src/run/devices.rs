@@ -183,7 +183,7 @@ fn near(chosen: &[Seat<'_>], cores: &CpuList) -> CpuList {
 
 /// The kinds that stages of a plan may compute on, beside the CPU.
 pub(super) fn kinds_of(plan: &Plan) -> Vec<DeviceKind> {
-    let of_stage = |stage: &PlannedStage| match stage.resources.device.kind() {
+    let of_stage = |stage: &PlannedStage| match stage.resources.device {
         Some(kind) => vec![kind],
         None if is_on_processor(stage) => Vec::new(),
         None => stage.bound.devices(),

@@ -27,7 +27,7 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn here() -> Self {
-        let kinds = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm];
+        let kinds: Vec<DeviceKind> = DeviceKind::accelerators().collect();
         let inventory = Inventory::of(&devices::Machine::here().with_limit(TOOL_LIMIT), &kinds);
         let of_kind = |kind| -> Vec<Device> {
             inventory.of_kind(kind).filter(|device| device.health.is_usable()).cloned().collect()
@@ -35,7 +35,7 @@ impl Machine {
         Self {
             cores: thread::available_parallelism().map_or(1, usize::from),
             memory: Memory::default().total().unwrap_or(0),
-            accelerators: kinds.map(of_kind).into_iter().max_by_key(Vec::len).unwrap_or_default(),
+            accelerators: kinds.into_iter().map(of_kind).max_by_key(Vec::len).unwrap_or_default(),
         }
     }
 

@@ -93,17 +93,15 @@ pub struct Choice {
     pub device: DeviceKind,
 }
 
-/// The devices that PyTorch serves beside the processor, in the order in which a machine is searched for them.
-const ACCELERATORS: [DeviceKind; 3] = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm];
-
 impl Backend {
     /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
     ///
     /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor
     /// today does not need PyTorch because the machine has one.
     pub fn devices(self, serves: Serves) -> Vec<DeviceKind> {
-        let processor_last = || ACCELERATORS.into_iter().chain([DeviceKind::Cpu]);
-        let with_bitsandbytes = || processor_last().filter(|device| *device != DeviceKind::Npu).collect();
+        let processor_last = || DeviceKind::accelerators().chain([DeviceKind::Cpu]);
+        let has_bitsandbytes = |device: &DeviceKind| device.facts().torch.is_some_and(|torch| torch.bitsandbytes);
+        let with_bitsandbytes = || processor_last().filter(has_bitsandbytes).collect();
         let processor_last = processor_last().collect();
         match (self, serves) {
             (Self::Native | Self::Auto, Serves::Native(_)) | (Self::Native, Serves::WithBitsandbytes(_)) => {
@@ -117,7 +115,7 @@ impl Backend {
             (Self::Auto, Serves::Both) if torch::is_installed() => processor_last,
             (Self::Auto, Serves::Both) => {
                 let mut preferred = native_devices().to_vec();
-                preferred.extend(ACCELERATORS.iter().filter(|device| !native_devices().contains(device)));
+                preferred.extend(DeviceKind::accelerators().filter(|device| !native_devices().contains(device)));
                 preferred
             }
         }
@@ -230,7 +228,9 @@ impl Backend {
 
 /// What is wrong with variables for the torch worker's processes.
 pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem> {
-    let own = env.keys().filter(|name| OWN.contains(&name.as_str()) || name.starts_with("PIPELINE_"));
+    let visible: Vec<&str> = DeviceKind::ALL.into_iter().filter_map(DeviceKind::visible_variable).collect();
+    let is_own = |name: &str| OWN.contains(&name) || visible.contains(&name) || name.starts_with("PIPELINE_");
+    let own = env.keys().filter(|name| is_own(name));
     let mut problems: Vec<Problem> = own
         .map(|name| {
             let message = format!("`{name}` is a variable that the stage's processes are given");
@@ -246,19 +246,9 @@ pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem>
     problems
 }
 
-/// By these the ranks find each other and their devices.
-const OWN: [&str; 10] = [
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES",
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-];
+/// By these the ranks find each other. By the variables of visible devices they find theirs.
+const OWN: [&str; 7] =
+    ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
 impl Choice {
     /// Who computes a model in this stage; recorded with the result.
@@ -291,7 +281,7 @@ impl Choice {
         let device = context.devices().kind;
         let workers = context.devices().workers();
         let choice = asked.choose(serves, device, workers);
-        let served = if choice.is_torch { device != DeviceKind::Metal } else { native_devices().contains(&device) };
+        let served = if choice.is_torch { device.facts().torch.is_some() } else { native_devices().contains(&device) };
         if !served {
             let message = format!("{} does not compute on {}", choice.name(), device.in_words());
             return Err(StageError::new(Cause::BadParameters, message)
@@ -305,11 +295,9 @@ impl Choice {
 
     /// What the user is told at the end: who computed, and whether that was ever tried on such a device.
     pub fn report(&self) -> String {
-        match self.device {
-            tried if tried.was_run_on_hardware() => format!("computed by {self}"),
-            untried => {
-                format!("computed by {self}\nnot yet run on hardware: {untried}. {}", untried.how_it_was_tried())
-            }
+        match self.device.facts().untried {
+            None => format!("computed by {self}"),
+            Some(stand_in) => format!("computed by {self}\nnot yet run on hardware: {}. {stand_in}", self.device),
         }
     }
 

@@ -25,10 +25,7 @@ pub enum Kernels {
 impl Kernels {
     /// The set that computes on a device: on the processor the one that is asked for, on a GPU candle's.
     pub fn on(self, device: DeviceKind) -> Self {
-        match device {
-            DeviceKind::Cuda => Self::Candle,
-            DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => self,
-        }
+        if device == DeviceKind::Cuda { Self::Candle } else { self }
     }
 }
 
@@ -195,14 +192,15 @@ fn cpu(set: InstructionSet, threads: usize, compute: Compute, profile: &Profile)
 /// Fails where there is no such device, or this build has no kernels for it.
 pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Candle, StageError> {
     let rank = context.membership().map_or(0, |membership| membership.rank);
-    let set = match context.devices().kind {
-        DeviceKind::Cuda => Candle::on_cuda(rank, compute).map_err(|error| {
+    let set = if context.devices().kind == DeviceKind::Cuda {
+        Candle::on_cuda(rank, compute).map_err(|error| {
             let help = error.help();
             StageError::new(Cause::Machine, "the kernels for CUDA devices cannot start")
                 .with_source(error)
                 .with_help(help)
-        })?,
-        DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => Candle::on_processor_in(compute),
+        })?
+    } else {
+        Candle::on_processor_in(compute)
     };
     Ok(set.recorded_by(context.profile().clone()))
 }

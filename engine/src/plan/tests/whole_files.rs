@@ -13,7 +13,7 @@ fn a_file_becomes_a_plan() {
         ("train", 1, Some(Duration::from_secs(12 * 3600)))
     );
     let resources = Resources {
-        device: DeviceRequest::Npu,
+        device: Some(DeviceKind::Npu),
         count: DeviceCount::Exactly(8),
         memory: Some(40 << 30),
         ..Resources::default()

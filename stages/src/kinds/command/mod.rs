@@ -43,7 +43,7 @@ const SMOKE: &str = "PIPELINE_SMOKE";
 
 /// What a program gets of the environment of `pipeline run`: where programs and the user's own files are, how to reach
 /// the network, and which devices the stage was given. Nothing of it is meant to change a result.
-const INHERITED: [&str; 20] = [
+const INHERITED: [&str; 15] = [
     "PATH",
     "HOME",
     "USER",
@@ -59,11 +59,6 @@ const INHERITED: [&str; 20] = [
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
 ];
 
 /// What a job of a cluster is told of itself, so that `srun` and `mpirun` find its nodes.
@@ -267,7 +262,8 @@ fn environment(
     let temporary = context.scratch().join("tmp");
     make_folder(&temporary)?;
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let inherited = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+    let inherited = INHERITED.into_iter().chain(DeviceKind::visible_variables());
+    let inherited = inherited.filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)));
     let inherited = inherited.chain(std::env::vars().filter(|(name, _)| name.starts_with(OF_A_JOB)));
     let fixed = FIXED.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut environment: BTreeMap<String, String> = inherited.chain(fixed).collect();

@@ -1,6 +1,6 @@
 //! Which CANN is installed, and which of it a process will find.
 
-use super::Subject;
+use crate::doctor::Subject;
 
 /// The variables by which CANN's `set_env.sh` says where it is.
 const HOMES: [&str; 2] = ["ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH"];
@@ -32,7 +32,7 @@ pub(super) fn cann(subject: &Subject) -> Option<Cann> {
 }
 
 /// The version of Ascend's driver package.
-pub(super) fn ascend_driver(subject: &Subject) -> Option<String> {
+pub(super) fn driver(subject: &Subject) -> Option<String> {
     let text = subject.machine.read("/usr/local/Ascend/driver/version.info")?;
     text.lines().find_map(|line| line.trim().strip_prefix("Version=")).map(|version| version.trim().to_owned())
 }
