@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::death_pipe;
+use crate::execute::slurm::{field, visible};
 
 /// The nodes of the job that this process runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,18 +60,13 @@ impl Nodes {
             "--kill-on-bad-exit=1".to_owned(),
         ];
         words.extend(self.cpus.map(|cpus| format!("--cpus-per-task={}", (cpus / per_node.max(1)).max(1))));
-        if env::var_os(ASCEND).is_some() && env::var_os("SLURM_JOB_GPUS").is_some() {
-            words.extend(["sh", "-c", ASCEND_IDS, "sh"].map(str::to_owned));
+        if env::var_os("SLURM_JOB_GPUS").is_some() {
+            let set = visible::untold().find(|(_, variable)| env::var_os(variable).is_some());
+            words.extend(set.into_iter().flat_map(|(_, variable)| visible::on_node(variable)));
         }
         words.into_iter().map(OsString::from).collect()
     }
 }
-
-const ASCEND: &str = "ASCEND_RT_VISIBLE_DEVICES";
-
-/// Slurm tells CUDA and ROCm which devices of a node are the job's, and Ascend's runtime nothing: on another node they
-/// may be others.
-const ASCEND_IDS: &str = r#"export ASCEND_RT_VISIBLE_DEVICES="${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-$ASCEND_RT_VISIBLE_DEVICES}}"; exec "$@""#;
 
 /// On another machine the number of the death pipe means some other file. A rank there ends with its step, and that
 /// with the job.
@@ -87,13 +83,6 @@ fn scontrol(arguments: &[&str]) -> Result<String, StageError> {
         return Err(StageError::new(Cause::Machine, format!("{}: {words}", failed())));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// A field of `scontrol`'s one line.
-fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
-    line.split_whitespace()
-        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-        .filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]

@@ -24,8 +24,10 @@ pub mod record;
 mod request;
 mod state;
 mod tail;
+pub(crate) mod visible;
 
 pub(crate) use request::gres_devices;
+pub(crate) use state::field;
 
 use std::path::PathBuf;
 use std::sync::Arc;

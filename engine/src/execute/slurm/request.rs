@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use devices::DeviceKind;
 
+use super::visible;
 use crate::execute::keeper::KEEPER_ARGUMENT;
 use crate::execute::submission::ClusterJob;
 
@@ -78,12 +79,12 @@ fn gres(words: Option<&str>, wanted: Option<(DeviceKind, u32)>) -> Option<String
         return Some(words.to_owned());
     }
     let (kind, count) = wanted?;
-    let name = words.unwrap_or(match kind {
-        DeviceKind::Npu => "npu",
-        DeviceKind::Cpu | DeviceKind::Cuda | DeviceKind::Rocm | DeviceKind::Metal => "gpu",
-    });
+    let name = words.or(kind.facts().gres).unwrap_or(GPU);
     Some(format!("{name}:{count}"))
 }
+
+/// What most clusters call devices, whose ever they are.
+const GPU: &str = "gpu";
 
 /// Whether a `gres` says how many: `gpu:h200:2`, `gpu:2`, `gpu:1,license:1`.
 fn is_complete(gres: &str) -> bool {
@@ -93,16 +94,16 @@ fn is_complete(gres: &str) -> bool {
 /// The devices that complete words ask for on each node, of the kinds that a stage computes on.
 pub(crate) fn gres_devices(words: &str, served: &[DeviceKind]) -> Option<(DeviceKind, u32)> {
     let (name, count) = words.split(',').next().filter(|first| is_complete(first))?.rsplit_once(':')?;
-    let is_npu = name.starts_with("npu") || name.to_ascii_lowercase().contains("ascend");
-    let kinds: &[DeviceKind] = if is_npu { &[DeviceKind::Npu] } else { &[DeviceKind::Cuda, DeviceKind::Rocm] };
-    let kind = served.iter().copied().find(|kind| kinds.contains(kind))?;
+    let owner = DeviceKind::ALL.into_iter().find(|kind| kind.vendor().owns_gres(name));
+    let is_meant = |kind: &DeviceKind| owner.map_or(kind.facts().gres == Some(GPU), |owner| owner == *kind);
+    let kind = served.iter().copied().find(is_meant)?;
     Some((kind, count.parse().ok()?))
 }
 
 /// The batch script: Slurm copies it, so it may say no more than where the rest lies.
 pub(super) fn script(program: &Path, folder: &Path, job: &ClusterJob) -> String {
     let (program, folder, name) = (quoted(program), quoted(folder), &job.name);
-    let npu = if wants_npus(job) { ASCEND_IDS } else { "" };
+    let visible = visible_to_set(job).map(visible::in_script).unwrap_or_default();
     format!(
         "#!/bin/sh\n\
          # {name}, submitted by `pipeline`.\n\
@@ -111,23 +112,18 @@ pub(super) fn script(program: &Path, folder: &Path, job: &ClusterJob) -> String 
          \x20   echo \"node $(hostname) has no $program: it must lie where the nodes of the cluster find it, under this name\" >&2\n\
          \x20   exit 127\n\
          fi\n\
-         {npu}\
+         {visible}\
          # In place of the shell, so that a signal to the script reaches it.\n\
          exec \"$program\" {KEEPER_ARGUMENT} {folder}\n"
     )
 }
 
-/// Slurm tells CUDA and ROCm which devices are a job's, and Ascend's runtime nothing.
-const ASCEND_IDS: &str = "\
-devices=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}
-if [ -z \"${ASCEND_RT_VISIBLE_DEVICES:-}\" ] && [ -n \"$devices\" ]; then
-    export ASCEND_RT_VISIBLE_DEVICES=\"$devices\"
-fi
-";
-
-fn wants_npus(job: &ClusterJob) -> bool {
-    let complete = job.settings.gres.as_deref().and_then(|gres| gres_devices(gres, &[DeviceKind::Npu]));
-    job.devices.or(complete).is_some_and(|(kind, _)| kind == DeviceKind::Npu)
+/// The variable of visible devices that a job's script has to set.
+fn visible_to_set(job: &ClusterJob) -> Option<&'static str> {
+    let kinds: Vec<DeviceKind> = visible::untold().map(|(kind, _)| kind).collect();
+    let complete = job.settings.gres.as_deref().and_then(|gres| gres_devices(gres, &kinds));
+    let (wanted, _) = job.devices.or(complete)?;
+    visible::untold().find(|(kind, _)| *kind == wanted).map(|(_, variable)| variable)
 }
 
 /// A path as a word of the shell.

@@ -148,10 +148,7 @@ pub(super) struct Details {
 impl Details {
     /// Reads the one line of `scontrol show job --oneliner`.
     pub(super) fn parse(line: &str) -> Self {
-        let field = |name: &str| {
-            let value = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-            value.unwrap_or_default().to_owned()
-        };
+        let field = |name: &str| field(line, name).unwrap_or_default().to_owned();
         Self {
             state: field("JobState"),
             reason: field("Reason"),
@@ -167,6 +164,12 @@ impl Details {
     pub(super) fn seen(&self) -> Seen {
         Seen { state: self.state.clone(), nodes: self.nodes.clone(), reason: self.reason.clone() }
     }
+}
+
+/// A field of the one line of `scontrol show … --oneliner`, where it has a value.
+pub(crate) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let mut values = line.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    values.find(|value| !value.is_empty())
 }
 
 /// Reads `[days-]hours:minutes:seconds`.
