@@ -116,7 +116,10 @@ impl MachineView {
             numa_nodes: nodes.map(|(node, cpus)| NumaNode { node, cpus }).collect(),
             asked,
             cpu_kernels: kernels::of_this_machine().ok(),
-            not_yet_run_on_hardware: DeviceKind::ALL.into_iter().filter(|kind| kind.facts().untried.is_some()).collect(),
+            not_yet_run_on_hardware: DeviceKind::ALL
+                .into_iter()
+                .filter(|kind| kind.facts().untried.is_some())
+                .collect(),
         }
     }
 }
