@@ -319,7 +319,7 @@ mod tests {
         assert!(fs::symlink_metadata(out.join("sub/large")).unwrap().is_file());
         assert!(fs::symlink_metadata(out.join("small")).unwrap().is_symlink());
         for folder in [links, copy.clone(), out] {
-            assert_eq!(read_all(&folder), read_all(&copied.path().to_owned()));
+            assert_eq!(read_all(&folder), read_all(copied.path()));
         }
         fs::write(copy.join("sub/large"), "other").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "large");

@@ -107,6 +107,7 @@ impl DeviceKind {
     }
 }
 
+#[expect(clippy::derivable_impls, reason = "a macro makes the variants")]
 impl Default for DeviceKind {
     fn default() -> Self {
         Self::Cpu

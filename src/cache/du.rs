@@ -117,6 +117,7 @@ impl By {
 impl DiskUsage {
     fn of(census: &Census, groups: Vec<GroupUsage>) -> Self {
         let (unheld_objects, unheld_bytes) = census.unheld();
+        let (outside, outside_bytes) = census.outside();
         let list_bytes = census.record_bytes + census.trees.iter().map(|tree| tree.bytes).sum::<u64>();
         Self {
             groups,
@@ -124,6 +125,8 @@ impl DiskUsage {
             object_bytes: census.object_bytes(),
             unheld_objects,
             unheld_bytes,
+            outside,
+            outside_bytes,
             partials: census.partials.len(),
             partial_bytes: census.partial_bytes(),
             lists: census.results.len() + census.trees.len(),

@@ -67,7 +67,7 @@ impl Events {
 
 /// What a line turns out to be.
 enum ParsedLine {
-    Event(TimedEvent),
+    Event(Box<TimedEvent>),
     /// The word of a process that is not wanted, or something of a later version.
     LeftOut,
     /// No JSON.
@@ -80,7 +80,7 @@ impl ParsedLine {
             return Self::LeftOut;
         }
         match serde_json::from_slice(line) {
-            Ok(event) => Self::Event(event),
+            Ok(event) => Self::Event(Box::new(event)),
             Err(_) if serde_json::from_slice::<IgnoredAny>(line).is_ok() => Self::LeftOut,
             Err(_) => Self::Damaged,
         }
@@ -99,7 +99,7 @@ impl Iterator for Events {
                 Err(error) => return Some(Err(error)),
             }
             match ParsedLine::read(&self.line, self.words) {
-                ParsedLine::Event(event) => return Some(Ok(event)),
+                ParsedLine::Event(event) => return Some(Ok(*event)),
                 ParsedLine::Damaged => self.damaged += 1,
                 ParsedLine::LeftOut => {}
             }
@@ -145,7 +145,7 @@ impl EventTail {
         let complete = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         for line in self.rest[..complete].split(|byte| *byte == b'\n') {
             if let ParsedLine::Event(event) = ParsedLine::read(line, self.words) {
-                give(event);
+                give(*event);
             }
         }
         self.rest.drain(..complete);

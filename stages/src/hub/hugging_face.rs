@@ -186,6 +186,20 @@ mod tests {
     }
 
     #[test]
+    fn names_that_climb_are_refused() {
+        for path in ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "a\\..\\b", "", "a/..", &"a/".repeat(3000)] {
+            let listed = entry(serde_json::json!({"type": "file", "path": path, "oid": "b".repeat(40), "size": 1}));
+            assert!(matches!(listed, Err(HubError::UnsafeName(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_checksum_is_refused() {
+        let listed = entry(serde_json::json!({"type": "file", "path": "a", "oid": "", "size": 1}));
+        assert!(matches!(listed, Err(HubError::BadAnswer { .. })));
+    }
+
+    #[test]
     fn large_files_are_known_by_sha256_and_small_ones_by_git_blob() {
         let sha256 = "a".repeat(64);
         let large = entry(serde_json::json!({

@@ -114,14 +114,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_climb_are_refused() {
-        for path in ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "a\\..\\b", "", "a/..", &"a/".repeat(3000)] {
-            let listed = entry(serde_json::json!({"type": "file", "path": path, "oid": "b".repeat(40), "size": 1}));
-            assert!(matches!(listed, Err(HubError::UnsafeName(_))), "{path}");
-        }
-    }
-
-    #[test]
     fn pages_that_lead_back_or_never_end_are_refused() {
         let repository = Repository::parse(super::super::RepositoryKind::Model, "owner/name").unwrap();
         let page = |listing: &mut Listing, query: &str| listing.next_page(100, Some(query.to_owned()));
@@ -147,12 +139,6 @@ mod tests {
         assert!(listing.add(file("b".into(), u64::MAX)).is_err());
         let added = (0..MOST_FILES + 9).take_while(|at| listing.add(file(format!("{at}"), 1)).is_ok()).count();
         assert_eq!((added, listing.into_files().len()), (MOST_FILES - 1, MOST_FILES));
-    }
-
-    #[test]
-    fn a_file_without_a_checksum_is_refused() {
-        let listed = entry(serde_json::json!({"type": "file", "path": "a", "oid": "", "size": 1}));
-        assert!(matches!(listed, Err(HubError::BadAnswer { .. })));
     }
 
     #[test]

@@ -185,7 +185,7 @@ impl Records {
         }
         let of_this_version =
             |kind: &crate::stage::Kind| document.get("@version") == Some(kind.version.to_string().as_str());
-        if let Some(kind) = registry.get(&job.kind).filter(|kind| of_this_version(*kind)) {
+        if let Some(kind) = registry.get(&job.kind).filter(|kind| of_this_version(kind)) {
             match told(job, kind) {
                 Some(now) => now.entries.iter().for_each(|entry| differs(&entry.path, &entry.value)),
                 None => found.push(format!("the job of `{stage}` is not valid for its kind")),

@@ -25,6 +25,11 @@ mod sweeps;
 mod variables;
 mod whole_files;
 
+/// The stages that one waits for without reading them.
+fn needs<'p>(plan: &'p Plan, stage: &str) -> Vec<&'p str> {
+    plan.stage(stage).unwrap().needs.iter().map(|position| plan.stages[*position].id.as_str()).collect()
+}
+
 macro_rules! artifacts {
     ($($name:ident: $($kind:literal)|+;)*) => {$(
         struct $name;

@@ -161,11 +161,8 @@ fn a_shared_axis_is_joined_and_others_are_crossed() {
     assert_eq!(plan.ids_of("fixed"), ["fixed[source=p]", "fixed[source=q]"]);
     assert_eq!(inputs(&plan, "fixed[source=p]"), ["x[source=q].rows", "a[source=p].left"]);
     // `needs:` waits for the children that agree, and makes none.
-    assert_eq!(plan.stage("later").unwrap().needs, ["a[source=p]", "a[source=q]"]);
-    assert_eq!(
-        plan.stage("with[source=p]").unwrap().needs,
-        ["a[source=p]", "y[column_map={a:b}]", "y[column_map={c:d}]"]
-    );
+    assert_eq!(needs(&plan, "later"), ["a[source=p]", "a[source=q]"]);
+    assert_eq!(needs(&plan, "with[source=p]"), ["a[source=p]", "y[column_map={a:b}]", "y[column_map={c:d}]"]);
 }
 
 #[test]
@@ -190,7 +187,7 @@ fn an_axis_of_one_name_is_one_axis() {
         "  merged:",
         "  second: { uses: train, with: { model: base, data: t, epochs: 2 }, needs: [adapter], matrix: { learning_rate: [0.1] } }\n  merged:",
     );
-    assert_eq!(plan(&own).stage("second[learning_rate=0.1]").unwrap().needs, ["adapter[learning_rate=0.1]"]);
+    assert_eq!(needs(&plan(&own), "second[learning_rate=0.1]"), ["adapter[learning_rate=0.1]"]);
 }
 
 #[test]

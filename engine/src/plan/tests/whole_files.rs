@@ -29,7 +29,7 @@ fn a_file_becomes_a_plan() {
         r#"{"model":"base.model","data":"tokens","lora":{"rank":4},"learning_rate":0.0003}"#
     );
     assert_eq!(plan.stage("articles").unwrap().parameters["source"], "./data/rows.jsonl${x}");
-    assert_eq!(plan.stage("samples").unwrap().needs, ["tokens"]);
+    assert_eq!(needs(&plan, "samples"), ["tokens"]);
     let published: Vec<_> =
         plan.publish.iter().map(|p| format!("{}.{} {}", p.stage, p.output, p.path.display())).collect();
     assert_eq!(published, ["merged.model ./out/model", "adapter.metrics ./out/metrics"]);

@@ -2,7 +2,8 @@
 
 use cache::KeyDocument;
 use engine::file::tree::Node;
-use engine::parameter::{Json, Parameter, Reader};
+use engine::parameter::{Json, KeyWriter, Parameter, Reader};
+use engine::stage::Stage;
 use serde_json::json;
 
 use super::*;

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use engine::artifact::{Facts, Output};
 use engine::device::DeviceGrant;
 use engine::error::{Cause, Failure};
+use engine::parameter::Parameters;
 use engine::stage::{Stage, StageKind};
 use engine::test_bench::TestBench;
 use model::batch::{Role, TargetScope};
