@@ -147,7 +147,7 @@ fn a_bad_prompt_is_counted_and_the_others_are_answered() {
     assert!(problem.starts_with("it has ") && problem.ends_with("the model has 128 positions"), "{problem}");
     assert_eq!(tiny::counts(&path, "row"), [Some(0), Some(1), Some(2)]);
     assert_eq!((&output.description.facts["rows"], &output.description.facts["skipped"]), (&json!(3), &json!(1)));
-    assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("no completion: it has "));
+    assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("not asked: it has "));
 
     parameters["on_bad_prompt"] = "error".into();
     let error = tiny.bench().run::<Generate>(parameters.clone()).unwrap_err();

@@ -171,7 +171,7 @@ fn answers_are_compared_with_the_response_of_their_row() {
         message
     };
     // What a tiny model draws equals no response, and comes to no end.
-    assert!(nothing_learned("keep").contains("5 prompts without two completions whose scores differ enough"));
+    assert!(nothing_learned("keep").contains("5 prompts without two answers whose scores differ enough"));
     assert!(nothing_learned("drop").contains("15 answers cut off"));
 }
 

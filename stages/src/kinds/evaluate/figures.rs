@@ -59,8 +59,9 @@ pub(super) struct PreferenceAccuracy {
 
 impl Default for PreferenceAccuracy {
     fn default() -> Self {
-        let convention = "share of pairs whose chosen response has the larger summed log-probability given the \
-            prompt, end of text included; a tie does not count";
+        // Words of a convention are part of the artefact: other words are another result.
+        let convention = "share of pairs whose chosen response has the larger summed log-probability given the prompt, end of \
+                          text included; a tie is no success";
         Self {
             value: 0.0,
             by_token: 0.0,
@@ -193,16 +194,16 @@ impl Default for Perplexity {
 
 impl Default for TokenAccuracy {
     fn default() -> Self {
-        let convention = "share of response tokens that are the model's most likely next token given the response \
-            before them, end of text included, prompts not";
+        let convention = "share of response tokens that are the model's most likely next token with the response before them given, \
+                          end of text included, prompts not";
         Self { value: 0.0, correct: 0, tokens: 0, convention: convention.to_owned() }
     }
 }
 
 impl Default for Bleu {
     fn default() -> Self {
-        let convention = "as sacrebleu's corpus_bleu: tokenizer 13a, case kept, exponential smoothing, from 0 to 100; \
-            greedy decoding";
+        let convention = "as sacrebleu's corpus_bleu: tokenizer 13a, case kept, exponential smoothing, from 0 to 100; answers are \
+                          greedy";
         Self {
             score: 0.0,
             precisions: [0.0; crate::metrics::bleu::MAX_ORDER],
@@ -220,14 +221,15 @@ impl ExactMatch {
     /// So many matches among so many rows.
     pub(super) fn new(matches: u64, rows: u64, normalization: Normalization) -> Self {
         let convention =
-            format!("share of predictions that equal the reference, {}; greedy decoding", normalization.words());
+            format!("share of answers that are the reference, {}; answers are greedy", normalization.words());
         Self { value: matches as f64 / rows as f64, matches, rows, convention }
     }
 }
 
 impl Default for Rouge {
     fn default() -> Self {
-        let convention = "as rouge_score: lower case, a-z and 0-9 only, mean over rows, from 0 to 1; greedy decoding";
+        let convention =
+            "as rouge_score: lower case, a-z and 0-9 only, mean over rows, from 0 to 1; answers are greedy";
         Self {
             rouge1: Mean::default(),
             rouge2: Mean::default(),

@@ -138,7 +138,7 @@ fn write_text(text: &mut impl Write, sample: &Sample, per_prompt: u64) -> std::i
     }
     match &sample.answer {
         Ok(answer) => writeln!(text, "-> {}\n", answer.text.trim())?,
-        Err(problem) => writeln!(text, "no completion: {problem}\n")?,
+        Err(problem) => writeln!(text, "not asked: {problem}\n")?,
     }
     match &sample.reference {
         Some(reference) if sample.sample + 1 == per_prompt => writeln!(text, "reference: {reference}\n"),

@@ -278,9 +278,9 @@ enum LeftOut {
 impl LeftOut {
     fn words(self) -> &'static str {
         match self {
-            Self::NoAnswer => "without a usable completion",
-            Self::NoMargin => "without two completions whose scores differ enough",
-            Self::LowScore => "whose best completion has too low a score",
+            Self::NoAnswer => "without an answer that takes part",
+            Self::NoMargin => "without two answers whose scores differ enough",
+            Self::LowScore => "whose best answer has too low a score",
         }
     }
 }
