@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use stages::metrics::Better;
 
 use super::candidate::Candidate;
 use super::curves::Kind;
@@ -47,39 +48,30 @@ struct CandidateView<'a> {
     best: Vec<&'a String>,
 }
 
-/// Which way a figure is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Better {
-    Lower,
-    Higher,
+/// Which way a figure is better; `None` for counts, which are neither.
+///
+/// Metrics say it themselves. Of other figures, as a program of the user's or a training makes them, the last part of
+/// the name does.
+fn better(name: &str) -> Option<Better> {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let has = |words: &[&str]| words.iter().any(|word| last.contains(word));
+    let by_words = || {
+        if has(&["_stderr"]) {
+            return None;
+        }
+        let higher = ["per_second", "accurac", "margin", "rouge", "bleu", "exact_match", "f1"];
+        if has(&higher) || has(&[scaling::SPEED_UP, scaling::EFFICIENCY]) {
+            return Some(Better::Higher);
+        }
+        has(&["loss", "perplexity", "nll", "seconds", "memory"]).then_some(Better::Lower)
+    };
+    stages::metrics::better(last).or_else(by_words)
 }
 
-impl Better {
-    /// By the name, whose last part says what is measured; `None` for counts, which are neither.
-    fn of(name: &str) -> Option<Self> {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        let has = |words: &[&str]| words.iter().any(|word| last.contains(word));
-        if has(&[
-            "per_second",
-            "accurac",
-            "margin",
-            "rouge",
-            "bleu",
-            "exact_match",
-            "f1",
-            scaling::SPEED_UP,
-            scaling::EFFICIENCY,
-        ]) {
-            return Some(Self::Higher);
-        }
-        has(&["loss", "perplexity", "nll", "seconds", "memory"]).then_some(Self::Lower)
-    }
-
-    fn order(self, one: f64, other: f64) -> Ordering {
-        match self {
-            Self::Lower => one.total_cmp(&other),
-            Self::Higher => other.total_cmp(&one),
-        }
+fn order(better: Better, one: f64, other: f64) -> Ordering {
+    match better {
+        Better::Lower => one.total_cmp(&other),
+        Better::Higher => other.total_cmp(&one),
     }
 }
 
@@ -109,7 +101,7 @@ impl Comparison {
         scaling::add(&mut candidates, &parameters);
         let mut figures: Vec<String> = Vec::new();
         for (name, _) in candidates.iter().flat_map(|candidate| &candidate.figures) {
-            if Better::of(name).is_some() && !figures.contains(name) {
+            if better(name).is_some() && !figures.contains(name) {
                 figures.push(name.clone());
             }
         }
@@ -125,10 +117,10 @@ impl Comparison {
     pub(super) fn sort(&mut self, column: &str) -> bool {
         let named = |name: &&String| **name == column || name.ends_with(&format!(".{column}"));
         if let Some(figure) = self.figures.iter().find(named) {
-            let better = Better::of(figure).unwrap_or(Better::Lower);
+            let better = better(figure).unwrap_or(Better::Lower);
             let value = |candidate: &Candidate| candidate.figure(figure);
             self.candidates.sort_by(|one, other| match (value(one), value(other)) {
-                (Some(one), Some(other)) => better.order(one, other),
+                (Some(one), Some(other)) => order(better, one, other),
                 (one, other) => other.is_some().cmp(&one.is_some()),
             });
             return true;
@@ -308,10 +300,10 @@ impl Comparison {
 
     /// Whether no other has a better value, and some have a worse one.
     fn is_best(&self, candidate: &Candidate, name: &str) -> bool {
-        let (Some(better), Some(own)) = (Better::of(name), candidate.figure(name)) else { return false };
+        let (Some(better), Some(own)) = (better(name), candidate.figure(name)) else { return false };
         let others = || self.candidates.iter().filter_map(|other| other.figure(name));
-        let none_better = others().all(|other| better.order(own, other) != Ordering::Greater);
-        none_better && others().any(|other| better.order(own, other) == Ordering::Less)
+        let none_better = others().all(|other| order(better, own, other) != Ordering::Greater);
+        none_better && others().any(|other| order(better, own, other) == Ordering::Less)
     }
 }
 

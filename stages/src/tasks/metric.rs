@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::file::OutputType;
 use super::filter::expression;
 use super::random::PythonRandom;
+use crate::metrics::Better;
 
 /// Draws of a bootstrap, unless told otherwise.
 pub const BOOTSTRAP_ITERATIONS: usize = 100_000;
@@ -65,23 +66,36 @@ pub enum Worth {
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 12] = [
-        (Self::Acc, "acc"),
-        (Self::AccNorm, "acc_norm"),
-        (Self::AccBytes, "acc_bytes"),
-        (Self::AccMutualInfo, "acc_mutual_info"),
-        (Self::ExactMatch, "exact_match"),
-        (Self::F1, "f1"),
-        (Self::Mcc, "mcc"),
-        (Self::Brier, "brier_score"),
-        (Self::Perplexity, "perplexity"),
-        (Self::WordPerplexity, "word_perplexity"),
-        (Self::BytePerplexity, "byte_perplexity"),
-        (Self::BitsPerByte, "bits_per_byte"),
+    const ALL: [(Self, &'static str, Better); 12] = [
+        (Self::Acc, "acc", Better::Higher),
+        (Self::AccNorm, "acc_norm", Better::Higher),
+        (Self::AccBytes, "acc_bytes", Better::Higher),
+        (Self::AccMutualInfo, "acc_mutual_info", Better::Higher),
+        (Self::ExactMatch, "exact_match", Better::Higher),
+        (Self::F1, "f1", Better::Higher),
+        (Self::Mcc, "mcc", Better::Higher),
+        (Self::Brier, "brier_score", Better::Lower),
+        (Self::Perplexity, "perplexity", Better::Lower),
+        (Self::WordPerplexity, "word_perplexity", Better::Lower),
+        (Self::BytePerplexity, "byte_perplexity", Better::Lower),
+        (Self::BitsPerByte, "bits_per_byte", Better::Lower),
     ];
 
+    fn row(self) -> &'static (Self, &'static str, Better) {
+        Self::ALL.iter().find(|(kind, ..)| *kind == self).expect("every kind is listed")
+    }
+
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+        self.row().1
+    }
+
+    /// Which way its figures are better, unless a task says otherwise.
+    pub fn better(self) -> Better {
+        self.row().2
+    }
+
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(kind, ..)| *kind)
     }
 
     fn fits(self, output_type: OutputType) -> bool {
@@ -106,8 +120,7 @@ impl Metric {
     /// Says which metric or argument is not known, or does not fit what is asked.
     pub fn read(entry: &Map<String, Value>, output_type: OutputType) -> Result<Self, String> {
         let name = entry.get("metric").and_then(Value::as_str).ok_or("an entry lacks the name of its `metric`")?;
-        let kind = Kind::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind);
-        let kind = kind.ok_or_else(|| format!("the metric `{name}` is not known here"))?;
+        let kind = Kind::of_name(name).ok_or_else(|| format!("the metric `{name}` is not known here"))?;
         if !kind.fits(output_type) {
             return Err(format!("the metric `{name}` does not belong to this `output_type`"));
         }

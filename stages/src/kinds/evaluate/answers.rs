@@ -1,34 +1,38 @@
-//! The model's own answers against those of the rows: ROUGE, BLEU and exact match.
+//! The model's own answers to the prompts of the rows.
 
 use engine::context::StageContext;
 use engine::error::StageError;
 use model::generation::Request;
+use serde::Serialize;
 
-use super::exact_match::{Normalization, strip};
 use super::examples::Example;
-use super::figures::{AnswerCounts, Bleu, ExactMatch, Rouge};
-use super::{Evaluate, Metric, Subject, of_row};
+use super::measures::Measures;
+use super::{Evaluate, Subject, of_row};
 use crate::compute::inference::{Aloud, Answer, Ended, Standing};
 use crate::data::artifact::Row;
-use crate::metrics::bleu;
-use crate::metrics::rouge::{Stemming, rouge};
+use crate::metrics::Observed;
+use crate::metrics::exact_match::strip;
 
-/// What was found so far.
-#[derive(Debug, Default)]
+/// How many rows the model answered, for every figure about answers: part of `metrics.json`.
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Answers {
-    counts: AnswerCounts,
-    rouge: Rouge,
-    bleu: bleu::Counts,
-    matches: u64,
+    /// Rows answered.
+    rows: u64,
+    /// Rows left out: without a reference, or with a prompt that does not fit the model.
+    pub skipped_rows: u64,
+    /// Answers without any text.
+    empty: u64,
+    /// Answers that the limit ended, not the model.
+    cut: u64,
 }
 
 impl Answers {
     /// Lets the model answer a group of rows, greedily, and compares.
     pub(super) fn measure(
         &mut self,
-        params: &Evaluate,
         subject: &mut Subject,
         group: &mut [(Row, Example)],
+        measures: &mut Measures,
         context: &mut StageContext,
     ) -> Result<(), StageError> {
         let first = group.first().map_or(0, |(_, example)| example.row);
@@ -37,7 +41,7 @@ impl Answers {
         let (mut examples, mut requests) = (Vec::new(), Vec::new());
         for ((_, example), prompt) in group.iter_mut().zip(&prompts) {
             if example.reference.is_none() || subject.respondent.misfit(prompt).is_some() {
-                self.counts.skipped_rows += 1;
+                self.skipped_rows += 1;
                 continue;
             }
             requests.push(Request { prompt, row: example.row });
@@ -46,34 +50,19 @@ impl Answers {
         let standing = Standing { unit: "rows", done: first, total: Some(subject.count), aloud: Aloud::Count };
         let answers = subject.respondent.answer(&requests, standing, context)?;
         for (example, answer) in examples.into_iter().zip(answers) {
-            self.compare(params, example, answer);
+            self.add(example, answer, measures);
         }
         Ok(())
     }
 
-    fn compare(&mut self, params: &Evaluate, example: &mut Example, answer: Answer) {
-        let text = strip(&answer.text).to_owned();
-        let reference = example.reference.as_deref().unwrap_or_default();
-        self.counts.rows += 1;
-        self.counts.empty += u64::from(text.is_empty());
-        self.counts.cut += u64::from(answer.ended == Ended::Length);
-        if params.measures(Metric::Rouge) {
-            let stemming = if params.use_stemmer { Stemming::Porter } else { Stemming::Off };
-            let score = rouge(&text, reference, stemming);
-            self.rouge.add(&score);
-            example.rouge = Some(score);
-        }
-        if params.measures(Metric::Bleu) {
-            let counts = bleu::Counts::of(&text, reference);
-            self.bleu += counts;
-            example.bleu = Some(counts.sentence().score);
-        }
-        if params.measures(Metric::ExactMatch) {
-            let equal = params.normalization.equal(&text, reference);
-            self.matches += u64::from(equal);
-            example.exact_match = Some(equal);
-        }
-        (example.prediction, example.ended) = (Some(text), Some(answer.ended));
+    fn add(&mut self, example: &mut Example, answer: Answer, measures: &mut Measures) {
+        let prediction = strip(&answer.text).to_owned();
+        let reference = example.reference.clone().unwrap_or_default();
+        self.rows += 1;
+        self.empty += u64::from(prediction.is_empty());
+        self.cut += u64::from(answer.ended == Ended::Length);
+        measures.add(&Observed::Answer { prediction: &prediction, reference: &reference }, example);
+        (example.prediction, example.ended) = (Some(prediction), Some(answer.ended));
     }
 
     /// Warns of rows that were left out, and of answers that came to no end.
@@ -81,7 +70,7 @@ impl Answers {
     /// # Errors
     /// Fails if no row was answered at all.
     pub(super) fn warn(&self, params: &Evaluate, context: &mut StageContext) -> Result<(), StageError> {
-        let AnswerCounts { rows, skipped_rows, cut, .. } = self.counts;
+        let Self { rows, skipped_rows, cut, .. } = *self;
         if rows == 0 {
             let message = "no row has both a prompt that fits the model and a reference";
             return Err(StageError::bad_data(message).with_help(
@@ -104,26 +93,16 @@ impl Answers {
         Ok(())
     }
 
-    pub(super) fn counts(&self) -> AnswerCounts {
-        self.counts.clone()
-    }
-
-    pub(super) fn rouge(&self, use_stemmer: bool) -> Rouge {
-        let mut rouge = Rouge { use_stemmer, skipped_rows: self.counts.skipped_rows, ..self.rouge.clone() };
-        rouge.divide();
-        rouge
-    }
-
-    pub(super) fn bleu(&self) -> Bleu {
-        let bleu::Bleu { score, precisions, brevity_penalty } = self.bleu.corpus();
-        let bleu::Counts { hypothesis_length, reference_length, .. } = self.bleu;
-        let rows = self.counts.rows;
-        Bleu { score, precisions, brevity_penalty, hypothesis_length, reference_length, rows, ..Bleu::default() }
-    }
-
-    pub(super) fn exact_match(&self, normalization: Normalization) -> ExactMatch {
-        let rows = self.counts.rows;
-        ExactMatch::new(self.matches, rows, normalization)
+    /// How many completions are empty or cut off, where any are: then the figures say less than they seem to.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let Self { rows, empty, cut, .. } = self;
+        let parts = [(empty, "empty"), (cut, "cut off by `max_new_tokens`")];
+        let parts = parts.iter().filter(|(count, _)| **count > 0).map(|(count, what)| match *count == rows {
+            true => format!("all {rows} completions are {what}"),
+            false => format!("{count} of {rows} completions are {what}"),
+        });
+        let parts: Vec<String> = parts.collect();
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 }
 

@@ -8,7 +8,7 @@ use engine::error::StageError;
 
 use crate::compute::inference::Ended;
 use crate::data::results::TableWriter;
-use crate::metrics::rouge::Rouge;
+use crate::metrics::{Column, Metric};
 
 /// One row: what the model made of it. What was not measured is absent.
 #[derive(Debug, Clone, Default)]
@@ -29,18 +29,18 @@ pub(super) struct Example {
     pub tokens: Option<u64>,
     /// How many of them the model finds the most likely.
     pub correct: Option<u64>,
-    /// The prediction against the reference.
-    pub rouge: Option<Rouge>,
-    /// The same as BLEU of this pair alone, from 0 to 100.
-    pub bleu: Option<f64>,
-    /// Whether they are equal.
-    pub exact_match: Option<bool>,
+    /// What the columns of metrics have for it.
+    pub cells: Vec<(Column, f64)>,
 }
 
 impl Example {
     /// A row of which nothing is known yet.
     pub(super) fn new(row: u64) -> Self {
         Self { row, ..Self::default() }
+    }
+
+    fn cell(&self, column: Column) -> Option<f64> {
+        self.cells.iter().find(|(known, _)| *known == column).map(|(_, cell)| *cell)
     }
 }
 
@@ -61,29 +61,29 @@ impl ExamplesWriter {
         let texts = |of: fn(&Example) -> Option<&str>| -> ArrayRef {
             Arc::new(examples.iter().map(of).collect::<StringArray>())
         };
-        let numbers = |of: fn(&Example) -> Option<f64>| -> ArrayRef {
-            Arc::new(examples.iter().map(of).collect::<Float64Array>())
+        let of_metric = |column: &Column| -> (&'static str, ArrayRef) {
+            let cells = examples.iter().map(|example| example.cell(*column));
+            match *column {
+                Column::Numbers(name) => (name, Arc::new(cells.collect::<Float64Array>())),
+                Column::Flags(name) => (name, Arc::new(cells.map(|cell| Some(cell? != 0.0)).collect::<BooleanArray>())),
+            }
         };
         let counts = |of: fn(&Example) -> Option<u64>| -> ArrayRef {
             Arc::new(examples.iter().map(of).collect::<UInt64Array>())
         };
-        let matches: BooleanArray = examples.iter().map(|example| example.exact_match).collect();
-        self.0.write([
+        let nll: Float64Array = examples.iter().map(|example| example.nll).collect();
+        let of_rows: [(&str, ArrayRef); 8] = [
             ("row", counts(|example| Some(example.row))),
             ("prompt", texts(|example| example.prompt.as_deref())),
             ("reference", texts(|example| example.reference.as_deref())),
             ("prediction", texts(|example| example.prediction.as_deref())),
             ("stop", texts(|example| example.ended.map(Ended::name))),
-            ("nll", numbers(|example| example.nll)),
+            ("nll", Arc::new(nll)),
             ("tokens", counts(|example| example.tokens)),
             ("correct", counts(|example| example.correct)),
-            ("rouge1", numbers(|example| Some(example.rouge?.rouge1.fmeasure))),
-            ("rouge2", numbers(|example| Some(example.rouge?.rouge2.fmeasure))),
-            ("rougeL", numbers(|example| Some(example.rouge?.rouge_l.fmeasure))),
-            ("rougeLsum", numbers(|example| Some(example.rouge?.rouge_lsum.fmeasure))),
-            ("bleu", numbers(|example| example.bleu)),
-            ("exact_match", Arc::new(matches)),
-        ])
+        ];
+        let of_metrics = Metric::ALL.into_iter().flat_map(|metric| metric.definition().columns).map(of_metric);
+        self.0.write(of_rows.into_iter().chain(of_metrics))
     }
 
     /// Ends the file.

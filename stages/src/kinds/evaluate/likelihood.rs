@@ -1,21 +1,20 @@
-//! How likely the model finds the responses of the rows: perplexity and token accuracy.
+//! How likely the model finds the responses of the rows.
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 
 use super::examples::Example;
-use super::figures::{Perplexity, TokenAccuracy};
+use super::measures::Measures;
 use super::{Evaluate, Subject, of_row};
 use crate::compute::inference::RowScore;
 use crate::data::artifact::Row;
 use crate::data::prompt::Encoded;
+use crate::metrics::{Observed, Reads};
 
 /// What was found so far, over all response tokens.
 #[derive(Debug, Default)]
 pub(super) struct Likelihood {
-    nll: f64,
     tokens: u64,
-    correct: u64,
     truncated_rows: u64,
     rows_without_tokens: u64,
 }
@@ -27,24 +26,24 @@ impl Likelihood {
         params: &Evaluate,
         subject: &mut Subject,
         group: &mut [(Row, Example)],
+        measures: &mut Measures,
         context: &mut StageContext,
     ) -> Result<(), StageError> {
-        let mut lessons = Vec::with_capacity(group.len());
-        for (row, example) in &*group {
-            lessons.push(self.lesson(params, subject, row, example)?);
-        }
+        let lessons = group.iter().map(|(row, example)| lesson(params, subject, row, example));
+        let (lessons, cut): (Vec<Encoded>, Vec<bool>) = lessons.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let (first, total) = (group.first().map_or(0, |(_, example)| example.row), subject.count);
         let scores = subject.respondent.score(
             &lessons,
             &mut |done, context| {
                 // Where the model also answers, which takes much longer, its answers are counted instead.
-                if !params.measures_answers() {
+                if !params.reads(Reads::Answer) {
                     context.progress("rows", first + done as u64, Some(total), None);
                 }
             },
             context,
         )?;
-        for ((_, example), RowScore { nll, tokens, correct }) in group.iter_mut().zip(scores) {
+        for (((_, example), is_cut), score) in group.iter_mut().zip(cut).zip(scores) {
+            let RowScore { nll, tokens, correct } = score;
             if !nll.is_finite() {
                 let message = format!("the negative log-likelihood of row {} is {nll}", example.row + 1);
                 return Err(StageError::new(Cause::Numeric, message).with_help(
@@ -52,35 +51,12 @@ impl Likelihood {
                 ));
             }
             (example.nll, example.tokens, example.correct) = (Some(nll), Some(tokens), Some(correct));
-        }
-        for (_, example) in group {
-            self.nll += example.nll.unwrap_or(0.0);
-            self.tokens += example.tokens.unwrap_or(0);
-            self.correct += example.correct.unwrap_or(0);
-            self.rows_without_tokens += u64::from(example.tokens == Some(0));
+            self.tokens += tokens;
+            self.truncated_rows += u64::from(is_cut);
+            self.rows_without_tokens += u64::from(tokens == 0);
+            measures.add(&Observed::Likelihood { score, is_cut }, example);
         }
         Ok(())
-    }
-
-    /// A row as tokens, cut where it is too long.
-    fn lesson(
-        &mut self,
-        params: &Evaluate,
-        subject: &Subject,
-        row: &Row,
-        example: &Example,
-    ) -> Result<Encoded, StageError> {
-        let max_seq_len = longest(params, subject);
-        let tokenizer = &subject.respondent.tokenizer;
-        let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
-        let mut lesson = lesson.map_err(of_row(example.row))?;
-        if lesson.input_ids.len() > max_seq_len {
-            self.truncated_rows += 1;
-            lesson.input_ids.truncate(max_seq_len);
-            lesson.labels.truncate(max_seq_len);
-        }
-        subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row + 1))?;
-        Ok(lesson)
     }
 
     /// Warns of rows that were cut.
@@ -110,38 +86,24 @@ impl Likelihood {
         }
         Ok(())
     }
+}
 
-    /// Perplexity over all response tokens together.
-    ///
-    /// # Errors
-    /// Fails if it is no number.
-    pub(super) fn perplexity(&self) -> Result<Perplexity, StageError> {
-        let mean = self.nll / self.tokens as f64;
-        let value = mean.exp();
-        if !value.is_finite() {
-            let message = format!("the mean negative log-likelihood is {mean:.3e}: its perplexity is no number");
-            let help = "is this model trained, and on this tokenizer?";
-            return Err(StageError::new(Cause::Numeric, message).with_help(help));
-        }
-        Ok(Perplexity {
-            value,
-            nll: self.nll,
-            tokens: self.tokens,
-            truncated_rows: self.truncated_rows,
-            rows_without_tokens: self.rows_without_tokens,
-            ..Perplexity::default()
-        })
-    }
-
-    /// Token accuracy over all response tokens together.
-    pub(super) fn token_accuracy(&self) -> TokenAccuracy {
-        TokenAccuracy {
-            value: self.correct as f64 / self.tokens as f64,
-            correct: self.correct,
-            tokens: self.tokens,
-            ..TokenAccuracy::default()
-        }
-    }
+/// A row as tokens, cut where it is too long; and whether it is.
+fn lesson(
+    params: &Evaluate,
+    subject: &Subject,
+    row: &Row,
+    example: &Example,
+) -> Result<(Encoded, bool), StageError> {
+    let max_seq_len = longest(params, subject);
+    let tokenizer = &subject.respondent.tokenizer;
+    let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
+    let mut lesson = lesson.map_err(of_row(example.row))?;
+    let is_cut = lesson.input_ids.len() > max_seq_len;
+    lesson.input_ids.truncate(max_seq_len);
+    lesson.labels.truncate(max_seq_len);
+    subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row + 1))?;
+    Ok((lesson, is_cut))
 }
 
 /// Tokens of a row that are read, at most.

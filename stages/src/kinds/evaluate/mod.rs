@@ -5,11 +5,11 @@
 //! different conventions cannot be compared.
 
 mod answers;
-mod exact_match;
 mod examples;
 mod figures;
 mod likelihood;
-mod preference;
+mod measures;
+mod pairs;
 mod report;
 pub(in crate::kinds) mod tasks;
 
@@ -34,54 +34,15 @@ use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
 use crate::kinds::dataset::pin_on_hub;
+use crate::metrics::{Found, Metric, MetricOptions, Reads};
 use crate::smoke;
 use answers::Answers;
 use examples::{Example, ExamplesWriter};
 use figures::Figures;
 use likelihood::Likelihood;
-use preference::Preference;
+use measures::Measures;
+use pairs::Pairs;
 use tasks::TaskParams;
-
-pub use exact_match::Normalization;
-
-/// Something to measure.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Metric {
-    /// How surprised the model is by the responses that the rows give.
-    Perplexity,
-    /// How many of their tokens it would have chosen itself, each with the response before it given.
-    TokenAccuracy,
-    /// How many words and word sequences its own answers share with them.
-    Rouge,
-    /// How many word sequences its own answers share with them, over all rows together.
-    Bleu,
-    /// How many of its own answers equal them.
-    ExactMatch,
-    /// Of how many pairs the model finds the better response likelier than the worse one; for rows of pairs.
-    PreferenceAccuracy,
-}
-
-impl Metric {
-    /// Whether the model has to answer for it.
-    fn is_of_answers(self) -> bool {
-        match self {
-            Self::Perplexity | Self::TokenAccuracy | Self::PreferenceAccuracy => false,
-            Self::Rouge | Self::Bleu | Self::ExactMatch => true,
-        }
-    }
-
-    /// Its name in a pipeline file.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Perplexity => "perplexity",
-            Self::TokenAccuracy => "token_accuracy",
-            Self::Rouge => "rouge",
-            Self::Bleu => "bleu",
-            Self::ExactMatch => "exact_match",
-            Self::PreferenceAccuracy => "preference_accuracy",
-        }
-    }
-}
 
 /// What a pipeline file may say under `with:` for `uses: evaluate`.
 #[derive(Parameters, Debug)]
@@ -108,28 +69,22 @@ pub struct Evaluate {
     /// model's positions.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// Whether ROUGE compares words by their stems (Porter).
-    #[semantic(default = true)]
-    pub use_stemmer: bool,
-    /// How `exact_match` normalises prediction and reference before it compares them.
-    #[semantic(default = Normalization::Strip)]
-    pub normalization: Normalization,
+    /// How some metrics compare.
+    #[semantic(flatten)]
+    pub options: MetricOptions,
     /// The metrics of other evaluations, shown next to these. `{ collect: stage }` means all children of a sweep.
     #[semantic]
     pub compare_with: Option<OneOrMore<Input<Metrics>>>,
 }
 
 impl Evaluate {
-    fn measures(&self, metric: Metric) -> bool {
-        self.metrics.contains(&metric)
+    /// The first of the metrics that read such of the rows.
+    fn reading(&self, reads: Reads) -> Option<Metric> {
+        self.metrics.iter().copied().find(|metric| metric.definition().reads == reads)
     }
 
-    fn measures_likelihood(&self) -> bool {
-        self.measures(Metric::Perplexity) || self.measures(Metric::TokenAccuracy)
-    }
-
-    fn measures_answers(&self) -> bool {
-        self.metrics.iter().any(|metric| metric.is_of_answers())
+    fn reads(&self, reads: Reads) -> bool {
+        self.reading(reads).is_some()
     }
 }
 
@@ -170,15 +125,15 @@ impl Stage for Evaluate {
         if let Some(rows) = &rows {
             let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
             problems.extend(self.prompt.without_effect(may_be_turns, span));
-            if self.measures(Metric::PreferenceAccuracy) && rows.shape != Shape::Pairs {
-                let message = "`preference_accuracy` needs pairs of responses, and these rows have none";
+            if let Some(metric) = self.reading(Reads::Pair).filter(|_| rows.shape != Shape::Pairs) {
+                let message = format!("`{}` needs pairs of responses, and these rows have none", metric.name());
                 let label = format!("the rows are {}", rows.shape.describe());
                 problems.push(Problem::error("bad-value", span, message, label).at("metrics"));
             }
             let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
             problems.extend(self.prompt.without_template(tokenizer, "data", span));
         }
-        let of_answers = self.metrics.iter().find(|metric| metric.is_of_answers());
+        let of_answers = self.reading(Reads::Answer);
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
             let name = metric.name();
             let message = format!("`{name}` compares predictions, and the rows are plain text without a response");
@@ -232,69 +187,73 @@ impl Stage for Evaluate {
         let Some(data) = &self.data else { return tasks::run(self, context) };
         let mut others: Vec<(&str, Figures)> = Vec::new();
         for input in self.compare_with.iter().flat_map(|others| &others.0) {
-            let figures = figures::read(&context.open(input)?.folder)?;
-            others.push((&input.reference.stage, figures));
+            others.push((&input.reference.stage, Figures::read(&context.open(input)?.folder)?));
         }
         let mut subject = Subject::open(self, data, context)?;
         let profile = context.profile().clone();
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
-        let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
-        let mut preference = Preference::default();
+        let mut measures = Measures::start(self);
+        let (mut likelihood, mut answers, mut pairs) = (Likelihood::default(), Answers::default(), Pairs::default());
         while let Some(mut group) = subject.next_group()? {
-            if self.measures_likelihood() {
+            if self.reads(Reads::Likelihood) {
                 let _phase = profile.phase("likelihood");
-                likelihood.measure(self, &mut subject, &mut group, context)?;
+                likelihood.measure(self, &mut subject, &mut group, &mut measures, context)?;
             }
-            if self.measures(Metric::PreferenceAccuracy) {
+            if self.reads(Reads::Pair) {
                 let _phase = profile.phase("pairs");
-                preference.measure(&mut subject, group.iter().map(|(row, example)| (row, example.row)), context)?;
+                pairs.measure(&mut subject, &mut group, &mut measures, context)?;
             }
-            if self.measures_answers() {
+            if self.reads(Reads::Answer) {
                 let _phase = profile.phase("answers");
-                answers.measure(self, &mut subject, &mut group, context)?;
+                answers.measure(&mut subject, &mut group, &mut measures, context)?;
             }
             let examples: Vec<Example> = group.into_iter().map(|(_, example)| example).collect();
             writer.write(&examples)?;
         }
         writer.finish()?;
-        let mut found = figures(self, &subject, &likelihood, &answers, context)?;
-        if self.measures(Metric::PreferenceAccuracy) {
-            found.preference_accuracy = Some(preference.figure()?);
+        if self.reads(Reads::Likelihood) {
+            likelihood.warn(self, &subject, context)?;
         }
-
-        figures::write(&found, &draft.folder)?;
-        let table = report::table(context.stage(), &found, &others);
-        context.report(table);
-        context.report_detail(report::conventions(&found));
-        context.seal(draft, found.facts(), None)?;
+        if self.reads(Reads::Answer) {
+            answers.warn(self, context)?;
+        }
+        if self.reads(Reads::Pair) {
+            pairs.check()?;
+        }
+        let (figures, meanings) = figures(subject.count, &measures, &answers, &pairs)?;
+        figures.write(&draft.folder)?;
+        let table = [report::table(context.stage(), &figures, &others)];
+        context.report(table.into_iter().chain(answers.unfinished()).collect::<Vec<_>>().join("\n"));
+        context.report_detail(meanings.join("\n"));
+        context.seal(draft, figures.facts(), None)?;
         journal::forget(context.working());
         Ok(())
     }
 }
 
-/// The figures asked for, and warnings of what they leave out.
+/// The figures asked for, and what each means.
 fn figures(
-    params: &Evaluate,
-    subject: &Subject,
-    likelihood: &Likelihood,
+    rows: u64,
+    measures: &Measures,
     answers: &Answers,
-    context: &mut StageContext,
-) -> Result<Figures, StageError> {
-    let mut found = Figures { rows: subject.count, ..Figures::default() };
-    if params.measures_likelihood() {
-        likelihood.warn(params, subject, context)?;
-        found.perplexity = params.measures(Metric::Perplexity).then(|| likelihood.perplexity()).transpose()?;
-        found.token_accuracy = params.measures(Metric::TokenAccuracy).then(|| likelihood.token_accuracy());
+    pairs: &Pairs,
+) -> Result<(Figures, Vec<String>), StageError> {
+    let skipped = |reads| match reads {
+        Reads::Likelihood => 0,
+        Reads::Answer => answers.skipped_rows,
+        Reads::Pair => pairs.skipped_rows,
+    };
+    let (mut figures, mut meanings) = (Figures::of_rows(rows), Vec::new());
+    for found in measures.figures(skipped) {
+        let (metric, Found { figure, meaning }) = found?;
+        if metric.definition().reads == Reads::Answer {
+            figures.insert("answers", serde_json::to_value(answers).expect("counts are plain data"));
+        }
+        figures.insert(metric.name(), figure);
+        meanings.push(meaning);
     }
-    if params.measures_answers() {
-        answers.warn(params, context)?;
-        found.answers = Some(answers.counts());
-        found.rouge = params.measures(Metric::Rouge).then(|| answers.rouge(params.use_stemmer));
-        found.bleu = params.measures(Metric::Bleu).then(|| answers.bleu());
-        found.exact_match = params.measures(Metric::ExactMatch).then(|| answers.exact_match(params.normalization));
-    }
-    Ok(found)
+    Ok((figures, meanings))
 }
 
 /// Rows that are measured before the next ones are read.

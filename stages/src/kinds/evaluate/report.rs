@@ -1,6 +1,6 @@
 //! The table that a person reads.
 
-use super::figures::{AnswerCounts, Figures};
+use super::figures::Figures;
 
 /// The headline figures, beside those of other evaluations where there are any.
 pub(super) fn table(stage: &str, figures: &Figures, others: &[(&str, Figures)]) -> String {
@@ -8,21 +8,7 @@ pub(super) fn table(stage: &str, figures: &Figures, others: &[(&str, Figures)]) 
         others.iter().map(|(stage, figures)| (*stage, figures)).chain([(stage, figures)]).collect();
     // Two stand side by side; of more, each has a line.
     let rows = if all.len() <= 2 { transposed(&by_stage(&all, figures)) } else { by_stage(&all, figures) };
-    let mut lines = aligned(&rows);
-    lines.extend(figures.answers.as_ref().and_then(unfinished));
-    lines.join("\n")
-}
-
-/// How many completions are empty or cut off, where any are: then the figures say less than they seem to.
-fn unfinished(answers: &AnswerCounts) -> Option<String> {
-    let AnswerCounts { rows, empty, cut, .. } = answers;
-    let parts = [(empty, "empty"), (cut, "cut off by `max_new_tokens`")];
-    let parts = parts.iter().filter(|(count, _)| **count > 0).map(|(count, what)| match *count == rows {
-        true => format!("all {rows} completions are {what}"),
-        false => format!("{count} of {rows} completions are {what}"),
-    });
-    let parts: Vec<String> = parts.collect();
-    (!parts.is_empty()).then(|| parts.join("; "))
+    aligned(&rows).join("\n")
 }
 
 /// A heading, then a row for each evaluation with the figures that `of` has.
@@ -56,46 +42,6 @@ pub(super) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What each figure means, a line each.
-pub(super) fn conventions(figures: &Figures) -> String {
-    let mut lines = Vec::new();
-    if let Some(perplexity) = &figures.perplexity {
-        lines.push(format!("perplexity: {}; {} tokens", perplexity.convention, perplexity.tokens));
-    }
-    if let Some(accuracy) = &figures.token_accuracy {
-        lines.push(format!(
-            "token_accuracy: {}; {} of {} tokens",
-            accuracy.convention, accuracy.correct, accuracy.tokens
-        ));
-    }
-    if let Some(rouge) = &figures.rouge {
-        let stems = if rouge.use_stemmer { "by stems" } else { "word by word" };
-        lines.push(format!("ROUGE: F-measure {stems}, {}; {} rows", rouge.convention, rouge.rows));
-    }
-    if let Some(bleu) = &figures.bleu {
-        let precisions = bleu.precisions.map(|precision| format!("{precision:.1}")).join("/");
-        lines.push(format!(
-            "BLEU: {}; precisions {precisions}, brevity penalty {:.3}, {} tokens against {}; {} rows; {}",
-            bleu.convention,
-            bleu.brevity_penalty,
-            bleu.hypothesis_length,
-            bleu.reference_length,
-            bleu.rows,
-            bleu.signature
-        ));
-    }
-    if let Some(exact) = &figures.exact_match {
-        lines.push(format!("exact_match: {}; {} of {} rows", exact.convention, exact.matches, exact.rows));
-    }
-    if let Some(preference) = &figures.preference_accuracy {
-        lines.push(format!(
-            "preference_accuracy: {}; {} of {} pairs, {:.4} by the mean of the tokens; preference_margin: mean difference in nats",
-            preference.convention, preference.preferred, preference.pairs, preference.by_token
-        ));
-    }
-    lines.join("\n")
-}
-
 /// Four places after the point, fewer for large numbers.
 fn number(value: f64) -> String {
     if value >= 1e6 {
@@ -109,22 +55,29 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Mean, Perplexity, Rouge};
+    use serde_json::json;
+
     use super::*;
 
-    fn figures(perplexity: f64, rouge1: f64) -> Figures {
-        let mean = Mean { fmeasure: rouge1, ..Mean::default() };
-        Figures {
-            rows: 12,
-            perplexity: Some(Perplexity { value: perplexity, tokens: 345, ..Perplexity::default() }),
-            rouge: Some(Rouge { rouge1: mean, rows: 12, use_stemmer: true, ..Rouge::default() }),
-            ..Figures::default()
+    fn figures(perplexity: f64, rouge: Option<[f64; 4]>) -> Figures {
+        let mut figures = Figures::of_rows(12);
+        figures.insert("perplexity", json!({ "value": perplexity }));
+        if let Some([rouge1, rouge2, rouge_l, rouge_lsum]) =
+            rouge.map(|means| means.map(|mean| json!({ "fmeasure": mean })))
+        {
+            let means = json!({ "rouge1": rouge1, "rouge2": rouge2, "rougeL": rouge_l, "rougeLsum": rouge_lsum });
+            figures.insert("rouge", means);
         }
+        figures
     }
 
     #[test]
     fn two_evaluations_stand_side_by_side() {
-        let text = table("after", &figures(3.25, 0.875), &[("before", figures(1234.56, 0.0))]);
+        let text = table(
+            "after",
+            &figures(3.25, Some([0.875, 0.0, 0.0, 0.0])),
+            &[("before", figures(1234.56, Some([0.0; 4])))],
+        );
         let expected = "            before   after\n\
                         perplexity  1234.6  3.2500\n\
                         rouge1      0.0000  0.8750\n\
@@ -132,13 +85,11 @@ mod tests {
                         rougeL      0.0000  0.0000\n\
                         rougeLsum   0.0000  0.0000";
         assert_eq!(text, expected);
-        let text = conventions(&figures(3.25, 0.875));
-        assert!(text.contains("345 tokens") && text.contains("by stems") && text.contains("12 rows"), "{text}");
     }
 
     #[test]
     fn of_several_evaluations_each_has_a_line() {
-        let only = |perplexity| Figures { rouge: None, ..figures(perplexity, 0.0) };
+        let only = |perplexity| figures(perplexity, None);
         let text = table("last", &only(3.0), &[("scores[rank=4]", only(10.5)), ("scores[rank=16]", only(2.25))]);
         let expected = "                 perplexity\n\
                         scores[rank=4]      10.5000\n\
@@ -149,7 +100,6 @@ mod tests {
 
     #[test]
     fn one_evaluation_stands_alone() {
-        let only = Figures { rouge: None, ..figures(3.25, 0.0) };
-        assert_eq!(table("scores", &only, &[]), "            scores\nperplexity  3.2500");
+        assert_eq!(table("scores", &figures(3.25, None), &[]), "            scores\nperplexity  3.2500");
     }
 }

@@ -13,8 +13,8 @@ use serde::Deserialize;
 
 use super::answers::Answer;
 use crate::data::artifact::Files;
-use crate::kinds::evaluate::Normalization;
 use crate::metrics::bleu;
+use crate::metrics::exact_match::Normalization;
 use crate::metrics::rouge::{Stemming, rouge};
 
 /// The score of completions; the highest is the best.

@@ -6,10 +6,12 @@
 //! Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002; Post, "A Call
 //! for Clarity in Reporting BLEU Scores", arXiv:1804.08771.
 
+mod corpus;
 mod tokenize_13a;
 
 use std::collections::HashMap;
 
+pub(super) use corpus::DEFINITION;
 pub use tokenize_13a::tokenize_13a;
 
 /// The longest n-gram.

@@ -6,9 +6,13 @@
 //!
 //! Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, as in google-research/rouge.
 
+mod means;
 mod stemmer;
 
 use std::collections::HashMap;
+
+pub(super) use means::DEFINITION;
+use serde::Serialize;
 
 /// How words are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +24,7 @@ pub enum Stemming {
 }
 
 /// Precision, recall and their harmonic mean.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Score {
     /// The part of the prediction that the reference has.
     pub precision: f64,

@@ -1,6 +1,44 @@
-//! Whether an answer is the reference.
+//! The share of answers that are the reference.
 
+use engine::error::StageError;
 use engine::parameter::Parameters;
+use serde_json::json;
+
+use super::{Better, Column, Definition, Found, Headline, Measurement, Observed, Reads};
+
+pub(super) const DEFINITION: Definition = Definition {
+    reads: Reads::Answer,
+    headlines: &[Headline { name: "exact_match", at: "/value", better: Better::Higher }],
+    columns: &[Column::Flags("exact_match")],
+    start: |options| Box::new(Matches { normalization: options.normalization, matches: 0, rows: 0 }),
+};
+
+struct Matches {
+    normalization: Normalization,
+    matches: u64,
+    rows: u64,
+}
+
+impl Measurement for Matches {
+    fn add(&mut self, row: &Observed<'_>) -> Vec<f64> {
+        let Observed::Answer { prediction, reference } = row else { return Vec::new() };
+        let is_equal = self.normalization.equal(prediction, reference);
+        self.rows += 1;
+        self.matches += u64::from(is_equal);
+        vec![f64::from(u8::from(is_equal))]
+    }
+
+    fn figure(&self, _: u64) -> Result<Found, StageError> {
+        let Self { matches, rows, .. } = *self;
+        let words = self.normalization.words();
+        let convention = format!("share of answers that are the reference, {words}; answers are greedy");
+        let value = matches as f64 / rows as f64;
+        Ok(Found {
+            meaning: format!("exact_match: {convention}; {matches} of {rows} rows"),
+            figure: json!({ "value": value, "matches": matches, "rows": rows, "convention": convention }),
+        })
+    }
+}
 
 /// What is done to answer and reference before they are compared.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +59,7 @@ impl Normalization {
         }
     }
 
-    pub(super) fn words(self) -> &'static str {
+    fn words(self) -> &'static str {
         match self {
             Self::Strip => "white space around both taken away",
             Self::Squad => "as SQuAD: lower case, without punctuation and articles, single blanks",
@@ -47,7 +85,7 @@ fn squad(text: &str) -> String {
 }
 
 /// A text without the white space around it, as Python's `strip` gives it.
-pub(super) fn strip(text: &str) -> &str {
+pub(crate) fn strip(text: &str) -> &str {
     text.trim_matches(is_blank)
 }
 
