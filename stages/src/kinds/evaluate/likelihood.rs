@@ -89,12 +89,7 @@ impl Likelihood {
 }
 
 /// A row as tokens, cut where it is too long; and whether it is.
-fn lesson(
-    params: &Evaluate,
-    subject: &Subject,
-    row: &Row,
-    example: &Example,
-) -> Result<(Encoded, bool), StageError> {
+fn lesson(params: &Evaluate, subject: &Subject, row: &Row, example: &Example) -> Result<(Encoded, bool), StageError> {
     let max_seq_len = longest(params, subject);
     let tokenizer = &subject.respondent.tokenizer;
     let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
