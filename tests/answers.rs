@@ -1,5 +1,5 @@
-//! `kill -9` in the middle of `generate`, `evaluate` and `log_probs`: the next run continues from what was answered, and ends with the bytes of one
-//! that was never interrupted.
+//! `kill -9` in the middle of `generate`, `evaluate` and `log_probs`: the next run continues from what was answered,
+//! and ends with the bytes of one that was never interrupted.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
@@ -57,7 +57,8 @@ fn noted(project: &Project) -> usize {
     journals.map(|journal| journal.lines().count()).sum()
 }
 
-/// Starts a stage and kills its process, with the engine or alone, once it has noted so many requests; whether that was before its end.
+/// Starts a stage and kills its process, with the engine or alone, once it has noted so many requests; whether that was
+/// before its end.
 fn kill_after(project: &Project, stage: &str, requests: usize, engine_too: bool) -> bool {
     let mut engine = project.start(&["run", "answers.yaml", "--until", stage]);
     let began = Instant::now();

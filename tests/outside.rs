@@ -1,5 +1,6 @@
 //! `download: { path, copy: false }`: large files stay where the user has them. The same results under the same keys; a
-//! file that changes, moves or goes is told and costs no more than a rerun; nothing of the user's is written or removed.
+//! file that changes, moves or goes is told and costs no more than a rerun; nothing of the user's is written or
+//! removed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -386,8 +386,8 @@ impl Store {
         flush_folder(parent(path))
     }
 
-    /// Gives files, each with where it is, their places, over whatever is there: what was just hashed is known to be sound,
-    /// and the new file's time says that it is in use. Who has the old file open keeps reading that.
+    /// Gives files, each with where it is, their places, over whatever is there: what was just hashed is known to be
+    /// sound, and the new file's time says that it is in use. Who has the old file open keeps reading that.
     fn move_in(&self, files: &[(&TreeFile, PathBuf)], places: &[PathBuf]) -> Result<(), StoreError> {
         let _passage = self.pass()?;
         let mut moved = BTreeSet::new();

@@ -1,5 +1,6 @@
-//! The hub client against servers that go wrong: nothing counts that is not what the hub lists. What every hub has to hold
-//! is tried on each of them; what is the Hugging Face Hub's alone comes last, and `modelscope.rs` has what is ModelScope's.
+//! The hub client against servers that go wrong: nothing counts that is not what the hub lists. What every hub has to
+//! hold is tried on each of them; what is the Hugging Face Hub's alone comes last, and `modelscope.rs` has what is
+//! ModelScope's.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

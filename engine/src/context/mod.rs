@@ -262,8 +262,8 @@ impl StageContext {
     /// where it is. In the draft it is a link.
     ///
     /// # Errors
-    /// Fails with [`crate::error::Cause::ChangedWhileRunning`] where it is not what was planned with, and where the disk
-    /// refuses.
+    /// Fails with [`crate::error::Cause::ChangedWhileRunning`] where it is not what was planned with, and where the
+    /// disk refuses.
     pub fn leave(&self, file: &FileGrant, draft: &mut Draft, name: &str) -> Result<(), StageError> {
         let object = (file.digest, file.size);
         let left = self.store.leave_outside(&file.path, object).map_err(|error| match error {
@@ -386,8 +386,8 @@ impl StageContext {
     /// Ends the stage: what it made and how.
     ///
     /// # Errors
-    /// Fails where a declared output was not sealed, which is a defect of the stage, and where an input outside the store
-    /// has changed while the stage read it.
+    /// Fails where a declared output was not sealed, which is a defect of the stage, and where an input outside the
+    /// store has changed while the stage read it.
     pub fn finish(self) -> Result<Outcome, StageError> {
         let unchanged = self.outside.iter().try_for_each(|file| self.store.check(file, Verify::Contents));
         if let Err(error) = unchanged {

@@ -152,8 +152,8 @@ impl RecordedFile {
     }
 }
 
-/// Whether all files of a tree are in a folder as links to the objects of this very store, which has them; those that it
-/// has not, as copies.
+/// Whether all files of a tree are in a folder as links to the objects of this very store, which has them; those that
+/// it has not, as copies.
 pub(super) fn leads_to(store: &Store, files: &Tree, folder: &Path) -> bool {
     files.files().iter().all(|file| match (store.place(&file.digest), fs::read_link(folder.join(&file.path))) {
         (Place::Inside(object), Ok(target)) => target == object && store.has(file),

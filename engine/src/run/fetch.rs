@@ -1,5 +1,5 @@
-//! What a run does with results that are in a shared cache: found by their keys, fetched when somebody has to read them,
-//! sent when they are made.
+//! What a run does with results that are in a shared cache: found by their keys, fetched when somebody has to read
+//! them, sent when they are made.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The loop: it hears messages and decides what happens next. What there is to know is in its parts, each of which alone
-//! changes what it knows: the stages, what the machine has room for, the shared cache, and who is told.
+//! The loop: it hears messages and decides what happens next. What there is to know is in its parts, each of which
+//! alone changes what it knows: the stages, what the machine has room for, the shared cache, and who is told.
 
 use std::cell::LazyCell;
 use std::thread;
@@ -33,7 +33,8 @@ use crate::plan::{Plan, Wanted};
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(200);
 
 /// A run. What it does to a stage is in a file for each duty: `begin` starts it, `conclude` ends it, `rebuild` replaces
-/// damaged results, `fetch` those that are elsewhere, `publishing` copies them out, `stopping` ends what must not go on.
+/// damaged results, `fetch` those that are elsewhere, `publishing` copies them out, `stopping` ends what must not go
+/// on.
 pub(super) struct Scheduler<'a> {
     pub plan: &'a Plan,
     pub home: &'a Home,

@@ -1,9 +1,10 @@
 //! What an attempt at a stage has computed, piece by piece, so that the next one continues from there.
 //!
-//! A line for each piece, appended as it is known: `checksum {"of": address, "found": …}`. The address is a digest of everything that decides the
-//! piece and may differ within the stage; what decides the whole stage is in its key, to which the folder of working state belongs. The first line
-//! says what computed the others: another version or another kernel set may compute other bits, and begins anew. A line that was cut off by a kill
-//! ends what is read. The journal is an aid: one that cannot be written costs work after an interruption and never fails the stage.
+//! A line for each piece, appended as it is known: `checksum {"of": address, "found": …}`. The address is a digest of
+//! everything that decides the piece and may differ within the stage; what decides the whole stage is in its key, to
+//! which the folder of working state belongs. The first line says what computed the others: another version or another
+//! kernel set may compute other bits, and begins anew. A line that was cut off by a kill ends what is read. The journal
+//! is an aid: one that cannot be written costs work after an interruption and never fails the stage.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -1,5 +1,5 @@
-//! A client for hubs of models and data sets (the Hugging Face Hub and its mirrors, ModelScope): names to commits, listings, and files that are checked before
-//! they count.
+//! A client for hubs of models and data sets (the Hugging Face Hub and its mirrors, ModelScope): names to commits,
+//! listings, and files that are checked before they count.
 //!
 //! The published clients were tried and found to store error bodies as files, or to accept a flipped byte; the
 //! transfer is therefore our own. `hf-hub` is used for what it does well: repository names, the layout of the Hub cache

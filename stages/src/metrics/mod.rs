@@ -1,8 +1,8 @@
 //! Metrics of `evaluate`: a file each, and their list.
 //!
-//! A metric says what it reads of a row, makes a figure of all rows, and which of its numbers are compared with those of
-//! other evaluations. Who asks the model, and what becomes of the figures, is `kinds/evaluate`. Of BLEU and ROUGE the
-//! scores themselves are here, too, each as its reference implementation computes it.
+//! A metric says what it reads of a row, makes a figure of all rows, and which of its numbers are compared with those
+//! of other evaluations. Who asks the model, and what becomes of the figures, is `kinds/evaluate`. Of BLEU and ROUGE
+//! the scores themselves are here, too, each as its reference implementation computes it.
 
 pub mod bleu;
 pub mod exact_match;

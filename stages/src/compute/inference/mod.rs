@@ -459,8 +459,8 @@ impl Respondent {
     }
 }
 
-/// Opens a model with its weights in a format, and with an adapter on it where there is one; and what computes it, where that gives each request the
-/// same bits in whatever company.
+/// Opens a model with its weights in a format, and with an adapter on it where there is one; and what computes it,
+/// where that gives each request the same bits in whatever company.
 fn open(
     model: &Artifact,
     adapter: Option<&Artifact>,

@@ -137,8 +137,8 @@ impl Worker {
         &self.architecture
     }
 
-    /// Scores rows, some on each rank at a time; `told` hears how many are done. Rows that an interrupted attempt scored together are taken from it:
-    /// others beside a row might change its last digits.
+    /// Scores rows, some on each rank at a time; `told` hears how many are done. Rows that an interrupted attempt
+    /// scored together are taken from it: others beside a row might change its last digits.
     pub(super) fn score(
         &mut self,
         rows: &[Encoded],
@@ -171,8 +171,8 @@ impl Worker {
         Ok(scores.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// Completes prompts, those of about one length together, so that little is padded. Prompts that an interrupted attempt completed together are
-    /// taken from it.
+    /// Completes prompts, those of about one length together, so that little is padded. Prompts that an interrupted
+    /// attempt completed together are taken from it.
     pub(super) fn complete(
         &mut self,
         requests: &[Request<'_>],

@@ -79,8 +79,8 @@ pub struct Download {
     /// A folder with a checkpoint on this machine, or a GGUF file. Give either this or `repo`.
     #[semantic]
     pub path: Option<LocalPath>,
-    /// Whether the files of `path` are copied into the store. With `false` those of 64 KiB and more stay where they are,
-    /// but for the tokenizer's and `config.json`.
+    /// Whether the files of `path` are copied into the store. With `false` those of 64 KiB and more stay where they
+    /// are, but for the tokenizer's and `config.json`.
     #[cosmetic(default = true)]
     pub copy: bool,
     /// Patterns of the files to fetch, such as `*.json`; `*` also matches `/`. Default: all files.
@@ -95,8 +95,8 @@ pub struct Download {
     /// How the files are used.
     #[semantic(default = Form::Model, rename = "as")]
     pub form: Form,
-    /// The pre-tokenizer of a GGUF file, if the name in the file is unknown: `llama-bpe`, `qwen2`, `gpt-2`, `smollm` or
-    /// `tekken`.
+    /// The pre-tokenizer of a GGUF file, if the name in the file is unknown: `llama-bpe`, `qwen2`, `gpt-2`, `smollm`
+    /// or `tekken`.
     #[semantic(omit_default)]
     pub pre_tokenizer: Option<String>,
 }
@@ -369,8 +369,8 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
     fs::rename(from, to).or_else(|_| checkpoint::copy(from, to))
 }
 
-/// Takes the selected files of the folder into the output, as copies or where they are; each is checked against the digest
-/// that it was planned with. Gives the weights that an adapter was trained on, where one lies with it.
+/// Takes the selected files of the folder into the output, as copies or where they are; each is checked against the
+/// digest that it was planned with. Gives the weights that an adapter was trained on, where one lies with it.
 fn take(
     params: &Download,
     selection: &Selection,
