@@ -135,7 +135,7 @@ fn circles_and_what_cannot_be_included_are_refused_with_their_place() {
         ("include: { x: ./p.yaml }", "files include each other: p.yaml -> p.yaml"),
         ("include: { x: ./q.yaml }", "files include each other: p.yaml -> q.yaml -> p.yaml"),
         ("include: { x: ./none.yaml }", "there is no file `none.yaml`"),
-        ("include: { x: ./list.yaml }", "is no pipeline file"),
+        ("include: { x: ./list.yaml }", "is not a pipeline file"),
         ("include: { x: ./broken.yaml }", "broken.yaml:2:"),
         ("include: { x: ./old.yaml }", "this program reads files of version 1"),
         ("include: { \"x/y\": ./old.yaml }", "cannot be the prefix of stages"),
@@ -185,6 +185,6 @@ fn of_a_file_elsewhere_that_is_no_pipeline_file_nothing_is_shown() {
         let ran = project.run(&["validate", "main.yaml"]).ends_with(2);
         let is_shown = ran.stderr.contains("hunter22") || ran.stderr.contains("$6$hash");
         assert_eq!(is_shown, shown, "{ran}");
-        assert!(shown || ran.stderr.contains("is no pipeline file"), "{ran}");
+        assert!(shown || ran.stderr.contains("is not a pipeline file"), "{ran}");
     }
 }

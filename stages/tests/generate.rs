@@ -156,7 +156,7 @@ fn a_bad_prompt_is_counted_and_the_others_are_answered() {
     parameters["on_bad_prompt"] = "skip".into();
     parameters["prompts"] = json!([long]);
     let error = tiny.bench().run::<Generate>(parameters).unwrap_err();
-    assert!(error.message.starts_with("none of 1 prompts could be asked: prompt 1: it has "), "{}", error.message);
+    assert!(error.message.starts_with("none of 1 prompts could be used: prompt 1: it has "), "{}", error.message);
 }
 
 #[test]

@@ -167,12 +167,12 @@ fn answers_are_compared_with_the_response_of_their_row() {
     let bench = with_scores(tiny.bench(), &samples, "");
     let nothing_learned = |on_cut_off: &str| {
         let message = rank(&bench, json!({"score": "exact_match", "on_cut_off": on_cut_off})).unwrap_err().to_string();
-        assert!(message.contains("there is nothing to learn"), "{message}");
+        assert!(message.contains("there is nothing to train on"), "{message}");
         message
     };
     // What a tiny model draws equals no response, and comes to no end.
     assert!(nothing_learned("keep").contains("5 prompts without two answers whose scores differ enough"));
-    assert!(nothing_learned("drop").contains("15 answers cut off"));
+    assert!(nothing_learned("drop").contains("15 completions cut off"));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn what_does_not_belong_together_is_refused() {
     let bench = with_scores(tiny.bench(), &samples, "good\n");
     fails(&bench, json!({}), "line 1 of");
     let bench = with_scores(tiny.bench(), &samples, &"1\n".repeat(PAIRS.len() * 3));
-    fails(&bench, json!({}), "there is nothing to learn");
+    fails(&bench, json!({}), "there is nothing to train on");
     let texts = json!({
         "model": "base", "prompts": ["Who?"], "samples_per_prompt": 3, "temperature": 1.0, "max_new_tokens": 6,
     });

@@ -220,7 +220,7 @@ impl Expander<'_> {
         let parsed = parse(source, &text, &mut found);
         // Whose file it is, and whether its lines are for everybody who sees what is wrong, nobody knows.
         if !real(path).starts_with(&self.folder) && !parsed.as_ref().is_ok_and(is_pipeline) {
-            let message = format!("`{}` is no pipeline file", path.display());
+            let message = format!("`{}` is not a pipeline file", path.display());
             let help = "one begins with `version: 1`; of a file elsewhere that does not, nothing is shown";
             let problem = Problem::error("not-a-mapping", asked, message, "included here");
             self.problems.push(problem.with_help(help));

@@ -196,7 +196,7 @@ mod tests {
     fn what_is_no_conversation_is_told_by_its_turn() {
         for (turns, problem) in [
             (json!(7), "a number"),
-            (json!("hello"), "no list of turns"),
+            (json!("hello"), "not a list of turns"),
             (json!([]), "without turns"),
             (json!(["hello"]), "turn 1: it is text, not an object"),
             (json!([{"content": "x"}]), "no `role`"),

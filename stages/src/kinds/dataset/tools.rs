@@ -84,7 +84,7 @@ mod tests {
         for (wrong, problem) in [
             (json!({"name": "x"}), "not a list of tools"),
             (json!("{}"), "as JSON, not a list of tools"),
-            (json!("[{]"), "no JSON"),
+            (json!("[{]"), "not JSON"),
             (json!([{"name": "x"}, "y"]), "number 2 is"),
             (json!([{"type": "function"}]), "number 1 has no `name`"),
             (json!([{"function": "weather"}]), "not an object"),

@@ -227,7 +227,7 @@ mod tests {
         let row = || context! { none => (), n => 3, text => "7", list => [1], object => context! { a => 1 } };
         for (expression, problem) in [
             ("none < 5", "`none < 5` compares null with a number; test `is not none` first to leave such rows out"),
-            ("not n > none", "`n > none` compares a number with null; ask"),
+            ("not n > none", "`n > none` compares a number with null; test"),
             ("text > 3", "`text > 3` compares text with a number; `|int` or `|float` converts a string to a number"),
             ("list > 5", "compares a list with a number"),
             ("object < text", "compares an object with text"),

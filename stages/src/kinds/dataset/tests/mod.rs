@@ -291,7 +291,7 @@ fn a_bad_row_is_named_or_left_out_and_counted() {
     let bad = [
         (r#"{"document":"d","summary":null}"#, "column `summary` is null", "null"),
         (r#"{"document":"d"}"#, "column `summary` is missing", "missing"),
-        (r#"{"document":7,"summary":"s"}"#, "column `document` holds a number", "not_text"),
+        (r#"{"document":7,"summary":"s"}"#, "column `document` has a number", "not_text"),
         (r#"{"document":"d","#, "not JSON", "malformed"),
         ("[]", "a list", "malformed"),
     ];
@@ -324,7 +324,7 @@ fn a_column_of_numbers_in_a_table_is_no_text() {
     parquet.write(&batch).unwrap();
     let file = write(folder.path(), "a.parquet", parquet.into_inner().unwrap());
     let error = run(folder.path(), &[file], summarize()).unwrap_err();
-    assert!(error.message.contains("row 1: column `summary` holds a list"), "{}", error.message);
+    assert!(error.message.contains("row 1: column `summary` has a list"), "{}", error.message);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_row_that_is_too_long_is_unusable() {
     let long = "x".repeat(10 << 20);
     let file = [write(folder.path(), "a.jsonl", format!("{{\"text\":\"a\"}}\n{{\"text\":\"{long}\"}}\n"))];
     let error = run(folder.path(), &file, json!({})).unwrap_err();
-    assert!(error.message.contains("line 2: it holds 10485760 bytes of text"), "{}", error.message);
+    assert!(error.message.contains("line 2: it has 10485760 bytes of text"), "{}", error.message);
     let made = run(folder.path(), &file, json!({"on_bad_row": "drop"})).unwrap();
     assert_eq!(
         (column(&made, "text"), &made.description.facts["dropped_by"]["too_long"]),
