@@ -227,7 +227,7 @@ mod tests {
         for option in ["--exclusive", "--account=me", "-A me", "--exclude=n1", "--hint=nomultithread", "-w n1"] {
             assert!(with(option).is_ok(), "{option}");
         }
-        assert!(with("exclusive").unwrap_err()[0].contains("no option of `sbatch`"));
+        assert!(with("exclusive").unwrap_err()[0].contains("not an option of `sbatch`"));
     }
 
     #[test]

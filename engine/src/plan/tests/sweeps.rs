@@ -458,7 +458,7 @@ fn too_many_children_are_refused_in_time() {
     assert_eq!(
         wrong(&of(1000)),
         [
-            "too-many-stages 9:13 the matrix makes 1000000000 children of this stage, and 2000 are the most (shorten an axis, or list the combinations that matter under `include:`)"
+            "too-many-stages 9:13 the matrix makes 1000000000 children of this stage, and the maximum is 2000 (shorten an axis, or list the combinations that matter under `include:`)"
         ]
     );
     let crossed = file(&format!(
