@@ -90,7 +90,7 @@ fn a_row_that_gives_no_request_is_named_with_the_key() {
     let said = refused_row(TASK, row(json!(["a", "b"]), json!(2)));
     assert_eq!(said, "task.yaml, row 2, `doc_to_target`: there are 2 choices, and the right one is 2");
     let said = refused_row(TASK, row(json!(["a", "b"]), json!("c")));
-    assert_eq!(said, "task.yaml, row 2, `doc_to_target`: the target `c` is none of the 2 choices");
+    assert_eq!(said, "task.yaml, row 2, `doc_to_target`: the target `c` is not one of the 2 choices");
     let said = refused_row(TASK, row(json!(["a", ""]), json!(0)));
     assert_eq!(said, "task.yaml, row 2, `doc_to_choice`: a choice has no text");
     let said = refused_row(TASK, json!({ "options": ["a"], "answer": 0 }));
@@ -190,5 +190,5 @@ fn metrics_of_classes_say_what_they_are_not_given() {
     let samples = samples(&choices, &[row]).unwrap();
     let answers = vec![vec![Answer::Loglikelihood { sum: -1.0, is_greedy: false }; 3]];
     let said = read(&choices).unwrap().results(&samples, &answers, 0).unwrap_err().to_string();
-    assert!(said.contains("`f1` is of two choices"), "{said}");
+    assert!(said.contains("`f1` is for two choices"), "{said}");
 }

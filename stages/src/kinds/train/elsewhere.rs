@@ -27,7 +27,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("lora_target_modules", "write `lora: { target_modules: all-linear }`, or names of modules"),
     ("sample_packing", "put a `pack` stage between `tokenize` and `train`"),
     ("packing", "put a `pack` stage between `tokenize` and `train`"),
-    ("output_dir", "write `publish: { adapter.adapter: ./out }` at the level of `stages:`"),
+    ("output_dir", "put `publish: { adapter.adapter: ./out }` at the level of `stages:`"),
     ("val_set_size", "let `dataset` make two outputs with `train_test_split`, and read the test rows as `validation`"),
     ("cutoff_len", "write `max_seq_len` in the `tokenize` stage"),
     ("sequence_len", "write `max_seq_len` in the `tokenize` stage"),
