@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cache::{OutputRecord, Store, StoreError};
-use engine::explain::{Forecast, explain};
+use engine::explain::{Status, explain};
 use engine::plan::{Plan, PlannedStage, ResolvedInput};
 use engine::suggest;
 use stages::data::artifact::{OutputKind, Tokenizer};
@@ -68,7 +68,7 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
     {
         forecast.key.map_or(Ok(None), |key| store.take(&key)).map_err(Failure::machine)?;
     }
-    let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Forecast::Remote);
+    let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Status::Remote);
     let record = stored(&id, &output).ok_or_else(|| {
         if elsewhere {
             return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use cache::Store;
 use clap::Args;
 use engine::checks::{check, complete};
-use engine::explain::{ExplainError, Forecast, Reason, StageForecast, Total, explain, explain_with, total};
+use engine::explain::{ExplainError, Reason, StageForecast, Status, Total, explain, explain_with, total};
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
+use engine::forecast::Forecast;
 use engine::home::Home;
 use engine::memory::Memory;
 use engine::plan::{LeftOut, Plan, PlannedStage, Rejected, Wanted};
-use engine::preflight::Preflight;
 use engine::publish::{Moment, check_targets};
 use engine::remote::Asking;
 use engine::run::missing_memory;
@@ -139,8 +139,7 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
 fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
     let stages = plan.stages.iter().zip(forecasts);
     // What is made before it in this run may bring back a result that it has.
-    let lacks =
-        stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Forecast::WillRun);
+    let lacks = stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Status::WillRun);
     let message = |(stage, _): (&PlannedStage, _)| {
         let text = format!("stage `{}` has no result, and this run was not to make it", stage.id);
         let help = format!("`pipeline run {} --until {}` makes it", plan.file.display(), stage.id);
@@ -151,9 +150,8 @@ fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
 
 /// Stages without a result for which this machine has too little memory.
 fn too_large(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
-    let cached = |id: &str| {
-        forecasts.iter().any(|of| of.stage == id && matches!(of.status, Forecast::Cached | Forecast::Remote))
-    };
+    let cached =
+        |id: &str| forecasts.iter().any(|of| of.stage == id && matches!(of.status, Status::Cached | Status::Remote));
     let found = missing_memory(plan, &Memory::default()).into_iter().filter(|missing| !cached(&missing.stage));
     found.map(|missing| Message::chain(&[missing.to_string()], Some(missing.help()))).collect()
 }
@@ -206,7 +204,7 @@ fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Fai
 
 /// What a stage would do and cost, a line each; nothing where nothing is known.
 fn expectations(forecast: &StageForecast, look: Look) -> String {
-    let Preflight { figures, peak_memory_bytes, disk_bytes, .. } = &forecast.preflight;
+    let Forecast { figures, peak_memory_bytes, disk_bytes, .. } = &forecast.ahead;
     let mut lines: Vec<(String, String)> =
         figures.iter().map(|figure| (figure.name.replace('_', " "), figure.text.clone())).collect();
     let estimate = |bytes: &u64| format!("about {}", words::bytes(*bytes));
@@ -247,7 +245,7 @@ fn time(total: &Total) -> String {
 
 /// What all stages together would write, and what there is room for.
 fn room(forecasts: &[StageForecast], home: &Home) -> Option<String> {
-    let needed: u64 = forecasts.iter().filter_map(|forecast| forecast.preflight.disk_bytes).sum();
+    let needed: u64 = forecasts.iter().filter_map(|forecast| forecast.ahead.disk_bytes).sum();
     let free = home.free_bytes()?;
     let figures = format!("about {} to write, {} free", words::bytes(needed), words::bytes(free));
     match needed {
@@ -264,10 +262,10 @@ fn word(forecast: &StageForecast) -> String {
         _ => None,
     });
     let word = match forecast.status {
-        Forecast::Cached => "cached",
-        Forecast::Remote => "in the remote",
-        Forecast::WillRun => return goes_on.unwrap_or_else(|| "will run".to_owned()),
-        Forecast::Unknown => "depends",
+        Status::Cached => "cached",
+        Status::Remote => "in the remote",
+        Status::WillRun => return goes_on.unwrap_or_else(|| "will run".to_owned()),
+        Status::Unknown => "depends",
     };
     word.to_owned()
 }
@@ -275,9 +273,9 @@ fn word(forecast: &StageForecast) -> String {
 fn conclusion(forecasts: &[StageForecast]) -> String {
     let of = |status| forecasts.iter().filter(|forecast| forecast.status == status).count();
     let all = forecasts.len();
-    match (of(Forecast::WillRun), of(Forecast::Unknown)) {
-        (0, 0) if of(Forecast::Remote) == 0 => words::all_cached(all),
-        (0, 0) => format!("nothing will run: {} in the remote", words::plural(of(Forecast::Remote), "result")),
+    match (of(Status::WillRun), of(Status::Unknown)) {
+        (0, 0) if of(Status::Remote) == 0 => words::all_cached(all),
+        (0, 0) => format!("nothing will run: {} in the remote", words::plural(of(Status::Remote), "result")),
         (run, 0) => format!("{run} of {} will run", words::plural(all, "stage")),
         (run, depend) => {
             format!("{run} of {all} stages will run, and {depend} more if their inputs are different")

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks::Unseen;
 use crate::home::Home;
+use crate::local_files::{Extent, LocalFile};
 use crate::plan::Plan;
 use crate::protocol::Network;
 use crate::stage::PinRequest;
-use crate::survey::{Extent, LocalFile};
 
 /// What nobody has used for so long is removed: its stage has its result, or is no more.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);

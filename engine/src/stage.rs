@@ -18,12 +18,11 @@ use crate::error::StageError;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
+use crate::forecast::{Ahead, Forecast};
 use crate::metadata::FetchedFile;
 use crate::parameter::{KeyWriter, Parameter, Reader};
 use crate::pin::Pinned;
-use crate::preflight::Preflight;
 use crate::protocol::Network;
-use crate::survey::{LocalFiles, Survey};
 
 /// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
 #[derive(Debug, Clone, PartialEq)]
@@ -163,11 +162,9 @@ pub trait Stage: Parameter + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts
-    /// that are certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a
-    /// header, the first rows, a configuration.
-    fn survey(&self, _inputs: &InputFacts, _files: &LocalFiles, _span: Span) -> Survey {
-        Survey::default()
+    /// What it would do and cost, what is known of its outputs before it runs, and what its files show to be wrong.
+    fn forecast(&self, _ahead: &Ahead<'_>) -> Forecast {
+        Forecast::default()
     }
 
     /// What this machine lacks that the stage needs to run on it, whatever it reads.
@@ -185,9 +182,10 @@ pub trait Stage: Parameter + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Goes out and fetches of what the stage has pinned as much as its [`Stage::survey`] reads of the files of
-    /// [`crate::survey::PINNED`]: configurations, headers, first rows; no weights. Each file is put under its own path into `folder`;
-    /// the answer says of all files of the repository how much is there. `None` where nothing of them is read ahead.
+    /// Goes out and fetches of what the stage has pinned as much as its [`Stage::forecast`] reads of the files of
+    /// [`crate::local_files::PINNED`]: configurations, headers, first rows; no weights. Each file is put under its own
+    /// path into `folder`; the answer says of all files of the repository how much is there. `None` where nothing of
+    /// them is read ahead.
     ///
     /// # Errors
     /// Fails where the server does.
@@ -216,14 +214,8 @@ pub trait Stage: Parameter + Send + Sync + 'static {
         &[]
     }
 
-    /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
-    /// [`crate::preflight::EXPECTED`], or none.
-    fn preflight(&self, _inputs: &InputFacts, _span: Span) -> Preflight {
-        Preflight::default()
-    }
-
     /// The most memory that it holds on the CPU with several workers, all together; that of one is part of
-    /// [`Stage::preflight`].
+    /// [`Stage::forecast`].
     fn peak_memory(&self, _inputs: &InputFacts, _workers: usize) -> Option<u64> {
         None
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cache::remote::{Pulled, Pushed, PushedAs, Pushing, Remote, RemoteError, TransferProgress};
 use cache::{Digest, ResultRecord, Store};
 use clap::Args;
-use engine::explain::{Forecast, StageForecast, explain, explain_with};
+use engine::explain::{StageForecast, Status, explain, explain_with};
 use engine::home::Home;
 use engine::plan::Plan;
 use engine::remote::Asking;
@@ -140,8 +140,8 @@ pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(
         forecasts.into_iter().filter(|one| chosen.contains(&one.stage))
     {
         let record = key.and_then(|key| found.remove(&key).or_else(|| store.remembered(&key)));
-        let (Some(key), Some(record), Forecast::Remote) = (key, record, status) else {
-            let what = if status == Forecast::Cached { "here already" } else { "not in the remote" };
+        let (Some(key), Some(record), Status::Remote) = (key, record, status) else {
+            let what = if status == Status::Cached { "here already" } else { "not in the remote" };
             lines.push(Outcome { name, key, what, files: 0, bytes: 0, error: None });
             continue;
         };
@@ -187,7 +187,7 @@ fn made(
     let forecasts = explain(&plan, home).map_err(|error| Failure::explain(error, plan.sources))?;
     let of_chosen = forecasts.into_iter().filter(|forecast| chosen.contains(&forecast.stage));
     let results = of_chosen.map(|forecast| {
-        let key = forecast.key.filter(|_| forecast.status == Forecast::Cached);
+        let key = forecast.key.filter(|_| forecast.status == Status::Cached);
         let record = key.map(|key| store.result(&key).map_err(Failure::machine)).transpose()?.flatten();
         Ok((forecast.stage, record))
     });

@@ -6,10 +6,10 @@
 
 pub mod compute;
 pub mod data;
+mod forecast;
 pub mod hub;
 pub mod kinds;
 pub mod metrics;
-mod preflight;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 mod smoke;

@@ -9,12 +9,12 @@ use cache::{Digest, OutputRecord, StatCache, Store};
 
 use crate::home::Home;
 use crate::keys::{Reads, StageOutside, stage_key};
+use crate::local_files::MOST_READ;
 use crate::lock_file::LockFile;
 use crate::metadata::MetadataCache;
 use crate::pin::Pinned;
 use crate::plan::{PlannedStage, ResolvedInput};
 use crate::stage::PinRequest;
-use crate::survey::MOST_READ;
 
 /// What a home knows of a stage, each where it is known.
 #[derive(Default)]

@@ -11,16 +11,15 @@ use std::path::{Path, PathBuf};
 
 use cache::{Digest, StatCache};
 
-use crate::artifact::InputFacts;
 use crate::executor::ExecutorKind;
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
+use crate::forecast::KnownFacts;
 use crate::home::Home;
 use crate::keys::{self, Reads, StageOutside};
+use crate::local_files::{Extent, LocalFile, LocalFiles, PINNED};
 use crate::pin::Pinned;
-use crate::plan::{Plan, PlannedStage, Rejected, Wanted};
-use crate::preflight::EXPECTED;
-use crate::survey::{Extent, LocalFile, LocalFiles, PINNED};
+use crate::plan::{Plan, Rejected, Wanted};
 use known::{Known, KnownStage};
 
 /// What the checks of a plan found.
@@ -100,10 +99,7 @@ struct Flow<'a> {
     base: PathBuf,
     known: Option<Known>,
     executor: Option<ExecutorKind>,
-    /// Facts by `stage.output` that are certain.
-    certain: InputFacts,
-    /// The same, and those that are only expected; marked as such.
-    expected: InputFacts,
+    facts: KnownFacts,
     /// What was said already, here or with the plan.
     said: HashSet<(&'static str, Span, String)>,
     findings: Findings,
@@ -116,8 +112,7 @@ impl<'a> Flow<'a> {
             base: keys::base_folder(plan),
             known,
             executor,
-            certain: InputFacts::new(),
-            expected: InputFacts::new(),
+            facts: KnownFacts::default(),
             said: plan.warnings.iter().map(identity).collect(),
             findings: Findings::default(),
         }
@@ -131,10 +126,7 @@ impl<'a> Flow<'a> {
         self.findings.sources.outside.push(outside);
         if let Some(outputs) = outputs {
             // What is there was checked when it was made; its facts are whole.
-            for (output, record) in outputs {
-                self.certain.insert(format!("{}.{output}", stage.id), record.facts.clone());
-                self.expected.insert(format!("{}.{output}", stage.id), record.facts);
-            }
+            self.facts.made(&stage.id, &outputs);
             return;
         }
         let is_whole = reads.problems.is_empty();
@@ -143,29 +135,20 @@ impl<'a> Flow<'a> {
             return;
         }
         self.machine(at);
-        let files = is_whole.then(|| self.files(at, reads, key));
-        self.facts(at, files.as_ref());
+        let files = if is_whole { self.files(at, reads, key) } else { LocalFiles::default() };
+        self.facts(at, &files);
     }
 
     /// Checks a stage against the facts of its inputs, and says what is known of its outputs.
-    fn facts(&mut self, at: usize, files: Option<&LocalFiles>) {
+    fn facts(&mut self, at: usize, files: &LocalFiles) {
         let stage = &self.plan.stages[at];
-        let inputs = of_inputs(stage, &self.certain);
-        let survey = files.map(|files| stage.bound.survey(&inputs, files, stage.span)).unwrap_or_default();
-        let ahead = stage.preflight(&of_inputs(stage, &self.expected));
-        let checked = stage.bound.check(&inputs, stage.span);
-        for problem in survey.problems.into_iter().chain(checked).chain(ahead.warnings) {
+        let inputs = self.facts.of_inputs(stage);
+        let forecast = stage.forecast(&inputs.ahead(files, stage.span));
+        let checked = stage.bound.check(&inputs.certain, stage.span);
+        for problem in forecast.problems.into_iter().chain(checked) {
             self.report(Some(at), problem);
         }
-        let mut expected = ahead.outputs;
-        for (output, facts) in survey.outputs {
-            expected.entry(output.clone()).or_default().extend(facts.clone());
-            self.certain.insert(format!("{}.{output}", stage.id), facts);
-        }
-        for (output, mut facts) in expected {
-            facts.insert(EXPECTED.to_owned(), true.into());
-            self.expected.insert(format!("{}.{output}", stage.id), facts);
-        }
+        self.facts.foretold(&stage.id, &forecast.outputs);
     }
 
     /// What a stage needs of the place where it is started, and does not find there.
@@ -231,10 +214,4 @@ fn identity(problem: &Problem) -> (&'static str, Span, String) {
 fn shown(path: &Path, base: &Path) -> String {
     let plain: PathBuf = path.components().collect();
     plain.strip_prefix(base).unwrap_or(&plain).display().to_string()
-}
-
-/// The facts of a stage's inputs, as far as there are any.
-fn of_inputs(stage: &PlannedStage, facts: &InputFacts) -> InputFacts {
-    let names = stage.inputs.iter().map(|input| format!("{}.{}", input.stage, input.output));
-    names.filter_map(|name| Some((name.clone(), facts.get(&name)?.clone()))).collect()
 }

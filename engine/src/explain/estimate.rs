@@ -6,11 +6,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Forecast, StageForecast};
+use super::{StageForecast, Status};
+use crate::forecast::Work;
 use crate::history::{EarlierResult, History, HistoryError};
 use crate::keys::StageOutside;
 use crate::plan::{Plan, PlannedStage};
-use crate::preflight::Work;
 use crate::stage::WorkingState;
 
 /// What a result's record calls the work that was done for it.
@@ -147,7 +147,7 @@ pub fn total(plan: &Plan, forecasts: &[StageForecast]) -> Option<Total> {
                 takes = estimate.seconds;
                 total.cpu_seconds = total.cpu_seconds.zip(estimate.cpu_seconds).map(|(sum, cpu)| sum + cpu);
             }
-            None if forecast.status != Forecast::Cached => {
+            None if forecast.status != Status::Cached => {
                 total.without.push(stage.id.clone());
                 total.cpu_seconds = None;
             }

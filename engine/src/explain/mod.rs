@@ -8,14 +8,14 @@ use cache::{Digest, OutputRecord, ResultRecord, StatCache, Store, StoreError};
 use serde::Serialize;
 
 use crate::file::problem::Problem;
+use crate::forecast::{Forecast, KnownFacts};
 use crate::history::{History, HistoryError, LastRun};
 use crate::home::Home;
 use crate::keys::{read_outside, stage_key};
+use crate::local_files::LocalFiles;
 use crate::lock_file::{self, LockError, LockFile};
 use crate::plan::{Plan, PlannedStage, ResolvedInput, Wanted};
-use crate::preflight::{self, Preflight};
-use crate::stage::{InputFacts, Stage};
-use crate::survey::LocalFiles;
+use crate::stage::Stage;
 
 mod causes;
 mod edits;
@@ -34,7 +34,7 @@ pub struct StageForecast {
     pub stage: String,
     pub kind: String,
     /// What would become of it.
-    pub status: Forecast,
+    pub status: Status,
     /// Why it would run, or what it depends on.
     pub reasons: Vec<Reason>,
     /// The key of its result, once all its inputs are known.
@@ -42,7 +42,8 @@ pub struct StageForecast {
     /// Its outputs by name, where the result is there.
     pub outputs: BTreeMap<String, OutputRecord>,
     /// What it would do and cost, where the result is not there.
-    pub preflight: Preflight,
+    #[serde(rename = "preflight")]
+    pub ahead: Forecast,
     /// What it cost when it last ran, with whatever parameters.
     pub last_run: Option<LastRun>,
     /// How long it would take, where something is known of it.
@@ -52,7 +53,7 @@ pub struct StageForecast {
 /// What would become of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Forecast {
+pub enum Status {
     /// Its result is there.
     Cached,
     /// Its result is in a shared cache: known from an earlier look, or asked for.
@@ -110,17 +111,18 @@ pub fn explain_with(
     let past = Past::new(plan, store.as_ref(), &history);
 
     let mut outputs: BTreeMap<String, BTreeMap<String, OutputRecord>> = BTreeMap::new();
-    let mut facts = InputFacts::new();
+    let mut facts = KnownFacts::default();
     let mut forecasts = Vec::with_capacity(plan.stages.len());
     for (stage, outside) in plan.stages.iter().zip(&outside) {
         let output = |input: &ResolvedInput| outputs.get(&input.stage)?.get(&input.output);
         let key = stage_key(stage, outside, |input| Some(output(input)?.identity));
         let (document, output) = (&key.document, &|input: &ResolvedInput| output(input).cloned());
-        let present = Present { stage, document, outside, output, facts: &facts_of_inputs(stage, &facts) };
+        let known = facts.of_inputs(stage);
+        let present = Present { stage, document, outside, output, facts: &known.certain };
         let mut forecast = forecast(&past, &present, key.unknown)?;
         // A stage that runs in any case has nothing to hope for from an input that comes out as it was.
         let rebuilt = stage.inputs.iter().filter(|input| !outputs.contains_key(&input.stage));
-        for input in rebuilt.filter(|_| forecast.status == Forecast::Unknown) {
+        for input in rebuilt.filter(|_| forecast.status == Status::Unknown) {
             let reason = Reason::InputRebuilt { input: past.name_of(input) };
             if !forecast.reasons.contains(&reason) {
                 forecast.reasons.push(reason);
@@ -128,20 +130,21 @@ pub fn explain_with(
         }
         let unpinned = outside.unpinned.iter().map(|request| Reason::NotPinned { pin: lock_file::name(request) });
         forecast.reasons.extend(unpinned);
-        let missing = forecast.key.filter(|_| forecast.status != Forecast::Cached);
+        let missing = forecast.key.filter(|_| forecast.status != Status::Cached);
         let remote =
             missing.and_then(|key| store.as_ref().and_then(|store| store.remembered(&key)).or_else(|| elsewhere(&key)));
         if let Some(record) = remote {
-            forecast.status = Forecast::Remote;
+            forecast.status = Status::Remote;
             forecast.reasons.clear();
-            facts.extend(named_facts(&stage.id, &record.outputs));
+            facts.made(&stage.id, &record.outputs);
             outputs.insert(stage.id.clone(), record.outputs);
-        } else if forecast.status == Forecast::Cached {
+        } else if forecast.status == Status::Cached {
+            facts.made(&stage.id, &forecast.outputs);
             outputs.insert(stage.id.clone(), forecast.outputs.clone());
         } else {
-            look_ahead(&past, &present, &mut forecast)?;
+            look_ahead(&past, &present, &known, &mut forecast)?;
+            facts.foretold(&stage.id, &forecast.ahead.outputs);
         }
-        facts.extend(facts_of_outputs(&forecast));
         forecasts.push(forecast);
     }
     Ok(forecasts)
@@ -151,11 +154,11 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
     let mut forecast = StageForecast {
         stage: now.stage.id.clone(),
         kind: now.stage.kind.to_owned(),
-        status: Forecast::WillRun,
+        status: Status::WillRun,
         reasons: Vec::new(),
         key: None,
         outputs: BTreeMap::new(),
-        preflight: Preflight::default(),
+        ahead: Forecast::default(),
         last_run: None,
         estimate: None,
     };
@@ -168,59 +171,39 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
                 forecast.reasons = vec![Reason::Forced];
                 return Ok(forecast);
             }
-            return Ok(StageForecast { status: Forecast::Cached, outputs, ..forecast });
+            return Ok(StageForecast { status: Status::Cached, outputs, ..forecast });
         }
     }
     forecast.reasons = past.reasons(now)?;
     if unknown > 0 && forecast.reasons.is_empty() {
         match now.stage.wanted {
             Wanted::Again => forecast.reasons.push(Reason::Forced),
-            Wanted::Result | Wanted::Given => forecast.status = Forecast::Unknown,
+            Wanted::Result | Wanted::Given => forecast.status = Status::Unknown,
         }
     }
     Ok(forecast)
 }
 
-/// What a stage without a result would do. What its inputs show to be wrong with it is for [`crate::checks`] to say.
-fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) -> Result<(), ExplainError> {
-    let Present { stage, facts, .. } = now;
-    let placed = |problem: Problem| problem.placed(&stage.field_spans);
-    let mut preflight = stage.preflight(facts);
-    // What is wrong with the sources is for the checks to say.
-    let survey = stage.bound.survey(&preflight::known(facts), &LocalFiles::granted(&now.outside.files), stage.span);
-    preflight.take_expected(survey.expected);
-    let warnings = preflight.warnings.into_iter().map(placed).collect();
-    forecast.preflight = Preflight { warnings, ..preflight };
+/// What a stage without a result would do. What is wrong with it is for [`crate::checks`] to say.
+fn look_ahead(
+    past: &Past<'_>,
+    now: &Present<'_>,
+    known: &KnownFacts,
+    forecast: &mut StageForecast,
+) -> Result<(), ExplainError> {
+    let stage = now.stage;
+    let files = LocalFiles::granted(&now.outside.files);
+    forecast.ahead = stage.forecast(&known.ahead(&files, stage.span));
+    let problems = std::mem::take(&mut forecast.ahead.problems).into_iter();
+    forecast.ahead.problems = problems.map(|problem| problem.placed(&stage.field_spans)).collect();
     forecast.last_run = past.history.last_run(&past.plan.name, &stage.id)?;
     let state = forecast.reasons.iter().find_map(|reason| match reason {
         Reason::WorkingState(state) => Some(state),
         _ => None,
     });
-    let work = work_left(forecast.preflight.work.clone(), now.outside, state);
+    let work = work_left(forecast.ahead.work.clone(), now.outside, state);
     forecast.estimate = estimate::estimate(past.history, &past.plan.name, stage, work.as_ref())?;
     Ok(())
-}
-
-/// The facts of what a stage reads, as far as they are known or expected.
-fn facts_of_inputs(stage: &PlannedStage, facts: &InputFacts) -> InputFacts {
-    let read = stage.inputs.iter().map(|input| format!("{}.{}", input.stage, input.output));
-    read.filter_map(|name| Some((name.clone(), facts.get(&name)?.clone()))).collect()
-}
-
-/// The facts of outputs, by `stage.output`.
-fn named_facts(stage: &str, outputs: &BTreeMap<String, OutputRecord>) -> InputFacts {
-    outputs.iter().map(|(output, record)| (format!("{stage}.{output}"), record.facts.clone())).collect()
-}
-
-/// The facts of a stage's outputs, found in its result or expected.
-fn facts_of_outputs(forecast: &StageForecast) -> InputFacts {
-    let found = forecast.outputs.iter().map(|(output, record)| (output, record.facts.clone()));
-    let expected = forecast.preflight.outputs.iter().map(|(output, facts)| {
-        let mut facts = facts.clone();
-        facts.insert(preflight::EXPECTED.to_owned(), true.into());
-        (output, facts)
-    });
-    found.chain(expected).map(|(output, facts)| (format!("{}.{output}", forecast.stage), facts)).collect()
 }
 
 /// The outputs of a key's result, if every file of it is there.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
-use crate::artifact::{InputFacts, Output};
+use crate::artifact::Output;
 use crate::executor::{ExecutorKind, ExecutorSettings, SlurmSettings};
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
+use crate::forecast::{Ahead, Forecast};
 use crate::parameter::Parameters;
-use crate::preflight::Preflight;
 use crate::remote::RemoteSettings;
 use crate::stage::Stage;
 use crate::track::Tracker;
@@ -131,13 +131,14 @@ impl PlannedStage {
     }
 
     /// What it would do and cost, with the workers that it asks for.
-    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
-        let mut ahead = self.bound.preflight(inputs, self.span);
+    pub fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = self.bound.forecast(ahead);
         let workers = crate::device::processor(self).workers();
         if workers > 1 {
-            ahead.peak_memory_bytes = self.bound.peak_memory(inputs, workers).or(ahead.peak_memory_bytes);
+            let peak = self.bound.peak_memory(ahead.expected, workers);
+            forecast.peak_memory_bytes = peak.or(forecast.peak_memory_bytes);
         }
-        ahead
+        forecast
     }
 }
 

@@ -7,9 +7,9 @@ use devices::DeviceKind;
 use super::devices::Devices;
 use super::event::WaitsFor;
 use crate::device::demand;
+use crate::forecast::Estimate;
 use crate::memory::Memory;
 use crate::plan::PlannedStage;
-use crate::preflight::Estimate;
 use crate::stage::Threads;
 
 /// What the stages of a run may use together, and what those that run use of it.

@@ -27,9 +27,9 @@ use crate::execute::slurm::record::JobRecord;
 use crate::executor::ExecutorKind;
 use crate::explain::{Past, Present, Reason, will_do, work_left};
 use crate::file::problem::{Problem, Severity};
+use crate::forecast::{Ahead, Work};
 use crate::keys::stage_key;
 use crate::plan::{ResolvedInput, Wanted};
-use crate::preflight::Work;
 use crate::protocol::WorkerEvent;
 use crate::stage::InputFacts;
 
@@ -394,7 +394,7 @@ impl Scheduler<'_> {
             output: &|input| self.output(input).cloned(),
             facts: &self.facts_of_inputs(stage),
         };
-        let declared = planned.bound.preflight(present.facts, planned.span).work;
+        let declared = planned.bound.forecast(&Ahead::of_results(present.facts, planned.span)).work;
         let work = work_left(declared, present.outside, past.working_state(&present).as_ref());
         if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
             let again = if run.attempts > 0 { "again " } else { "" };

@@ -8,8 +8,8 @@ use super::event::RunEvent;
 use super::scheduler::Scheduler;
 use crate::device::is_on_processor;
 use crate::error::{Cause, StageError};
+use crate::forecast::{Ahead, Estimate};
 use crate::memory::size;
-use crate::preflight::Estimate;
 use crate::protocol::WorkerEvent;
 use crate::stage::LessMemory;
 
@@ -22,7 +22,8 @@ impl Scheduler<'_> {
         }
         // With other parameters than those of the file the figures of the file do not hold.
         let as_filed = run.parameters.is_none();
-        let estimate = || as_filed.then(|| planned.preflight(&self.facts_of_inputs(stage)))?.estimate();
+        let inputs = self.facts_of_inputs(stage);
+        let estimate = || as_filed.then(|| planned.forecast(&Ahead::of_results(&inputs, planned.span)))?.estimate();
         *run.estimate.get_or_init(estimate)
     }
 

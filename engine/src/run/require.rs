@@ -7,7 +7,7 @@ use super::error::{MemoryMissing, RunError};
 use super::executors::is_on_cluster;
 use super::outcome::RunOptions;
 use crate::device::{DeviceMissing, Lack, Seen, is_on_processor, lack_of};
-use crate::explain::{ExplainError, Forecast, explain_with};
+use crate::explain::{ExplainError, Status, explain_with};
 use crate::home::Home;
 use crate::memory::Memory;
 use crate::plan::{Plan, PlannedStage};
@@ -70,6 +70,6 @@ fn results(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Res
         ExplainError::Sources(problems) => RunError::Sources(problems),
         other => RunError::Explain(Box::new(other)),
     })?;
-    let is_there = |status| matches!(status, Forecast::Cached | Forecast::Remote);
+    let is_there = |status| matches!(status, Status::Cached | Status::Remote);
     Ok(move |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && is_there(forecast.status)))
 }

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::error::Failure;
 use crate::execute::{Process, Stop};
+use crate::forecast::Work;
 use crate::memory::Kills;
-use crate::preflight::Work;
 use crate::protocol::WorkerEvent;
 
 /// A stage's process. The locks and the folder go with this, when the process is gone.

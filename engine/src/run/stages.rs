@@ -15,8 +15,8 @@ use super::outcome::StageOutcome;
 use super::running::Running;
 use crate::error::Failure;
 use crate::execute::Stop;
+use crate::forecast::Estimate;
 use crate::plan::{Plan, Wanted};
-use crate::preflight::Estimate;
 use crate::protocol::WorkerEvent;
 
 /// The stages of a run, by their positions in the plan.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use engine::explain::{Forecast, explain};
+use engine::explain::{Status, explain};
 use engine::home::Home;
 use test_harness::test;
 
@@ -16,18 +16,18 @@ stages:
   c: { uses: sum, with: { of: [b], plus: 1 } }
 ";
 
-fn statuses(project: &Project) -> Vec<Forecast> {
+fn statuses(project: &Project) -> Vec<Status> {
     project.explain().into_iter().map(|forecast| forecast.status).collect()
 }
 
 #[test]
 fn a_plan_tells_what_would_run() {
     let project = Project::new(CHAIN);
-    assert_eq!(statuses(&project), [Forecast::WillRun; 3]);
+    assert_eq!(statuses(&project), [Status::WillRun; 3]);
     assert_eq!(project.reasons("a"), ["never ran"]);
     assert_eq!(project.reasons("b"), ["never ran"]);
     project.run().succeeded();
-    assert_eq!(statuses(&project), [Forecast::Cached; 3]);
+    assert_eq!(statuses(&project), [Status::Cached; 3]);
     assert!(project.reasons("c").is_empty());
     assert_eq!(project.explain()[2].outputs["number"].facts["number"], 3);
 }
@@ -37,7 +37,7 @@ fn a_plan_names_the_field() {
     let project = Project::new(CHAIN);
     project.run().succeeded();
     project.write(&CHAIN.replace("value: 4", "value: 5"));
-    assert_eq!(statuses(&project), [Forecast::WillRun, Forecast::Unknown, Forecast::Unknown]);
+    assert_eq!(statuses(&project), [Status::WillRun, Status::Unknown, Status::Unknown]);
     assert_eq!(project.reasons("a"), [format!("value 4 → 5 ({}:5:39)", project.file().display())]);
     assert_eq!(project.reasons("b"), ["input a is made first (stays cached if it comes out as it was)"]);
     // 5 / 2 is 4 / 2: what was estimated as unknown turns out as cached.

@@ -1,7 +1,7 @@
 //! Parts of a pipeline: from a stage on, some stages alone, and stages that are made again.
 
 use engine::error::Cause;
-use engine::explain::Forecast;
+use engine::explain::Status;
 use engine::plan::{Force, Selection};
 use engine::run::{Compared, RunEvent};
 use test_harness::test;
@@ -66,7 +66,7 @@ fn a_forced_stage_is_made_from_its_begin_and_compared() {
     project.run().succeeded();
     project.selection = force("b");
     let forecasts: Vec<_> = project.explain().into_iter().map(|forecast| forecast.status).collect();
-    assert_eq!(forecasts, [Forecast::Cached, Forecast::WillRun, Forecast::Unknown, Forecast::Cached]);
+    assert_eq!(forecasts, [Status::Cached, Status::WillRun, Status::Unknown, Status::Cached]);
     assert_eq!(project.reasons("b"), ["has a result, and is forced to run"]);
     let ran = project.run().succeeded();
     assert_eq!(ran.states(), "a cached, b done, c cached, d cached");

@@ -8,7 +8,7 @@ use cache::{Digest, Hasher};
 use engine::artifact::Facts;
 use engine::context::Draft;
 use engine::error::{Cause, OrFail, StageError};
-use engine::survey::MOST_READ;
+use engine::local_files::MOST_READ;
 use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
 use model::config::{Architecture, sizes_by_other_names};
 use model::gguf::{GgufError, GgufFile};

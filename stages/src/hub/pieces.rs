@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use engine::local_files::MOST_READ;
 use engine::protocol::Network;
-use engine::survey::MOST_READ;
 use reqwest::StatusCode;
 use tokio::task::JoinSet;
 

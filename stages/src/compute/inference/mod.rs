@@ -27,8 +27,8 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::Forecast;
 use engine::parameter::{Input, Mapping, Parameters};
-use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::generation::{CACHE_BYTES, Effort, Flow, Options, TOKENS_PER_PASS};
 use model::memory::cache_bytes;
@@ -64,7 +64,7 @@ use crate::compute::{adapter, aware};
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
 use crate::data::tokenizer::Tokenizer;
-use crate::preflight::{inference_bytes, model_config, not_native, say_not_native, stored_dtype};
+use crate::forecast::{inference_bytes, model_config, not_native, say_not_native, stored_dtype};
 use crate::smoke::{self, Lowered};
 
 /// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
@@ -134,9 +134,9 @@ impl InferenceParams {
 
     /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many
     /// positions.
-    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
-        let mut ahead = Preflight::default();
-        say_not_native(&self.model.reference, inputs, &mut ahead);
+    pub fn forecast(&self, inputs: &InputFacts) -> Forecast {
+        let mut forecast = Forecast::default();
+        say_not_native(&self.model.reference, inputs, &mut forecast);
         if let Some(config) = model_config(&self.model.reference, inputs) {
             let (positions, stored) = (config.max_position_embeddings, stored_dtype(&self.model.reference, inputs));
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
@@ -145,9 +145,9 @@ impl InferenceParams {
             let dtype = self.precision.dtype;
             let format = self.weight_format(self.facts(inputs).1);
             let asked = inference_bytes(&config, dtype, stored, &format, passing);
-            ahead.peak_memory_bytes = Some(asked + cached);
+            forecast.peak_memory_bytes = Some(asked + cached);
         }
-        ahead
+        forecast
     }
 
     /// Which backend can compute what is asked for.

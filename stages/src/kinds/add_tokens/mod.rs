@@ -9,10 +9,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
 use model::config::Architecture;
 use model::merge::Progress;
@@ -22,7 +21,7 @@ use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUAN
 use crate::data::artifact::{Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::prompt::PROMPT;
 use crate::data::tokenizer::{AddTokensError, NewToken, add_tokens};
-use crate::preflight::PROCESS_BYTES;
+use crate::forecast::PROCESS_BYTES;
 
 /// What a pipeline file may say under `with:` for `uses: add_tokens`.
 #[derive(Parameters, Debug)]
@@ -94,20 +93,14 @@ impl Stage for AddTokens {
         problems
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let base = self.model.reference.facts_in(inputs);
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast { peak_memory_bytes: Some(PROCESS_BYTES), ..Forecast::default() };
+        let base = &self.model.reference;
         // How large the vocabulary becomes is known when the tokenizer is read.
-        let depends = ["vocab_size", CONFIG];
-        let names: Vec<&str> = checkpoint::config_facts().filter(|name| !depends.contains(name)).collect();
-        survey.pass("model", base, &names);
-        survey.pass("model", base, &[PROMPT]);
-        survey.pass("tokenizer", base, &[CHAT_TEMPLATE]);
-        survey
-    }
-
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
-        Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
+        let kept = checkpoint::config_facts().filter(|name| !["vocab_size", CONFIG].contains(name));
+        forecast.pass("model", ahead, base, kept.chain([PROMPT]));
+        forecast.pass("tokenizer", ahead, base, [CHAT_TEMPLATE]);
+        forecast
     }
 
     fn threads(&self) -> Threads {

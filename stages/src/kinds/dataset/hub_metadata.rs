@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use engine::error::StageError;
+use engine::local_files::{Extent, MOST_READ};
 use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::protocol::Network;
-use engine::survey::{Extent, MOST_READ};
 
 use super::form::{Compression, Form, Format};
 use super::hub_card::{self, Configuration};

@@ -9,9 +9,11 @@
 mod arrange;
 mod comparison;
 mod conversation;
+mod counts;
 mod decontaminate;
 mod expression;
 mod flaw;
+mod forecast;
 mod form;
 mod hub_card;
 mod hub_files;
@@ -24,7 +26,6 @@ mod number;
 mod of_files;
 mod parameters;
 mod preference;
-mod preflight;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 pub mod read;
@@ -32,7 +33,6 @@ mod recipe;
 mod source;
 pub mod split;
 mod spool;
-mod survey;
 mod take;
 mod template_choice;
 mod tools;
@@ -46,14 +46,13 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::metadata::FetchedFile;
 use engine::parameter::KeyWriter;
 use engine::pin::Pinned;
-use engine::preflight::Preflight;
 use engine::protocol::Network;
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
 use engine::suggest;
-use engine::survey::{LocalFiles, Survey};
 
 use crate::data::artifact::{OutputKind, Rows, RowsFacts, Shape};
 use crate::hub::forget_working_files;
@@ -116,8 +115,8 @@ impl Stage for Dataset {
         problems
     }
 
-    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-        survey::survey(self, inputs, files, span)
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        forecast::forecast(self, ahead)
     }
 
     fn fetch_metadata(
@@ -153,10 +152,6 @@ impl Stage for Dataset {
 
     fn derived_from(&self, entry: &str) -> &'static [&'static str] {
         if ["preferences", "tools"].contains(&entry) { &["template", "column_map", "map"] } else { &[] }
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        preflight::preflight(self, inputs)
     }
 
     fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {

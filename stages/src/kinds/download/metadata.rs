@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use engine::error::StageError;
+use engine::local_files::{Extent, MOST_READ};
 use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::protocol::Network;
-use engine::survey::{Extent, MOST_READ};
 
 use super::selection::Selection;
 use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, bad_name};

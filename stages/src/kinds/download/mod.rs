@@ -3,12 +3,12 @@
 //! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until
 //! it is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
+mod forecast;
 mod gguf;
 mod metadata;
 mod outside;
 mod record;
 mod selection;
-mod survey;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -19,13 +19,12 @@ use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::metadata::FetchedFile;
 use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
-use engine::preflight::Preflight;
 use engine::protocol::{FileGrant, Network};
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
-use engine::survey::{LocalFiles, Survey};
 use model::config::Architecture;
 use model::gguf::FILE;
 use model::peft::AdapterConfig;
@@ -222,12 +221,8 @@ impl Stage for Download {
         !self.copy
     }
 
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
-        outside::preflight(self)
-    }
-
-    fn survey(&self, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-        survey::survey(self, files, span)
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        forecast::forecast(self, ahead)
     }
 
     fn fetch_metadata(

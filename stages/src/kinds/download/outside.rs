@@ -4,7 +4,7 @@ use engine::context::{Draft, StageContext};
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::preflight::Preflight;
+use engine::forecast::{Ahead, Forecast};
 use engine::protocol::FileGrant;
 
 use super::{CONFIG, Download, Origin};
@@ -45,10 +45,8 @@ pub(super) fn check(params: &Download, span: Span) -> Option<Problem> {
 }
 
 /// What is said of it ahead.
-pub(super) fn preflight(params: &Download) -> Preflight {
-    let mut ahead = Preflight::default();
+pub(super) fn foretell(params: &Download, forecast: &mut Forecast) {
     if let (false, Some(Origin::Folder(path))) = (params.copy, params.origin()) {
-        ahead.figure("copied", false, format!("no: files of 64 KiB and more stay in `{}`", path.text));
+        forecast.figure("copied", false, format!("no: files of 64 KiB and more stay in `{}`", path.text));
     }
-    ahead
 }

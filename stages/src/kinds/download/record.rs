@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use engine::artifact::{ARTIFACT_FILE, Description, Facts};
+use engine::local_files::MOST_READ;
 use engine::publish;
-use engine::survey::MOST_READ;
 
 use crate::compute::checkpoint::WEIGHTS;
 use crate::compute::quantize::QUANTIZE;

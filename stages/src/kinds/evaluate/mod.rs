@@ -21,9 +21,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Later, OneOrMore, Parameters};
 use engine::pin::Pinned;
-use engine::preflight::{Preflight, Work};
 use engine::stage::{
     InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, StageKind, Threads, Workers, WorkingState,
 };
@@ -151,12 +151,12 @@ impl Stage for Evaluate {
         self.task.0.choice.secrets()
     }
 
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let facts = self.data.as_ref().and_then(|data| data.reference.facts_in(inputs));
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let facts = self.data.as_ref().and_then(|data| data.reference.facts_in(ahead.expected));
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| self.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Preflight { work, ..self.inference.preflight(inputs) }
+        Forecast { work, ..self.inference.forecast(ahead.expected) }
     }
 
     fn threads(&self) -> Threads {

@@ -16,8 +16,8 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, OneOf, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, StageKind, Threads, Workers, WorkingState};
 use model::generation::Request;
 use model::sampling::Sampling;
@@ -144,16 +144,16 @@ impl Stage for Generate {
         problems
     }
 
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
         let prompts = match &self.prompts {
             OneOf::Literal(texts) => Some(texts.len() as u64),
-            OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
+            OneOf::Stage(rows) => rows.reference.facts_in(ahead.expected).and_then(|facts| facts.get("rows")?.as_u64()),
         };
         let prompts = prompts.map(|prompts| self.limit.map_or(prompts, |limit| prompts.min(limit)));
         let answers = |prompts: u64| prompts as f64 * self.samples_per_prompt as f64;
         let most = |prompts: u64| answers(prompts) * self.inference.max_new_tokens as f64;
         let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
-        Preflight { work, ..self.inference.preflight(inputs) }
+        Forecast { work, ..self.inference.forecast(ahead.expected) }
     }
 
     fn threads(&self) -> Threads {

@@ -8,16 +8,15 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 use model::gguf::{Export, ExportOptions, FileType, GgufError, PRE_TOKENIZERS, Progress, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::compute::checkpoint;
 use crate::data::artifact::{Files, Model, OutputKind};
-use crate::preflight::PROCESS_BYTES;
+use crate::forecast::PROCESS_BYTES;
 
 /// The file, and what Ollama makes a model of it by.
 const FILE: &str = "model.gguf";
@@ -109,18 +108,14 @@ impl Stage for Gguf {
         }
     }
 
-    fn survey(&self, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        Survey::default()
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let fields = config(self, inputs);
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let fields = config(self, ahead.expected);
         let bytes = fields.and_then(|fields| model::gguf::tensor_bytes(fields, self.file_type.file_type()));
-        Preflight {
+        Forecast {
             work: bytes.map(|bytes| Work::new("bytes", bytes as f64)),
             disk_bytes: bytes,
             peak_memory_bytes: Some(PROCESS_BYTES + WRITER_BYTES),
-            ..Preflight::default()
+            ..Forecast::default()
         }
     }
 

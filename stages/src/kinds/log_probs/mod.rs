@@ -14,8 +14,8 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, StageKind, Threads, WorkingState};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
@@ -116,9 +116,9 @@ impl Stage for LogProbabilities {
         of_dtype.into_iter().chain(others).chain(of_format).chain(of_kernels).collect()
     }
 
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let rows = self.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
-        Preflight { work: rows.map(|rows| Work::new("rows", rows)), ..Preflight::default() }
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let rows = self.data.reference.facts_in(ahead.expected).and_then(|facts| facts.get("rows")?.as_f64());
+        Forecast { work: rows.map(|rows| Work::new("rows", rows)), ..Forecast::default() }
     }
 
     fn working_state(&self, folder: &Path, _: &InputFacts) -> Option<WorkingState> {

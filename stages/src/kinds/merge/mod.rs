@@ -15,9 +15,8 @@ use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::preflight::Preflight;
+use engine::forecast::{Ahead, Forecast};
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
 use model::checkpoint::Flush;
 use model::config::Architecture;
@@ -55,19 +54,8 @@ impl Stage for Merge {
         parameters::check(self, inputs, span)
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let base = self.model.reference.facts_in(inputs);
-        let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
-        survey.pass("model", base, &names);
-        if let Some((adapter, _)) = self.weighted().first() {
-            survey.pass("model", adapter.reference.facts_in(inputs), &[PROMPT]);
-        }
-        survey
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        parameters::preflight(self, inputs)
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        parameters::forecast(self, ahead)
     }
 
     fn threads(&self) -> Threads {

@@ -4,8 +4,8 @@ use engine::artifact::Facts;
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{ByteSize, Input, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 use model::merge::MergeInto;
@@ -16,7 +16,7 @@ use crate::compute::adapter;
 use crate::compute::checkpoint::WEIGHTS;
 use crate::compute::quantize::{QUANTIZE, QuantizeParams, WeightFormat};
 use crate::data::artifact::{Adapter, Model, TokensOrPacks};
-use crate::preflight::PROCESS_BYTES;
+use crate::forecast::PROCESS_BYTES;
 
 /// What a pipeline file may say under `with:` for `uses: merge`.
 #[derive(Parameters, Debug)]
@@ -194,19 +194,22 @@ pub(super) fn trained_on(
 }
 
 /// What it will make and cost: the peak is that of the proof, adapters apart.
-pub(super) fn preflight(params: &Merge, inputs: &InputFacts) -> Preflight {
-    let mut ahead = Preflight::default();
-    let model = &params.model.reference;
-    crate::preflight::expect_same_model(&mut ahead, "model", model, inputs);
-    ahead.work = crate::preflight::checkpoint_bytes(model, inputs).map(|bytes| Work::new("bytes", bytes as f64));
-    crate::preflight::say_not_native(model, inputs, &mut ahead);
-    let Some(config) = crate::preflight::model_config(model, inputs) else { return ahead };
+pub(super) fn forecast(params: &Merge, ahead: &Ahead<'_>) -> Forecast {
+    let mut forecast = Forecast::default();
+    let (model, inputs) = (&params.model.reference, ahead.expected);
+    forecast.pass("model", ahead, model, checkpoint::config_facts().chain([PROMPT]));
+    if let Some((adapter, _)) = params.weighted().first() {
+        forecast.pass("model", ahead, &adapter.reference, [PROMPT]);
+    }
+    forecast.work = crate::forecast::checkpoint_bytes(model, inputs).map(|bytes| Work::new("bytes", bytes as f64));
+    crate::forecast::say_not_native(model, inputs, &mut forecast);
+    let Some(config) = crate::forecast::model_config(model, inputs) else { return forecast };
     let layer: u64 = config.layer_modules().iter().map(|module| 4 * module.weights()).sum();
-    ahead.peak_memory_bytes = Some(PROCESS_BYTES + layer + rows::proof_bytes(params.proof_rows, &config));
-    ahead.disk_bytes = match params.dtype {
+    forecast.peak_memory_bytes = Some(PROCESS_BYTES + layer + rows::proof_bytes(params.proof_rows, &config));
+    forecast.disk_bytes = match params.dtype {
         Some(Dtype::F32) => Some(4 * config.matrix_weights()),
         Some(Dtype::Bf16 | Dtype::F16) => Some(2 * config.matrix_weights()),
-        None => crate::preflight::checkpoint_bytes(model, inputs),
+        None => crate::forecast::checkpoint_bytes(model, inputs),
     };
-    ahead
+    forecast
 }

@@ -7,10 +7,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, StageKind};
-use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::init::NewModel as Shape;
 
@@ -108,28 +107,18 @@ impl Stage for NewModel {
         }
     }
 
-    fn survey(&self, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        if let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) {
-            survey.outputs.insert("model".to_owned(), checkpoint::facts_of_config(config));
-            survey.fact("tokenizer", "vocab_size", self.vocab_size);
-            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, checkpoint::CHAT_TEMPLATE, false));
+    fn forecast(&self, _: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
+        let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) else { return forecast };
+        if let Ok(shape) = Config::from_json(&serde_json::Value::Object(config.clone()).to_string()) {
+            let weights = shape.matrix_weights();
+            forecast.figure("parameters", weights, format!("{weights}, if the text has pairs for every id"));
+            forecast.disk_bytes = Some(weights * 4);
         }
-        survey
-    }
-
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
-        let mut ahead = Preflight::default();
-        if let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) {
-            let config = serde_json::Value::Object(config);
-            if let Ok(shape) = Config::from_json(&config.to_string()) {
-                let weights = shape.matrix_weights();
-                ahead.figure("parameters", weights, format!("{weights}, if the text has pairs for every id"));
-                ahead.disk_bytes = Some(weights * 4);
-            }
-            ahead.expect("model", checkpoint::CONFIG, config);
-        }
-        ahead
+        forecast.facts("model", checkpoint::facts_of_config(config));
+        forecast.fact("tokenizer", "vocab_size", self.vocab_size);
+        ["model", "tokenizer"].into_iter().for_each(|output| forecast.fact(output, checkpoint::CHAT_TEMPLATE, false));
+        forecast
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {

@@ -9,10 +9,9 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 
 use crate::compute::resources::thread_pool;
 use crate::data::artifact::{OutputKind, Packs, Shape, TokenRow, Tokens, TokensFacts, TokensReader, TokensWriter};
@@ -92,22 +91,17 @@ impl Stage for Pack {
         too_long.map(problem).into_iter().collect()
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let tokens = self.tokens.reference.facts_in(inputs);
-        survey.pass("packs", tokens, &["shape", "vocab_size", PROMPT]);
-        let longest = tokens.and_then(|facts| facts.get(LONGEST_POSSIBLE)?.as_u64());
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
+        let tokens = &self.tokens.reference;
+        forecast.pass("packs", ahead, tokens, ["shape", "vocab_size", PROMPT]);
+        let longest = tokens.facts_in(ahead.certain).and_then(|facts| facts.get(LONGEST_POSSIBLE)?.as_u64());
         let own = self.max_seq_len as u64;
-        survey.fact("packs", LONGEST_POSSIBLE, longest.map_or(own, |longest| longest.min(own)));
-        survey
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let mut ahead = Preflight::default();
-        let tokens = self.tokens.reference.facts_in(inputs).and_then(|facts| facts.get("tokens")?.as_f64());
-        ahead.work = tokens.map(|tokens| Work::new("tokens", tokens));
-        ahead.expect("packs", "longest_row", self.max_seq_len);
-        ahead
+        forecast.fact("packs", LONGEST_POSSIBLE, longest.map_or(own, |longest| longest.min(own)));
+        forecast.expect("packs", "longest_row", own);
+        let tokens = tokens.facts_in(ahead.expected).and_then(|facts| facts.get("tokens")?.as_f64());
+        forecast.work = tokens.map(|tokens| Work::new("tokens", tokens));
+        forecast
     }
 
     fn threads(&self) -> Threads {

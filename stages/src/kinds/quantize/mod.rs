@@ -11,10 +11,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 use model::bitsandbytes::{Layout, Options, Progress, QuantizeError, Report, TensorError};
 use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
 use model::config::Architecture;
@@ -24,7 +23,7 @@ use serde_json::{Value, json};
 use crate::compute::checkpoint::{self, CONFIG, QUANTIZATION};
 use crate::data::artifact::{Model, OutputKind, TokensOrPacks};
 use crate::data::prompt::PROMPT;
-use crate::preflight::PROCESS_BYTES;
+use crate::forecast::PROCESS_BYTES;
 
 /// What the stage writes beside the weights.
 const REPORT_FILE: &str = "quantize_report.json";
@@ -133,21 +132,16 @@ impl Stage for Quantize {
         problems
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let base = self.model.reference.facts_in(inputs);
-        let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
-        survey.pass("model", base, &names);
-        if let Some(Value::Object(config)) = base.and_then(|facts| facts.get(CONFIG)) {
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast { peak_memory_bytes: Some(PROCESS_BYTES), ..Forecast::default() };
+        let base = &self.model.reference;
+        forecast.pass("model", ahead, base, checkpoint::config_facts().chain([PROMPT]));
+        if let Some((Value::Object(config), grade)) = ahead.fact(base, CONFIG) {
             let mut config = config.clone();
             config.insert(QUANTIZATION.to_owned(), model::bitsandbytes::settings(&config, self.layout(), &[]));
-            survey.fact("model", CONFIG, config);
+            forecast.put("model", CONFIG, config, grade);
         }
-        survey
-    }
-
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
-        Preflight { peak_memory_bytes: Some(PROCESS_BYTES), ..Preflight::default() }
+        forecast
     }
 
     fn threads(&self) -> Threads {

@@ -14,10 +14,9 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, OneOrMore, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, StageKind};
-use engine::survey::{LocalFiles, Survey};
 
 use crate::data::artifact::{
     Judged, Message, OutputKind, Row, RowCounts, Rows, RowsFacts, RowsReader, RowsWriter, Said, Samples, Shape,
@@ -93,19 +92,16 @@ impl Stage for Rank {
         problems
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let of_rows = self.prompts.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
+        let prompts = &self.prompts.reference;
+        let of_rows = prompts.facts_in(ahead.certain).and_then(RowsFacts::from_facts);
         let made = of_rows.map(|facts| self.facts(&facts).to_facts()).unwrap_or_default();
-        for name in ["shape", "columns", "template", "response"] {
-            survey.pass("rows", Some(&made), &[name]);
-        }
-        survey
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let rows = self.prompts.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
-        Preflight { work: rows.map(|rows| Work::new("prompts", rows)), ..Preflight::default() }
+        let kept = made.into_iter().filter(|(name, _)| ["shape", "columns", "template", "response"].contains(&&**name));
+        forecast.facts("rows", kept.collect());
+        let rows = prompts.facts_in(ahead.expected).and_then(|facts| facts.get("rows")?.as_f64());
+        forecast.work = rows.map(|rows| Work::new("prompts", rows));
+        forecast
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {

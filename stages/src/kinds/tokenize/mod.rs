@@ -20,10 +20,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Parameters};
-use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, StageKind, Threads};
-use engine::survey::{LocalFiles, Survey};
 
 use crate::compute::resources::thread_pool;
 use crate::data::artifact::{
@@ -213,30 +212,23 @@ impl Stage for Tokenize {
         problems.into_iter().flatten().chain(untold).chain(unweighted).chain(unlearned).chain(idle).collect()
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        survey.pass("tokens", self.dataset.reference.facts_in(inputs), &["shape"]);
-        survey.pass("tokens", self.tokenizer.reference.facts_in(inputs), &["vocab_size"]);
-        survey.fact("tokens", PROMPT, serde_json::to_value(&self.prompt).expect("options are JSON"));
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
+        forecast.pass("tokens", ahead, &self.dataset.reference, ["shape"]);
+        forecast.pass("tokens", ahead, &self.tokenizer.reference, ["vocab_size"]);
+        forecast.fact("tokens", PROMPT, serde_json::to_value(&self.prompt).expect("options are JSON"));
         if let Some(longest) = self.max_seq_len {
-            survey.fact("tokens", LONGEST_POSSIBLE, longest);
+            forecast.fact("tokens", LONGEST_POSSIBLE, longest);
+            forecast.expect("tokens", "longest_row", longest);
         }
-        survey
-    }
-
-    fn preflight(&self, inputs: &InputFacts, _: Span) -> Preflight {
-        let mut ahead = Preflight::default();
-        let facts = self.dataset.reference.facts_in(inputs);
+        let facts = self.dataset.reference.facts_in(ahead.expected);
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
-        ahead.work = rows.map(|rows| Work::new("rows", rows as f64));
+        forecast.work = rows.map(|rows| Work::new("rows", rows as f64));
         // Without splitting, each row of text becomes one of tokens, unless it is left out.
         if let Some(rows) = rows.filter(|_| !self.may_split(facts)) {
-            ahead.expect("tokens", "rows", rows);
+            forecast.expect("tokens", "rows", rows);
         }
-        if let Some(longest) = self.max_seq_len {
-            ahead.expect("tokens", "longest_row", longest);
-        }
-        ahead
+        forecast
     }
 
     fn threads(&self) -> Threads {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use engine::forecast::Ahead;
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 
@@ -368,7 +369,8 @@ fn rows_of_tokens_are_foretold_only_where_none_is_split() {
             <Tokenize as engine::parameter::Parameter>::read(&node, &mut engine::parameter::Reader::default()).unwrap();
         let facts: Facts = serde_json::from_value(rows).unwrap();
         let inputs = InputFacts::from_iter([("articles.rows".to_owned(), facts)]);
-        Tokenize::preflight(&params, &inputs, Span::default()).outputs["tokens"].get("rows").and_then(Value::as_u64)
+        let forecast = params.forecast(&Ahead::of_results(&inputs, Span::default()));
+        forecast.outputs["tokens"].expected.get("rows").and_then(Value::as_u64)
     };
     let short = || json!({"max_seq_len": 16});
     assert_eq!(foretold(json!({"rows": 7, "shape": "prompt"}), short()), Some(7));

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use engine::preflight::is_known;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, WorkingState};
 use model::schedule::Horizon;
@@ -74,7 +73,7 @@ fn goes_on(params: &Train, saved: &Progress, fresh: &Progress, context: &mut Sta
 /// whether its tensors are whole is found out by [`resume`].
 pub(super) fn standing(params: &Train, working: &Path, inputs: &InputFacts) -> Option<WorkingState> {
     let saved = state::newest_progress(working).ok()??;
-    let rows = params.data.reference.facts_in(inputs).filter(|facts| is_known(facts));
+    let rows = params.data.reference.facts_in(inputs);
     let rows = rows.and_then(|facts| facts.get("rows")?.as_u64()).and_then(|rows| usize::try_from(rows).ok());
     let total = rows.map(|rows| params.total_steps(rows));
     if let Some(because) = total.and_then(|total| starts_over(params, &saved, total)) {

@@ -10,7 +10,6 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::preflight::known;
 use engine::stage::InputFacts;
 use model::config::Architecture;
 use model::peft::Modules;
@@ -19,12 +18,11 @@ use serde_json::Value;
 use super::parameters::{AdapterOrigin, For, Loss, Method, Train};
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Shape, TokensFacts};
+use crate::forecast::{model_config, not_native};
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
-use crate::preflight::{model_config, not_native};
 
 /// What does not fit together, as far as results say that are there.
 pub(super) fn problems(params: &Train, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-    let inputs = &known(inputs);
     let mut problems = Vec::new();
     let wrong_input = |message: String, help: &str| {
         Problem::error("wrong-input", span, message, "they meet in this stage").with_help(help)

@@ -9,6 +9,7 @@ mod elsewhere;
 mod failure;
 mod figures;
 mod fit;
+mod forecast;
 mod inputs;
 mod learner;
 mod less_memory;
@@ -16,7 +17,6 @@ mod order;
 mod output;
 mod parameters;
 mod preference;
-mod preflight;
 mod prepare;
 mod rows;
 mod session;
@@ -36,13 +36,12 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{KeyWriter, Parameter as _};
 use engine::pin::Pinned;
-use engine::preflight::Preflight;
 use engine::stage::{
     InputFacts, LessMemory, Outside, PinRequest, Secret, Smoke, Stage, StageKind, Threads, Workers, WorkingState,
 };
-use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
     BaseFormat, BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss,
@@ -128,29 +127,12 @@ impl Stage for Train {
         self.validation_tasks.iter().flat_map(|tasks| tasks.choice.secrets()).collect()
     }
 
-    fn survey(&self, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
-        let mut survey = Survey::default();
-        let trained = match self.method {
-            Method::Lora => "adapter",
-            Method::Full => {
-                let names: Vec<&str> = checkpoint::config_facts().collect();
-                survey.pass("model", self.model.reference.facts_in(inputs), &names);
-                "model"
-            }
-        };
-        survey.pass(trained, self.data.reference.facts_in(inputs), &[PROMPT]);
-        if let Some(quantize) = &self.quantize {
-            survey.fact(trained, QUANTIZE, quantize.fact());
-        }
-        survey
-    }
-
-    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
-        preflight::preflight(self, inputs, span)
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        forecast::forecast(self, ahead)
     }
 
     fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64> {
-        preflight::peak_memory(self, inputs, workers)
+        forecast::peak_memory(self, inputs, workers)
     }
 
     /// The product of micro-batch size and accumulation decides the result; how it is split does not.

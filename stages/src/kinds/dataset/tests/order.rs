@@ -146,8 +146,8 @@ fn neither_threads_nor_the_codec_of_the_source_change_a_bit() {
 fn rows_are_foretold_where_no_filter_takes_some_away() {
     let foretold = |with: Value| {
         let params = Dataset::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
-        let outputs = Dataset::preflight(&params, &InputFacts::new(), Span::default()).outputs;
-        let facts = outputs.get("rows").or_else(|| outputs.get("train")).cloned().unwrap_or_default();
+        let outputs = params.forecast(&Ahead::of_results(&InputFacts::new(), Span::default())).outputs;
+        let facts = outputs.get("rows").or_else(|| outputs.get("train")).cloned().unwrap_or_default().expected;
         (facts.get("rows").and_then(Value::as_u64), facts.get("shape").and_then(Value::as_str).map(str::to_owned))
     };
     let with = |more: Value| {

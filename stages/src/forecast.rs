@@ -1,8 +1,8 @@
 //! What stage kinds say ahead about the models they read and make.
 
 use engine::artifact::Facts;
+use engine::forecast::Forecast;
 use engine::parameter::Reference;
-use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::{Architecture, Config, Outline};
@@ -35,17 +35,10 @@ pub(crate) fn not_native(reference: &Reference, inputs: &InputFacts) -> Option<O
 }
 
 /// Says of a model that is not native who computes it, and that nothing is estimated of its memory.
-pub(crate) fn say_not_native(model: &Reference, inputs: &InputFacts, ahead: &mut Preflight) {
+pub(crate) fn say_not_native(model: &Reference, inputs: &InputFacts, forecast: &mut Forecast) {
     if let Some(outline) = not_native(model, inputs) {
         let text = format!("{outline}: memory is not estimated");
-        ahead.figure("model", outline.model_type, text);
-    }
-}
-
-/// Says that an output will be a model of the same configuration as one that is read.
-pub(crate) fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Reference, inputs: &InputFacts) {
-    if let Some(config) = model.facts_in(inputs).and_then(|facts| facts.get(CONFIG)) {
-        preflight.expect(output, CONFIG, config.clone());
+        forecast.figure("model", outline.model_type, text);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast, Grade, Work};
 use engine::parameter::Reference;
-use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::Config;
@@ -18,9 +18,7 @@ use super::parameters::{Method, QuantizeParams, Train, TrainQuantize};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Kernels;
-use crate::preflight::{
-    PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config, say_not_native, stored_dtype,
-};
+use crate::forecast::{PROCESS_BYTES, checkpoint_bytes, model_config, say_not_native, stored_dtype};
 
 /// Bytes of a saved number.
 const F32_BYTES: u64 = 4;
@@ -29,49 +27,57 @@ const F32_BYTES: u64 = 4;
 const MARGIN: f64 = 0.15;
 
 /// Everything that can be foretold.
-pub(super) fn preflight(params: &Train, inputs: &InputFacts, span: Span) -> Preflight {
-    let mut ahead = Preflight::default();
-    steps(params, inputs, span, &mut ahead);
-    say_not_native(&params.model.reference, inputs, &mut ahead);
-    let config = model_config(&params.model.reference, inputs);
+pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
+    let (mut forecast, inputs, model) = (Forecast::default(), ahead.expected, &params.model.reference);
+    steps(params, ahead, &mut forecast);
+    say_not_native(model, inputs, &mut forecast);
+    let config = model_config(model, inputs);
     if let Some(config) = &config {
-        memory(params, inputs, config, &mut ahead);
+        memory(params, inputs, config, &mut forecast);
     }
-    ahead.work = work(params, inputs, config.as_ref());
+    forecast.work = work(params, inputs, config.as_ref());
+    let trained = match params.method {
+        Method::Lora => "adapter",
+        Method::Full => "model",
+    };
     if params.method == Method::Full {
-        expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
+        forecast.pass(trained, ahead, model, checkpoint::config_facts());
     }
-    ahead
+    forecast.pass(trained, ahead, &params.data.reference, [PROMPT]);
+    if let Some(quantize) = &params.quantize {
+        forecast.fact(trained, QUANTIZE, quantize.fact());
+    }
+    forecast
 }
 
 /// Rows, steps and learning rates.
-fn steps(params: &Train, inputs: &InputFacts, span: Span, ahead: &mut Preflight) {
+fn steps(params: &Train, ahead: &Ahead<'_>, forecast: &mut Forecast) {
     let rows_per_step = params.rows_per_step();
     let product = format!(
         "{rows_per_step} = micro_batch_size {} × gradient_accumulation_steps {}",
         params.micro_batch_size, params.gradient_accumulation_steps
     );
-    let data = params.data.reference.facts_in(inputs);
-    let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
+    let count = |name: &str| ahead.fact(&params.data.reference, name).and_then(|(value, _)| value.as_u64());
     let Some(rows) = count("rows").and_then(|rows| usize::try_from(rows).ok()) else {
-        ahead.figure("rows_per_step", rows_per_step, product);
+        forecast.figure("rows_per_step", rows_per_step, product);
         return;
     };
-    let known = data.is_some_and(is_known);
+    let grade = ahead.fact(&params.data.reference, "rows").map(|(_, grade)| grade);
+    let known = grade == Some(Grade::Certain);
     let source = &params.data.reference.stage;
-    ahead.figure("rows", rows, if known { rows.to_string() } else { format!("{rows}, if `{source}` has so many") });
-    ahead.figure("rows_per_step", rows_per_step, product);
+    forecast.figure("rows", rows, if known { rows.to_string() } else { format!("{rows}, if `{source}` has so many") });
+    forecast.figure("rows_per_step", rows_per_step, product);
     let division = params.division(rows);
-    ahead.figure("steps_per_epoch", division.steps_per_epoch(), epoch_in_words(&division));
+    forecast.figure("steps_per_epoch", division.steps_per_epoch(), epoch_in_words(&division));
     let total = params.total_steps(rows);
-    ahead.figure("optimizer_steps", total, format!("{total} in {}", epochs_in_words(params, &division, total)));
-    learning_rate(params, total, span, ahead);
+    forecast.figure("optimizer_steps", total, format!("{total} in {}", epochs_in_words(params, &division, total)));
+    learning_rate(params, total, ahead.span, forecast);
     if known
         && let (Some(tokens), Some(targets), Some(padding)) =
             (count("tokens"), count("target_tokens"), count("padding"))
     {
         let (of_epoch, text) = tokens_of_epoch(&division, tokens, targets, padding);
-        ahead.figure("tokens_per_epoch", of_epoch, text);
+        forecast.figure("tokens_per_epoch", of_epoch, text);
     }
 }
 
@@ -132,10 +138,10 @@ fn epochs_in_words(params: &Train, division: &Division, total: u64) -> String {
 }
 
 /// What the learning rate comes to, with a warning where the warm-up does not end.
-fn learning_rate(params: &Train, total: u64, span: Span, ahead: &mut Preflight) {
+fn learning_rate(params: &Train, total: u64, span: Span, forecast: &mut Forecast) {
     let Some(last_step) = total.checked_sub(1) else {
         let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
-        ahead.warnings.push(
+        forecast.problems.push(
             Problem::warning("no-steps", span, message, "fewer rows than a step needs")
                 .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`")
                 .at("gradient_accumulation_steps"),
@@ -146,39 +152,39 @@ fn learning_rate(params: &Train, total: u64, span: Span, ahead: &mut Preflight) 
     let base = params.optimizer.learning_rate;
     let (last, peak) = (base * schedule.factor(last_step, total), base * schedule.peak(total));
     let warmup = schedule.warmup_steps;
-    ahead.figure("peak_learning_rate", peak, format!("{peak:.3e} of {base:.3e}"));
+    forecast.figure("peak_learning_rate", peak, format!("{peak:.3e} of {base:.3e}"));
     let text = if warmup == 0 { format!("{last:.3e}") } else { format!("{last:.3e}, after {warmup} steps of warm-up") };
     let text = match warmup >= total {
         true => format!("{last:.3e}: the warm-up of {warmup} steps never completes"),
         false => text,
     };
-    ahead.figure("last_learning_rate", last, text);
+    forecast.figure("last_learning_rate", last, text);
     if let Some(message) = params.low_peak(total) {
         let (code, field, help) = match warmup >= total {
             true => ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer"),
             false => ("schedule-too-long", "scheduler", "lower the numbers of steps in `scheduler`, or train longer"),
         };
         let problem = Problem::warning(code, span, message, "trains at a lower learning rate than the file sets");
-        ahead.warnings.push(problem.with_help(help).at(field));
+        forecast.problems.push(problem.with_help(help).at(field));
     }
 }
 
 /// What is trained, and what it takes in memory and on disk.
-fn memory(params: &Train, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
+fn memory(params: &Train, inputs: &InputFacts, config: &Config, forecast: &mut Forecast) {
     let Some(tensors) = trained_tensors(params, config) else { return };
     let trained = values(&tensors);
     let all = config.matrix_weights();
     let share = 100.0 * trained as f64 / (all.max(1)) as f64;
-    ahead.figure("trainable_parameters", trained, format!("{trained}, {share:.3} % of the model's {all}"));
+    forecast.figure("trainable_parameters", trained, format!("{trained}, {share:.3} % of the model's {all}"));
     let result = match params.method {
         Method::Lora => Some(trained * F32_BYTES),
         Method::Full => checkpoint_bytes(&params.model.reference, inputs),
     };
-    ahead.disk_bytes = result.map(|result| result + saved_bytes(params, &tensors));
-    ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
+    forecast.disk_bytes = result.map(|result| result + saved_bytes(params, &tensors));
+    forecast.peak_memory_bytes = peak_memory(params, inputs, 1);
     // It is the memory of the `cpu` kernels that was measured.
     let is_measured = params.kernels == Kernels::Cpu && params.backend != Backend::Torch;
-    ahead.memory_margin = is_measured.then_some(MARGIN);
+    forecast.memory_margin = is_measured.then_some(MARGIN);
 }
 
 /// The most memory that so many workers hold together.

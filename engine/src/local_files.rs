@@ -1,15 +1,10 @@
-//! What a stage finds out of its sources before anything runs.
-//!
-//! A stage kind says what is certain of its outputs ([`crate::stage::Stage::survey`]); what it merely expects is told
-//! by its preflight. [`crate::checks`] goes through a plan with it.
+//! The files that a stage reads, as far as they are on this machine before it runs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::artifact::Facts;
-use crate::file::problem::Problem;
 use crate::protocol::FileGrant;
 
 /// The most that is read of one file, in bytes.
@@ -17,34 +12,6 @@ pub const MOST_READ: u64 = 4 << 20;
 
 /// The role of the files of what a stage has pinned on a server, as far as their metadata was fetched.
 pub const PINNED: &str = "@pinned";
-
-/// What a stage finds out ahead.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Survey {
-    /// Facts that its outputs will have, whatever happens, by output. There may be others.
-    pub outputs: BTreeMap<String, Facts>,
-    /// Facts that its outputs may be expected to have, by output: counts of rows. They are for estimates; nothing is
-    /// checked by them.
-    pub expected: BTreeMap<String, Facts>,
-    /// What its sources show to be wrong.
-    pub problems: Vec<Problem>,
-}
-
-impl Survey {
-    /// Says what one fact of an output will be.
-    pub fn fact(&mut self, output: &str, fact: &str, value: impl Into<serde_json::Value>) {
-        self.outputs.entry(output.to_owned()).or_default().insert(fact.to_owned(), value.into());
-    }
-
-    /// Takes over facts of an input that the output will have too.
-    pub fn pass(&mut self, output: &str, facts: Option<&Facts>, names: &[&str]) {
-        for name in names {
-            if let Some(value) = facts.and_then(|facts| facts.get(*name)) {
-                self.fact(output, name, value.clone());
-            }
-        }
-    }
-}
 
 /// How much of a file is on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +43,9 @@ pub struct LocalFile {
 pub struct LocalFiles(pub(crate) BTreeMap<String, Vec<LocalFile>>);
 
 impl LocalFiles {
+    /// Where none are looked at.
+    pub const NONE: &'static Self = &Self(BTreeMap::new());
+
     /// Files of this machine that a stage reads, by role.
     pub(crate) fn granted(files: &BTreeMap<String, Vec<FileGrant>>) -> Self {
         let local = |grant: &FileGrant| LocalFile {

@@ -9,8 +9,9 @@ use engine::artifact::Facts;
 use engine::error::StageError;
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
+use engine::local_files::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED};
 use engine::stage::InputFacts;
-use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
 
 use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason};
@@ -20,32 +21,39 @@ use super::parameters::{Dataset, OnBadRow, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
-use super::{expression, first_with_columns, mapping, preflight};
+use super::{counts, expression, first_with_columns, mapping};
 use crate::data::artifact::RowsFacts;
 
 const ROWS_TRIED: u64 = 64;
 
-/// Facts of the rows that are known already, and what is wrong with the sources.
-pub(super) fn survey(params: &Dataset, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
-    let mut survey = Survey::default();
+/// What a row is and how many there will be, as far as that is known, and what is wrong with the sources.
+pub(super) fn forecast(params: &Dataset, ahead: &Ahead<'_>) -> Forecast {
+    let Ahead { files, span, .. } = *ahead;
+    let (mut forecast, mut of_sources) = (Forecast::default(), None);
+    let outputs: &[&str] = if params.train_test_split.is_some() { &[TRAIN, TEST] } else { &[ROWS] };
     let facts = match (&params.source, &params.datasets) {
         (Some(Source::Local(sources)), None) => {
-            let files = source_files(sources, files, &mut survey.problems);
-            survey.expected = lines(&files).map(|rows| preflight::of_source(params, rows)).unwrap_or_default();
-            of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut survey.problems)
+            let files = source_files(sources, files, &mut forecast.problems);
+            of_sources = lines(&files);
+            of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut forecast.problems)
         }
         (Some(Source::Hub { .. }), None) => match files.files(PINNED) {
             [] => mapping::facts_asked_for(params),
-            listed => of_repository(params, listed, span, &mut survey.problems),
+            listed => of_repository(params, listed, span, &mut forecast.problems),
         },
-        (None, Some(datasets)) => of_mix(datasets, inputs),
+        (None, Some(datasets)) => of_mix(datasets, ahead.certain),
         _ => None,
     };
     if let Some(facts) = facts.map(|facts| without_counts(&facts)) {
-        let outputs: &[&str] = if params.train_test_split.is_some() { &[TRAIN, TEST] } else { &[ROWS] };
-        survey.outputs = outputs.iter().map(|output| ((*output).to_owned(), facts.clone())).collect();
+        outputs.iter().for_each(|output| forecast.facts(output, facts.clone()));
+    } else if let Some(shape) = mapping::shape_asked_for(params) {
+        let shape = serde_json::to_value(shape).expect("a shape is JSON");
+        outputs.iter().for_each(|output| forecast.expect(output, "shape", shape.clone()));
     }
-    survey
+    for (output, rows) in counts::expected(params, ahead.expected, of_sources) {
+        forecast.expect(output, "rows", rows);
+    }
+    forecast
 }
 
 /// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with
@@ -130,6 +138,9 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
 /// How many rows files have that hold one per line, as far as they are read ahead: of a longer one as many as its
 /// length lets expect. Quoted line breaks of CSV count as rows; nothing is checked by this number.
 fn lines(files: &[SourceFile]) -> Option<u64> {
+    if files.is_empty() {
+        return None;
+    }
     let of_file = |file: &SourceFile| {
         let (header, is_plain) = match file.form.format {
             Format::JsonLines | Format::Text => (0, true),

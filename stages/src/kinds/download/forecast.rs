@@ -8,29 +8,31 @@ use std::path::Path;
 use engine::artifact::Facts;
 use engine::error::StageError;
 use engine::file::problem::Problem;
-use engine::file::source::Span;
-use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
+use engine::forecast::{Ahead, Forecast};
+use engine::local_files::{Extent, LocalFile, MOST_READ, PINNED};
 use model::config::{Architecture, Outline};
 use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, record, role};
+use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, outside, record, role};
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
 use crate::compute::torch;
 use crate::data::tokenizer::template_in_config;
 
 /// Facts of what will be made of the files, and what would keep it from being made.
-pub(super) fn survey(params: &Download, files: &LocalFiles, span: Span) -> Survey {
-    let mut survey = Survey::default();
+pub(super) fn forecast(params: &Download, ahead: &Ahead<'_>) -> Forecast {
+    let (files, span) = (ahead.files, ahead.span);
+    let mut forecast = Forecast::default();
+    outside::foretell(params, &mut forecast);
     let (files, place) = match params.origin() {
         Some(Origin::Folder(_)) => (files.files(role(params.form)), "the folder".to_owned()),
         Some(Origin::Hub(name)) => (files.files(PINNED), format!("`{name}`")),
-        None => return survey,
+        None => return forecast,
     };
     // Of a repository nothing is known before its metadata is here.
     if files.is_empty() {
-        return survey;
+        return forecast;
     }
     let problem = |message: String| match params.origin() {
         Some(Origin::Folder(path)) => Problem::error("bad-checkpoint", path.span, message, "cannot be used"),
@@ -41,68 +43,68 @@ pub(super) fn survey(params: &Download, files: &LocalFiles, span: Span) -> Surve
     let mut chosen = match selection.and_then(|selection| selection.choose(&names, &place)) {
         Ok(chosen) => Chosen(files.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect()),
         Err(error) => {
-            survey.problems.push(problem(error.to_string()).with_help_if(error.help));
-            return survey;
+            forecast.problems.push(problem(error.to_string()).with_help_if(error.help));
+            return forecast;
         }
     };
     if params.form != Form::Files {
         chosen.0.retain(|file| match damage(file) {
             None => true,
             Some(error) => {
-                survey.problems.push(problem(error.message).with_help_if(error.help));
+                forecast.problems.push(problem(error.message).with_help_if(error.help));
                 false
             }
         });
     }
-    let is_sound = survey.problems.is_empty();
+    let is_sound = forecast.problems.is_empty();
     match params.form {
         Form::Files => {}
         Form::Adapter => {
             let read = chosen.whole(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
             if let Some(Err(error)) = read {
-                survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
+                forecast.problems.push(problem(format!("the adapter cannot be used here: {error}")));
             }
             let folder = chosen.named(ADAPTER_CONFIG).and_then(|file| file.path.parent());
             for (name, fact) in folder.and_then(record::trained_on).into_iter().flatten() {
-                survey.fact("adapter", &name, fact);
+                forecast.fact("adapter", &name, fact);
             }
         }
         Form::Model if gguf::source(&chosen.names()).is_some() => {
             let source = gguf::source(&chosen.names()).and_then(|name| chosen.whole(name));
             match source.map(|file| gguf::facts(&file.path, params.pre_tokenizer.as_deref())) {
                 Some(Ok([model, tokenizer])) => {
-                    survey.outputs.insert("model".to_owned(), model);
-                    survey.outputs.insert("tokenizer".to_owned(), tokenizer);
+                    forecast.facts("model", model);
+                    forecast.facts("tokenizer", tokenizer);
                 }
-                Some(Err(error)) => survey.problems.push(problem(error.to_string()).with_help_if(error.help)),
+                Some(Err(error)) => forecast.problems.push(problem(error.to_string()).with_help_if(error.help)),
                 None => {}
             }
-            return survey;
+            return forecast;
         }
         Form::Model => match chosen.whole(CONFIG).map(model_facts) {
             Some(Ok((facts, architecture))) => {
                 if let Architecture::Transformers(outline) = architecture {
-                    survey.problems.push(of_transformers(&outline, &problem(outline.to_string())));
+                    forecast.problems.push(of_transformers(&outline, &problem(outline.to_string())));
                 }
-                survey.outputs.insert("model".to_owned(), facts);
+                forecast.facts("model", facts);
             }
             Some(Err(message)) => {
                 let config = chosen.whole(CONFIG).and_then(|file| read(&file.path));
                 let help = config.and_then(|config| in_place_of(&config));
-                survey.problems.push(problem(message).with_help_if(help.map(str::to_owned)));
+                forecast.problems.push(problem(message).with_help_if(help.map(str::to_owned)));
             }
             None => {}
         },
     }
     if params.form == Form::Model {
         if let Some(ids) = chosen.whole("tokenizer.json").and_then(|file| ids(&file.path)) {
-            survey.fact("tokenizer", "vocab_size", ids);
+            forecast.fact("tokenizer", "vocab_size", ids);
         }
         if let Some(has_template) = chosen.chat_template().filter(|_| is_sound) {
-            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, CHAT_TEMPLATE, has_template));
+            ["model", "tokenizer"].into_iter().for_each(|output| forecast.fact(output, CHAT_TEMPLATE, has_template));
         }
     }
-    survey
+    forecast
 }
 
 /// The note that a model is not native, at the place of a problem with it.
