@@ -13,7 +13,7 @@ pub struct Inventory {
     /// What joins each two of a kind, where a tool says so.
     pub links: Vec<Link>,
     /// Whom was asked, and how each answered; a tool that is not installed is not among them.
-    pub asked: Vec<Asked>,
+    pub asked: Vec<Queried>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -103,7 +103,7 @@ impl Health {
 
 /// One question that was put to a tool or a library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Asked {
+pub struct Queried {
     pub device: DeviceKind,
     /// Whom: `npu-smi info`, `NVML`.
     pub tool: String,
@@ -113,7 +113,7 @@ pub struct Asked {
     pub problem: Option<String>,
 }
 
-impl Asked {
+impl Queried {
     /// A question that was answered well.
     pub(crate) fn new(device: DeviceKind, tool: impl Into<String>) -> Self {
         Self { device, tool: tool.into(), version: None, problem: None }

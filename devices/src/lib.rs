@@ -27,7 +27,7 @@ mod vendor;
 
 pub use cpu::numa_nodes;
 pub use cpu_list::{CpuList, NoCpuList};
-pub use inventory::{Asked, Device, Health, Inventory, Process};
+pub use inventory::{Device, Health, Inventory, Process, Queried};
 pub use kind::DeviceKind;
 pub use link::{Link, LinkKind};
 pub use machine::Machine;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::inventory::{Asked, Device, Health, Inventory};
+use crate::inventory::{Device, Health, Inventory, Queried};
 use crate::{DeviceKind, Facts, Machine, Vendor};
 
 pub(crate) struct Metal;
@@ -25,7 +25,7 @@ impl Vendor for Metal {
             return Inventory::default();
         }
         let Some(tool) = machine.tool("system_profiler") else { return Inventory::default() };
-        let asked = Asked::new(DeviceKind::Metal, "system_profiler");
+        let asked = Queried::new(DeviceKind::Metal, "system_profiler");
         match machine.run(&tool, &["-json", "SPDisplaysDataType", "SPHardwareDataType"]) {
             Err(error) => asked.failed(error.to_string()).alone_with(Vec::new()),
             Ok(text) => match read(&text) {

@@ -34,7 +34,7 @@ pub trait Vendor: Sync {
         None
     }
 
-    /// What is wrong with the ports at which ranks meet, of which `listening` are in use. Asked where there is a
+    /// What is wrong with the ports at which ranks meet, of which `listening` are in use. Queried where there is a
     /// device.
     fn check_ports(&self, _subject: &Subject, _listening: &[u16]) -> Vec<Finding> {
         Vec::new()

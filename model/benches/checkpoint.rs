@@ -35,7 +35,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::merge::{Merge, MergeOptions, WeightedAdapter};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::Adapter;
 use model::random::{Address, Purpose, Stream};
 use model::weights::{Activations, BlockFormat, Quantization};
@@ -219,7 +219,7 @@ impl Bench {
         if let Some(format) = quantize {
             ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
         }
-        Ok(Some(Box::new(Decoder::load(Arc::new(ops), &self.base, Keep::Frozen)?)))
+        Ok(Some(Box::new(Decoder::load(Arc::new(ops), &self.base, Trainability::Frozen)?)))
     }
 
     fn merge(&self) -> Outcome {

@@ -27,7 +27,7 @@ use model::decoder::Decoder;
 use model::generation::{Flow, Generator, Listener, Options, Request};
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::ops::{Compute, Ops};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::random::{Address, Purpose, Stream};
 use model::sampling::Sampling;
 use model::weights::{Activations, BlockFormat, Quantization, WeightFormat};
@@ -175,7 +175,7 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
         ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
     }
     let ops = Arc::new(ops);
-    Ok(Decoder::build(ops, config, Keep::Frozen, |name, shape| {
+    Ok(Decoder::build(ops, config, Trainability::Frozen, |name, shape| {
         let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
         Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
     })?)

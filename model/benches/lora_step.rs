@@ -33,7 +33,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
 use model::random::{Address, Purpose, Stream};
@@ -250,7 +250,7 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
     let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
     let deviation = arguments.model.initializer_range;
     let flop = arguments.flop(&config);
-    let keep = if arguments.trained == Trained::Weights { Keep::Trainable } else { Keep::Frozen };
+    let keep = if arguments.trained == Trained::Weights { Trainability::Trainable } else { Trainability::Frozen };
     let targets = match arguments.targets.as_str() {
         ALL_LINEAR => all_linear(&Modules::from(&config)),
         names => names.split(',').map(str::to_owned).collect(),

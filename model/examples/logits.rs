@@ -20,7 +20,7 @@ use model::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::Adapter;
 
 struct Arguments {
@@ -72,7 +72,7 @@ impl Arguments {
 }
 
 fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let mut decoder = Decoder::load(Arc::new(ops), &arguments.model, Keep::Frozen)?;
+    let mut decoder = Decoder::load(Arc::new(ops), &arguments.model, Trainability::Frozen)?;
     if let Some(folder) = &arguments.adapter {
         decoder.attach(&Adapter::load(folder)?)?;
     }

@@ -14,13 +14,13 @@
 //! use model::cpu::Cpu;
 //! use model::decoder::Decoder;
 //! use model::ops::Compute;
-//! use model::parameter::Keep;
+//! use model::parameter::Trainability;
 //! use model::peft::AdapterConfig;
 //! use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ops = Arc::new(Cpu::new(2, Compute::F32)?);
-//! let mut decoder = Decoder::load(ops, Path::new("SmolLM-135M"), Keep::Frozen)?;
+//! let mut decoder = Decoder::load(ops, Path::new("SmolLM-135M"), Trainability::Frozen)?;
 //! let config = AdapterConfig::new(8, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
 //! let adapter = decoder.fresh_adapter(&config, 42)?;
 //! decoder.attach(&adapter)?;

@@ -200,7 +200,7 @@ pub struct RopeTables<T> {
 
 /// The sense of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Rotation {
     /// The embedding itself.
     Forward,
     /// Its transpose, which is its gradient (and its inverse, where the tables hold rotations that are not scaled).
@@ -480,7 +480,13 @@ pub trait Ops: Sized + Send + Sync + 'static {
     /// `table_rows` names for its row.
     ///
     /// Source: Su et al., arXiv:2104.09864, in the half-split layout of the published Llama weights.
-    fn rope(&self, x: &mut Self::Tensor, tables: &RopeTables<Self::Tensor>, table_rows: &[u32], turn: Turn) -> Result;
+    fn rope(
+        &self,
+        x: &mut Self::Tensor,
+        tables: &RopeTables<Self::Tensor>,
+        table_rows: &[u32],
+        rotation: Rotation,
+    ) -> Result;
     /// `y = activation(gate) ∘ up`.
     fn gated(&self, activation: Activation, gate: &Self::Tensor, up: &Self::Tensor, y: &mut Self::Tensor) -> Result;
     /// The gradients of [`Ops::gated`], replaced.

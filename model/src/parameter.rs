@@ -132,7 +132,7 @@ pub(crate) struct MatrixCopy<B: Ops> {
 
 /// What happens to the values of a matrix at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum Trainability {
     /// Only the prepared form is kept; the values never change.
     Frozen,
     /// They are kept as a parameter, to be trained.

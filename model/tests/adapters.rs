@@ -16,7 +16,7 @@ use model::decoder::{AttachError, Decoder};
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::optimizer::StateValues;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, Modules, TargetModules};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};
 
@@ -56,7 +56,7 @@ fn options(recompute: Recompute) -> TrainOptions {
 }
 
 fn trainer<B: Blocks>(ops: &Arc<B>, shape: &str, config: &AdapterConfig, recompute: Recompute) -> Trainer<B> {
-    let mut decoder = support::decoder(ops, shape, Keep::Frozen);
+    let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
     let adapter = moved(&decoder, config);
     decoder.attach(&adapter).unwrap();
     Trainer::new(decoder, options(recompute)).unwrap()
@@ -198,9 +198,9 @@ fn an_adapter_that_is_taken_off_leaves_no_trace() {
     let ops = cpu(2);
     let batch = support::documents(4, &[6, 11]);
     for (shape, _) in support::SHAPES {
-        let base = support::decoder(&ops, shape, Keep::Frozen).logits(&batch).unwrap();
+        let base = support::decoder(&ops, shape, Trainability::Frozen).logits(&batch).unwrap();
         for (kind, config) in kinds() {
-            let mut decoder = support::decoder(&ops, shape, Keep::Frozen);
+            let mut decoder = support::decoder(&ops, shape, Trainability::Frozen);
             let (fresh, moved) = (decoder.fresh_adapter(&config, 9).unwrap(), moved(&decoder, &config));
             decoder.attach(&fresh).unwrap();
             for (found, expected) in decoder.logits(&batch).unwrap().iter().zip(&base) {
@@ -224,7 +224,7 @@ fn an_adapter_that_is_taken_off_leaves_no_trace() {
 fn an_adapter_comes_back_from_its_folder() {
     let ops = cpu(1);
     for (kind, config) in kinds() {
-        let adapter = moved(&support::decoder(&ops, "gemma2", Keep::Frozen), &config);
+        let adapter = moved(&support::decoder(&ops, "gemma2", Trainability::Frozen), &config);
         let folder = tempfile::tempdir().unwrap();
         adapter.save(folder.path()).unwrap();
         assert_eq!(Adapter::load(folder.path()).unwrap(), adapter, "{kind}");
@@ -235,7 +235,7 @@ fn an_adapter_comes_back_from_its_folder() {
 #[test]
 fn dora_on_a_row_of_zeros_stays_finite() {
     let ops = cpu(1);
-    let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+    let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
     let targets = vec!["up_proj".to_owned()];
     let dora = AdapterConfig { use_dora: true, ..AdapterConfig::new(2, 4.0, targets.clone()) };
     let whole = AdapterConfig { modules_to_save: targets, ..AdapterConfig::new(2, 4.0, Vec::new()) };
@@ -254,9 +254,9 @@ fn dora_on_a_row_of_zeros_stays_finite() {
 fn without_its_adapter_a_model_is_its_base_and_has_it_again_afterwards() {
     let (ops, batch) = (cpu(1), support::documents(5, &[8, 5]));
     for shape in ["llama", "llama, untied, biases"] {
-        let expected = support::decoder(&ops, shape, Keep::Frozen).score(&batch).unwrap();
+        let expected = support::decoder(&ops, shape, Trainability::Frozen).score(&batch).unwrap();
         for (kind, config) in kinds() {
-            let mut decoder = support::decoder(&ops, shape, Keep::Frozen);
+            let mut decoder = support::decoder(&ops, shape, Trainability::Frozen);
             let adapter = moved(&decoder, &config);
             decoder.attach(&adapter).unwrap();
             let before = decoder.score(&batch).unwrap();
@@ -271,9 +271,9 @@ fn without_its_adapter_a_model_is_its_base_and_has_it_again_afterwards() {
 fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
     let ops = cpu(1);
     let batch = support::documents(5, &[8]);
-    let base = support::decoder(&ops, "llama", Keep::Frozen).layer_outputs(&batch).unwrap();
+    let base = support::decoder(&ops, "llama", Trainability::Frozen).layer_outputs(&batch).unwrap();
     for (saved, moves_layers) in [("lm_head", false), ("embed_tokens", true)] {
-        let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+        let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
         let modules_to_save = vec![saved.to_owned()];
         let config = AdapterConfig { modules_to_save, ..AdapterConfig::new(2, 4.0, Vec::new()) };
         let adapter = moved(&decoder, &config);
@@ -288,7 +288,7 @@ fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let ops = cpu(1);
-    let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+    let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
     let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()]);
     let saved = AdapterConfig { modules_to_save: vec!["model.norm".to_owned()], ..config.clone() };
     let mut adapter = decoder.fresh_adapter(&saved, 1).unwrap();
@@ -308,8 +308,10 @@ fn first_values_are_the_same_without_a_decoder() {
     let ops = cpu(1);
     for family in ["llama32", "phi3", "gemma2"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family);
-        let (decoder, files) =
-            (Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap(), Checkpoint::open(&folder).unwrap());
+        let (decoder, files) = (
+            Decoder::load(Arc::clone(&ops), &folder, Trainability::Frozen).unwrap(),
+            Checkpoint::open(&folder).unwrap(),
+        );
         for (kind, settings) in kinds() {
             let expected = decoder.fresh_adapter(&settings, 7).unwrap();
             let mut found = Adapter::fresh(&Modules::from(decoder.config()), &files, &settings, 7).unwrap();

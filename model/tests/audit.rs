@@ -9,7 +9,7 @@ mod support;
 use std::sync::Arc;
 
 use faulty::{Fault, Faulty};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, LossScaling, Optimizer, Sgd, StepReport, TrainError, TrainOptions, Trained, Trainer};
 
@@ -28,7 +28,7 @@ fn trainer(fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
 
 /// The same by an optimizer.
 fn trainer_by(optimizer: Optimizer, fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
-    let mut decoder = support::decoder(&Arc::new(Faulty::new(fault)), "llama", Keep::Frozen);
+    let mut decoder = support::decoder(&Arc::new(Faulty::new(fault)), "llama", Trainability::Frozen);
     let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(RANK, 4.0, targets), 9).unwrap();
     decoder.attach(&adapter).unwrap();

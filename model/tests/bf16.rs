@@ -16,7 +16,7 @@ use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::ops::Compute;
 use model::optimizer::StateValues;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
 use support::cpu_with;
@@ -64,14 +64,14 @@ fn stay_near_those_in_f32<B: Blocks>(ops: &Arc<B>) {
 }
 
 fn logits<B: Blocks>(ops: &Arc<B>, family: &Path) -> Vec<f32> {
-    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
     decoder.logits(&support::documents(1, &[30, 2])).unwrap()
 }
 
 /// A trainer of an adapter on the first golden family.
 fn trainer<B: Blocks>(ops: &Arc<B>) -> Trainer<B> {
     let family = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama2"));
-    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
     let targets = ["q_proj", "v_proj", "up_proj"].map(str::to_owned).to_vec();
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(4, 8.0, targets), 3).unwrap();
     decoder.attach(&adapter).unwrap();
@@ -146,7 +146,7 @@ fn the_number_of_threads_changes_no_bit(set: InstructionSet) -> Result<(), Unmet
 fn trained_weights_keep_their_f32_and_are_computed_in_bf16() {
     let ops = cpu(2, Compute::Bf16);
     let options = TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()));
-    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Keep::Trainable), options).unwrap();
+    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
     let text = Batch::text(support::documents(5, &[16]).input_ids);
     let start = trainer.state().unwrap();
     let mut losses = Vec::new();
@@ -162,7 +162,7 @@ fn trained_weights_keep_their_f32_and_are_computed_in_bf16() {
     // The model computes with the trained values, rounded: a fresh one that is given them says the same.
     let trained = trainer.state().unwrap();
     let config = trainer.decoder().config().clone();
-    let mut fresh = Decoder::build(Arc::clone(&ops), config, Keep::Frozen, |name, _| {
+    let mut fresh = Decoder::build(Arc::clone(&ops), config, Trainability::Frozen, |name, _| {
         Ok(trained.iter().find(|tensor| tensor.name == name).unwrap().value.clone())
     })
     .unwrap();

@@ -14,7 +14,7 @@ use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::generation::{Generator, Options, Request};
 use model::ops::{Compute, Ops};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::sampling::Sampling;
 use model::session::{Append, Session};
@@ -53,7 +53,7 @@ fn quantizing(cpu: Cpu, format: Option<BlockFormat>) -> Arc<Cpu> {
 }
 
 fn load(family: &Path, threads: usize, (compute, format): Precision) -> Decoder<Cpu> {
-    Decoder::load(quantizing(Cpu::new(threads, compute).unwrap(), format), family, Keep::Frozen).unwrap()
+    Decoder::load(quantizing(Cpu::new(threads, compute).unwrap(), format), family, Trainability::Frozen).unwrap()
 }
 
 fn logits(family: &Path, precision: Precision) -> Vec<f32> {
@@ -121,7 +121,7 @@ fn every_set_answers_alike_in_blocks(set: InstructionSet) -> Result<(), Unmet> {
     for format in BlockFormat::ALL {
         let answers = |cpu: Cpu| {
             let ops = quantizing(cpu, Some(format));
-            answers(&Decoder::load(ops, &golden("qwen3"), Keep::Frozen).unwrap(), &[&tokens]).remove(0).concat()
+            answers(&Decoder::load(ops, &golden("qwen3"), Trainability::Frozen).unwrap(), &[&tokens]).remove(0).concat()
         };
         let expected = answers(cpu_with(1, Compute::F32, InstructionSet::Portable)?);
         for (found, expected) in answers(cpu_with(1, Compute::F32, set)?).iter().zip(expected) {
@@ -140,7 +140,7 @@ fn a_text_learned_by_heart_is_answered_alike_in_every_type() {
         max_grad_norm: Some(1.0),
         ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()))
     };
-    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Keep::Trainable), options).unwrap();
+    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
     let text = Batch::text(support::documents(5, &[16]).input_ids);
     for _ in 0..100 {
         trainer.accumulate(&text).unwrap();
@@ -155,7 +155,8 @@ fn a_text_learned_by_heart_is_answered_alike_in_every_type() {
     let config = trainer.decoder().config();
     for (compute, format) in PRECISIONS {
         let ops = quantizing(Cpu::new(2, compute).unwrap(), format);
-        let decoder = Decoder::build(ops, config.clone(), Keep::Frozen, |name, _| Ok(values[name].clone())).unwrap();
+        let decoder =
+            Decoder::build(ops, config.clone(), Trainability::Frozen, |name, _| Ok(values[name].clone())).unwrap();
         let options = Options {
             max_new_tokens: 13,
             min_new_tokens: 0,

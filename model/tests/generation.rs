@@ -10,7 +10,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::generation::{Completion, Flow, GenerateError, Generator, Listener, Options, Request, Stop};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::sampling::{Place, Sampler, Sampling};
 use safetensors::SafeTensors;
 
@@ -55,7 +55,7 @@ fn rows(family: &Path, name: &str) -> Vec<Vec<u32>> {
 
 fn load(family: &Path) -> Decoder<Cpu> {
     let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
-    Decoder::load(ops, family, Keep::Frozen).unwrap()
+    Decoder::load(ops, family, Trainability::Frozen).unwrap()
 }
 
 /// Eleven prompts of 1 to 34 tokens.
@@ -177,11 +177,11 @@ fn prompts_that_do_not_fit_are_refused_and_effort_is_counted() {
         let error = generator.complete(&requests, &mut ()).unwrap_err();
         assert!(matches!(error, GenerateError::Prompt { request: 1, .. }), "{error}");
     }
-    assert_eq!(generator.effort().prompt_tokens, 0);
+    assert_eq!(generator.stats().prompt_tokens, 0);
     let requests = [Request { prompt: &[1, 2], row: 0 }, Request { prompt: &[3, 4, 5], row: 1 }];
     generator.complete(&requests, &mut ()).unwrap();
-    let effort = generator.effort();
-    assert_eq!((effort.prompt_tokens, effort.decode_steps, effort.decode_tokens), (5, 11, 22));
+    let stats = generator.stats();
+    assert_eq!((stats.prompt_tokens, stats.decode_steps, stats.decode_tokens), (5, 11, 22));
     let room_for_one = [Request { prompt: &vec![7; positions - 1], row: 0 }];
     assert_eq!(generator.complete(&room_for_one, &mut ()).unwrap()[0].ids.len(), 1);
 }

@@ -18,7 +18,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::gguf::{Export, ExportOptions, FileType, GgufFile, TensorType, TokenizerJson, Value};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
@@ -361,7 +361,7 @@ fn difference(one: &Path, other: &Path) -> f32 {
     let ids: Vec<u32> = (0..16).map(|at| (37 * at + 5) % 251).collect();
     let logits = |folder: &Path| {
         let cpu = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-        let mut decoder = Decoder::load(cpu, folder, Keep::Frozen).unwrap_or_else(|error| panic!("{error:?}"));
+        let mut decoder = Decoder::load(cpu, folder, Trainability::Frozen).unwrap_or_else(|error| panic!("{error:?}"));
         decoder.logits(&Batch::text(ids.clone())).unwrap()
     };
     let (one, other) = (logits(one), logits(other));

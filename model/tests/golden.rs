@@ -21,7 +21,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::merge::{MergeOptions, WeightedAdapter, merge};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::sampling::argmax;
 use model::session::{Append, Session};
@@ -162,7 +162,7 @@ fn check_all<B: Blocks>(ops: &Arc<B>) {
 }
 
 fn check_family<B: Blocks>(ops: &Arc<B>, family: &Path, findings: &mut Findings) {
-    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
     let expected = Tensors::read(&family.join("expected.safetensors"));
     check_logits(&mut decoder, &expected, family, findings);
     check_generation(&mut decoder, &expected, family, findings);
@@ -231,7 +231,7 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     let name = |what: &str| format!("{} {what}", variant.display());
     let config = AdapterConfig::read(&variant.join("adapter/adapter_config.json")).unwrap();
     let start = adapter(&config, &variant.join("adapter_init.safetensors"));
-    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
     check_fresh(&decoder, &start, &name("fresh"), findings);
     decoder.attach(&start).unwrap_or_else(|error| panic!("{}: {error}", variant.display()));
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
@@ -276,7 +276,7 @@ fn check_workers(family: &Path, variant: &Path, findings: &mut Findings) {
     let batches = Tensors::read(&variant.join("batches.safetensors"));
     let mut workers = in_process::workers(2, |rank, collective| {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-        let mut decoder = Decoder::load(ops, family, Keep::Frozen).unwrap();
+        let mut decoder = Decoder::load(ops, family, Trainability::Frozen).unwrap();
         decoder.attach(&start).unwrap();
         let mut trainer = Trainer::new(decoder, steps.options()).unwrap().together(collective);
         let reports = steps.steps.iter().map(|expected| {
@@ -346,7 +346,7 @@ fn check_merge<B: Blocks>(
     for tensor in expected.0.iter().map(|(tensor, ..)| tensor).filter(|tensor| tensor.ends_with(".weight")) {
         findings.compare(name(tensor), &merged.tensor_f32(tensor).unwrap(), &expected.floats(tensor));
     }
-    let mut merged = Decoder::load(Arc::clone(ops), folder.path(), Keep::Frozen).unwrap();
+    let mut merged = Decoder::load(Arc::clone(ops), folder.path(), Trainability::Frozen).unwrap();
     findings.compare(name("merged_logits"), &merged.logits(&batch).unwrap(), &expected.floats("check.merged_logits"));
 }
 

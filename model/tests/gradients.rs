@@ -14,9 +14,9 @@ use model::init::{Fill, fresh_tensor};
 use model::loss::{CrossEntropy, Distillation, Divergence, TokenLoss};
 use model::ops::{
     Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, LogitGradient, LossRows, NormWeight,
-    Ops, RmsNorm, Turn, Write,
+    Ops, RmsNorm, Rotation, Write,
 };
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::rope::{Rope, RopeScaling};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
@@ -153,13 +153,13 @@ fn rope<B: Ops>(ops: &B) {
     let positions = [0, 1, 9, 0, 4];
     let x = values("x", 5 * 24);
     let mut tensor = ops.tensor(5, 24, &x).unwrap();
-    ops.rope(&mut tensor, &tables, &positions, Turn::Forward).unwrap();
+    ops.rope(&mut tensor, &tables, &positions, Rotation::Forward).unwrap();
     let turned = ops.read(&tensor).unwrap();
     // Elements beyond the turning ones stay; lengths are kept.
     assert_eq!((turned[6], turned[31]), (x[6], x[31]));
     assert!((weighted(&turned, &turned) - weighted(&x, &x)).abs() < 1e-4);
     assert_ne!(turned[24], x[24]);
-    ops.rope(&mut tensor, &tables, &positions, Turn::Backward).unwrap();
+    ops.rope(&mut tensor, &tables, &positions, Rotation::Backward).unwrap();
     assert!(ops.read(&tensor).unwrap().iter().zip(&x).all(|(back, x)| (back - x).abs() < 1e-5));
 }
 
@@ -222,7 +222,7 @@ fn weights<B: Blocks>(ops: &Arc<B>) {
     for (shape, _) in support::SHAPES {
         every_parameter(
             shape,
-            Trainer::new(support::decoder(ops, shape, Keep::Trainable), options(Trained::Weights)).unwrap(),
+            Trainer::new(support::decoder(ops, shape, Trainability::Trainable), options(Trained::Weights)).unwrap(),
         );
     }
 }
@@ -240,13 +240,16 @@ fn candle_every_adapter() {
 /// Each projection alone, so that the lowest trained block is each of them in turn, and all together.
 fn adapters<B: Blocks>(ops: &Arc<B>) {
     for (shape, _) in support::SHAPES {
-        let mut modules: Vec<String> =
-            support::decoder(ops, shape, Keep::Frozen).projections().iter().map(|p| p.module().to_owned()).collect();
+        let mut modules: Vec<String> = support::decoder(ops, shape, Trainability::Frozen)
+            .projections()
+            .iter()
+            .map(|p| p.module().to_owned())
+            .collect();
         modules.sort();
         modules.dedup();
         let alone = modules.iter().map(|module| vec![module.clone()]);
         for targets in alone.chain([modules.clone()]) {
-            let mut decoder = support::decoder(ops, shape, Keep::Frozen);
+            let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
             let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(3, 5.0, targets.clone()), 4).unwrap();
             for (name, module) in &mut adapter.modules {
                 module.lora_b = fresh_tensor(5, name, module.lora_b.len(), Fill::Normal(0.3));

@@ -9,7 +9,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::NewModel;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use process_memory::{MIB, forget_peak, status_bytes};
 use test_harness::{Unmet, test};
 
@@ -36,7 +36,7 @@ fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() -> Result<(), Unm
 
     forget_peak()?;
     let before = status_bytes("VmRSS");
-    let decoder = Decoder::load(ops, folder.path(), Keep::Frozen).expect("a decoder");
+    let decoder = Decoder::load(ops, folder.path(), Trainability::Frozen).expect("a decoder");
     let (peak, held) = (status_bytes("VmHWM") - before, status_bytes("VmRSS").saturating_sub(before));
     drop(decoder);
     println!(

@@ -15,7 +15,7 @@ use model::init::{Fill, fresh_tensor};
 use model::loss::{CrossEntropy, Distillation, Divergence, TokenLoss};
 use model::ops::{Compute, LogitGradient, LossRows, Ops};
 use model::optimizer::MomentDtype;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 use serde_json::Value;
@@ -94,7 +94,7 @@ const OPTIONS: TrainOptions = TrainOptions::new(
 );
 
 fn adapted<B: Blocks>(ops: &Arc<B>, shape: &str) -> Decoder<B> {
-    let mut decoder = support::decoder(ops, shape, Keep::Frozen);
+    let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
     let targets = ["q_proj", "v_proj", "down_proj"].map(str::to_owned).to_vec();
     let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(2, 4.0, targets), 9).unwrap();
     for (name, module) in &mut adapter.modules {
@@ -208,7 +208,7 @@ fn distils<B: Blocks>(ops: &Arc<B>) {
     for shape in ["llama", "gemma2"] {
         for divergence in [Divergence::ForwardKl, Divergence::ReverseKl, Divergence::JensenShannon] {
             let loss = distillation(divergence);
-            let (mut student, mut teacher) = (adapted(ops, shape), support::decoder(ops, shape, Keep::Frozen));
+            let (mut student, mut teacher) = (adapted(ops, shape), support::decoder(ops, shape, Trainability::Frozen));
             let batch = support::documents(7, &[9, 6, 11]);
             let expected = expected_loss(&mut student, &mut teacher, loss, &batch);
             let trainer = Trainer::new(student, OPTIONS).unwrap();
@@ -230,9 +230,9 @@ fn a_teacher_is_needed_and_has_the_same_vocabulary() {
     let loss = Arc::new(distillation(Divergence::ForwardKl));
     let trainer = || Trainer::new(adapted(&ops, "llama"), OPTIONS).unwrap();
     assert!(matches!(trainer().with_loss(loss.clone(), None).err(), Some(TrainError::NoTeacher)));
-    let config = support::decoder(&ops, "llama", Keep::Frozen).config().clone();
+    let config = support::decoder(&ops, "llama", Trainability::Frozen).config().clone();
     let other = model::config::Config { vocab_size: config.vocab_size + 1, ..config };
-    let other = Decoder::build(Arc::clone(&ops), other, Keep::Frozen, |name, shape| {
+    let other = Decoder::build(Arc::clone(&ops), other, Trainability::Frozen, |name, shape| {
         Ok(fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3)))
     })
     .unwrap();

@@ -15,7 +15,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::merge::{Merge, MergeOptions, MergeReport, Proof, ProofError, WeightedAdapter, merge};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, AdapterModule, SavedTensor};
 
 const VOCAB: usize = 60;
@@ -153,7 +153,7 @@ fn weighted_adapters_are_the_cat_of_peft() {
             let expected = expected.tensor_f32(&format!("{case}.{name}")).unwrap();
             assert_close(&found.tensor_f32(&name).unwrap(), &expected, 1e-6, &name);
         }
-        let mut decoder = Decoder::load(ops(), output.path(), Keep::Frozen).unwrap();
+        let mut decoder = Decoder::load(ops(), output.path(), Trainability::Frozen).unwrap();
         let logits = decoder.logits(&batch).unwrap();
         for which in ["merged_logits", "adapted_logits"] {
             assert_close(&logits, &expected.tensor_f32(&format!("{case}.{which}")).unwrap(), 1e-4, which);
@@ -212,9 +212,9 @@ fn adapters_on_a_tied_head_untie_it_and_are_proved() {
             assert_eq!(after.bytes(EMBEDDING).unwrap() != old, changes_embedding);
             assert_eq!(after.bytes(HEAD).unwrap() != old, changes_head);
             // The adapter on the decoder does the same as the merge.
-            let mut decoder = Decoder::load(ops(), folder.path(), Keep::Frozen).unwrap();
+            let mut decoder = Decoder::load(ops(), folder.path(), Trainability::Frozen).unwrap();
             decoder.attach(adapter).unwrap();
-            let mut merged = Decoder::load(ops(), output.path(), Keep::Frozen).unwrap();
+            let mut merged = Decoder::load(ops(), output.path(), Trainability::Frozen).unwrap();
             let tolerance = if dtype == Dtype::F32 { 1e-5 } else { 5e-2 };
             let batch = &batches()[0];
             assert_close(&merged.logits(batch).unwrap(), &decoder.logits(batch).unwrap(), tolerance, "logits");

@@ -18,7 +18,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::merge::{MergeInto, MergeOptions, TrainedOn, WeightedAdapter, merge};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
@@ -325,7 +325,7 @@ fn logits<B: Blocks>(decoder: &mut Decoder<B>, expected: &Tensors, ids: &str, ro
 /// A checkpoint that bitsandbytes stored.
 fn check_stored<B: Blocks>(ops: &impl Fn() -> Arc<B>, folder: &Path, findings: &mut Findings) {
     let expected = Tensors::read(&folder.join("expected.safetensors"));
-    let mut decoder = Decoder::load(ops(), folder, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(ops(), folder, Trainability::Frozen).unwrap();
     let found = logits(&mut decoder, &expected, "input_ids", 2);
     findings.near("logits", &found, &expected.floats("logits"), LOGITS);
     let checkpoint = Checkpoint::open(folder).unwrap();
@@ -360,7 +360,7 @@ fn check_stored<B: Blocks>(ops: &impl Fn() -> Arc<B>, folder: &Path, findings: &
         for name in expected.0.keys().filter(|name| name.ends_with(".weight")) {
             findings.near(&format!("merged {name}"), &found.tensor_f32(name).unwrap(), &expected.floats(name), 1e-5);
         }
-        let mut merged = Decoder::load(ops(), merged.path(), Keep::Frozen).unwrap();
+        let mut merged = Decoder::load(ops(), merged.path(), Trainability::Frozen).unwrap();
         let found = logits(&mut merged, &expected, "check.input_ids", 1);
         findings.near("merged logits", &found, &expected.floats("check.merged_logits"), LOGITS);
     }

@@ -15,7 +15,7 @@ use model::init::{Fill, fresh_tensor};
 use model::loss::{DocumentLoss, DocumentObjective, DocumentScore, Gathering, ObjectiveError, StepTotals};
 use model::ops::Compute;
 use model::optimizer::MomentDtype;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 
@@ -165,7 +165,7 @@ fn gradients_are_the_differences_of_the_loss() {
     for targets in [&["q_proj", "v_proj", "down_proj"][..], &["v_proj", "lm_head"]] {
         for objective in objectives() {
             let ops = ops();
-            let decoder = || support::decoder(&ops, "llama", Keep::Frozen);
+            let decoder = || support::decoder(&ops, "llama", Trainability::Frozen);
             let adapter = adapter(&decoder(), targets);
             let loss_at = |step: f32| {
                 let mut moved = adapter.clone();
@@ -196,7 +196,7 @@ fn gradients_are_the_differences_of_the_loss() {
 
 #[test]
 fn known_weights_are_those_of_targets() {
-    for (keep, trained) in [(Keep::Frozen, Trained::Adapter), (Keep::Trainable, Trained::Weights)] {
+    for (keep, trained) in [(Trainability::Frozen, Trained::Adapter), (Trainability::Trainable, Trained::Weights)] {
         let ops = ops();
         let trainer = || {
             let mut decoder = support::decoder(&ops, "llama", keep);
@@ -248,7 +248,7 @@ fn train(
 #[test]
 fn the_split_into_micro_batches_and_among_workers_changes_nothing() {
     let trainer = || {
-        let decoder = support::decoder(&ops(), "llama", Keep::Frozen);
+        let decoder = support::decoder(&ops(), "llama", Trainability::Frozen);
         trainer_of(&adapter(&decoder, &["q_proj", "v_proj", "down_proj"]), decoder)
     };
     for objective in objectives() {
@@ -284,7 +284,7 @@ fn the_split_into_micro_batches_and_among_workers_changes_nothing() {
 
 #[test]
 fn documents_that_do_not_fit_the_objective_are_named() {
-    let decoder = support::decoder(&ops(), "llama", Keep::Frozen);
+    let decoder = support::decoder(&ops(), "llama", Trainability::Frozen);
     let mut trainer = trainer_of(&adapter(&decoder, &["v_proj"]), decoder);
     let mut alone = pairs(0).remove(3);
     alone.batch.roles = vec![Role::Chosen; 2];

@@ -17,7 +17,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{AdapterConfig, AdapterModule};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 
@@ -293,7 +293,7 @@ fn both(tied: bool) -> (Trainer<Cpu>, Model) {
     );
     let mut weights: HashMap<String, Vec<f32>> = HashMap::new();
     let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
-    let mut decoder = Decoder::build(ops, Config::from_json(&config).unwrap(), Keep::Frozen, |name, shape| {
+    let mut decoder = Decoder::build(ops, Config::from_json(&config).unwrap(), Trainability::Frozen, |name, shape| {
         let mut values = fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3));
         if name.ends_with("norm.weight") {
             values.iter_mut().for_each(|value| *value += 1.0);

@@ -24,7 +24,7 @@ use model::loss::{
     Nca, Orpo, Pair, PairLoss, Preference, Response, Robust, Sft, SimPo, Sppo, StepTotals,
 };
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
@@ -495,7 +495,7 @@ impl Case {
     }
 
     fn decoder<B: Blocks>(&self, ops: &Arc<B>, with_adapter: bool) -> Decoder<B> {
-        let keep = if self.start.is_some() { Keep::Frozen } else { Keep::Trainable };
+        let keep = if self.start.is_some() { Trainability::Frozen } else { Trainability::Trainable };
         let mut decoder = Decoder::load(Arc::clone(ops), &self.checkpoint, keep).unwrap();
         if let Some(start) = self.start.as_ref().filter(|_| with_adapter) {
             decoder.attach(start).unwrap_or_else(|error| panic!("{}: {error}", self.folder.display()));

@@ -14,7 +14,7 @@ use model::cpu::{Cpu, InstructionSet, Tensor};
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops, WeightRole, WeightSource};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Activations, BlockFormat, Quantization};
@@ -42,7 +42,7 @@ fn cpu(compute: Compute, set: InstructionSet, format: Option<BlockFormat>) -> Re
 fn bases(family: &str, compute: Compute, set: InstructionSet, format: BlockFormat) -> Result<[Decoder<Cpu>; 2], Unmet> {
     let folder = golden(family);
     let ops = cpu(compute, set, Some(format))?;
-    let quantised = Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap();
+    let quantised = Decoder::load(Arc::clone(&ops), &folder, Trainability::Frozen).unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let values = |name: &str, shape: &[usize]| {
         let values = checkpoint.tensor_f32_of_shape(name, shape)?;
@@ -57,7 +57,7 @@ fn bases(family: &str, compute: Compute, set: InstructionSet, format: BlockForma
         Ok(dequantised.values().to_vec())
     };
     let config = quantised.config().clone();
-    let dequantised = Decoder::build(cpu(compute, set, None)?, config, Keep::Frozen, values).unwrap();
+    let dequantised = Decoder::build(cpu(compute, set, None)?, config, Trainability::Frozen, values).unwrap();
     let adapter = adapter(&quantised);
     Ok([quantised, dequantised].map(|mut decoder| {
         decoder.attach(&adapter).unwrap();

@@ -12,7 +12,7 @@ use model::generation::{
     GenerateError, Generator, Limits, Options, Prefill, Progress, Queue, QueuedRequest, Request, RequestId, Stop,
 };
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::sampling::{Adjustments, Sampling, TokenLogprobs};
 use model::session::SessionError;
@@ -45,7 +45,7 @@ fn load(family: &str, compute: Compute, format: Option<BlockFormat>) -> Decoder<
         Some(format) => ops.quantizing(Quantization { format, activations: Activations::Int8 }),
         None => ops,
     };
-    Decoder::load(Arc::new(ops), &golden(family), Keep::Frozen).unwrap()
+    Decoder::load(Arc::new(ops), &golden(family), Trainability::Frozen).unwrap()
 }
 
 /// Prompts of 1 to 400 tokens, some of which end a little behind a border of pieces.

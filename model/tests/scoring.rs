@@ -14,7 +14,7 @@ use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::ops::{Compute, TokenScore};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::scoring::{Context, Scorer};
 use model::session::{Append, LogitsAfter, Session};
 use model::weights::{Activations, BlockFormat, Quantization};
@@ -33,9 +33,9 @@ fn tokens(seed: usize, length: usize, vocabulary: usize) -> Vec<u32> {
 }
 
 /// Questions behind the same beginning, each with what may follow.
-type Asked = Vec<(Vec<u32>, Vec<Vec<u32>>)>;
+type Questions = Vec<(Vec<u32>, Vec<Vec<u32>>)>;
 
-fn asked(beginning: usize, vocabulary: usize) -> Asked {
+fn asked(beginning: usize, vocabulary: usize) -> Questions {
     let beginning = tokens(1, beginning, vocabulary);
     let question = |number: usize, length: usize, continuations: &[usize]| {
         let context = [beginning.clone(), tokens(number + 2, length, vocabulary)].concat();
@@ -51,7 +51,7 @@ fn asked(beginning: usize, vocabulary: usize) -> Asked {
     ]
 }
 
-fn contexts(asked: &Asked) -> Vec<Context<'_>> {
+fn contexts(asked: &Questions) -> Vec<Context<'_>> {
     let of =
         |(ids, continuations): &'_ (Vec<u32>, Vec<Vec<u32>>)| -> (usize, usize) { (ids.len(), continuations.len()) };
     assert!(asked.iter().all(|one| of(one).0 > 0));
@@ -61,12 +61,12 @@ fn contexts(asked: &Asked) -> Vec<Context<'_>> {
         .collect()
 }
 
-fn score<B: Blocks>(decoder: &Decoder<B>, asked: &Asked) -> Vec<Vec<Vec<TokenScore>>> {
+fn score<B: Blocks>(decoder: &Decoder<B>, asked: &Questions) -> Vec<Vec<Vec<TokenScore>>> {
     Scorer::default().score(decoder, &contexts(asked)).unwrap()
 }
 
 /// Each continuation in a document of its own.
-fn as_documents<B: Blocks>(decoder: &mut Decoder<B>, asked: &Asked) -> Vec<Vec<Vec<f32>>> {
+fn as_documents<B: Blocks>(decoder: &mut Decoder<B>, asked: &Questions) -> Vec<Vec<Vec<f32>>> {
     let mut of = |context: &Vec<u32>, continuation: &Vec<u32>| {
         let mut labels = vec![IGNORE_INDEX; context.len()];
         labels.extend(continuation.iter().map(|id| *id as i32));
@@ -93,10 +93,15 @@ fn continuations_score_what_whole_documents_score() {
     for beginning in [3, 40] {
         let asked = asked(beginning, 37);
         for (shape, _) in SHAPES {
-            let mut decoder = support::decoder(&cpu, shape, Keep::Frozen);
+            let mut decoder = support::decoder(&cpu, shape, Trainability::Frozen);
             let expected = as_documents(&mut decoder, &asked);
             assert_near(&score(&decoder, &asked), &expected, 2e-5, shape);
-            assert_near(&score(&support::decoder(&candle, shape, Keep::Frozen), &asked), &expected, 2e-4, shape);
+            assert_near(
+                &score(&support::decoder(&candle, shape, Trainability::Frozen), &asked),
+                &expected,
+                2e-4,
+                shape,
+            );
         }
     }
 }
@@ -112,7 +117,7 @@ fn frequencies_that_change_with_the_length_are_those_of_the_whole_text() {
     let config = Config::from_json(&json).unwrap();
     let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
     let fill = model::init::Fill::Normal(0.3);
-    let mut decoder = Decoder::build(ops, config, Keep::Frozen, |name, shape| {
+    let mut decoder = Decoder::build(ops, config, Trainability::Frozen, |name, shape| {
         Ok(model::init::fresh_tensor(1, name, shape.iter().product(), fill))
     })
     .unwrap();
@@ -132,7 +137,7 @@ fn company_and_what_is_shared_change_no_bit(set: InstructionSet) -> Result<(), U
             None => ops,
         });
         for family in ["llama31", "gemma2", "mistral", "qwen3"] {
-            let decoder = Decoder::load(Arc::clone(&ops), &golden(family), Keep::Frozen).unwrap();
+            let decoder = Decoder::load(Arc::clone(&ops), &golden(family), Trainability::Frozen).unwrap();
             let asked = asked(150, 300);
             let together = score(&decoder, &asked);
             for (at, one) in asked.iter().enumerate() {
@@ -147,10 +152,10 @@ fn company_and_what_is_shared_change_no_bit(set: InstructionSet) -> Result<(), U
             // What was kept of other contexts serves, whole, in part or not at all.
             let mut scorer = Scorer::default();
             for first in [1, 3, 0] {
-                let some: Asked = asked[first..].to_vec();
+                let some: Questions = asked[first..].to_vec();
                 let found = scorer.score(&decoder, &contexts(&some)).unwrap();
                 assert!(found == together[first..], "{family} {compute:?}: from {first} on");
-                let longer: Asked =
+                let longer: Questions =
                     some.iter().map(|(ids, all)| (ids[..ids.len().min(100)].to_vec(), all.clone())).collect();
                 assert!(scorer.score(&decoder, &contexts(&longer)).unwrap() == score(&decoder, &longer));
             }
@@ -164,7 +169,7 @@ fn a_sequence_is_the_same_bits_however_it_is_cut(set: InstructionSet) -> Result<
     for compute in [Compute::F32, Compute::Bf16] {
         let ops = Arc::new(cpu_with(2, compute, set)?);
         for family in ["llama31", "gemma2"] {
-            let decoder = Decoder::load(Arc::clone(&ops), &golden(family), Keep::Frozen).unwrap();
+            let decoder = Decoder::load(Arc::clone(&ops), &golden(family), Trainability::Frozen).unwrap();
             let ids = tokens(1, 155, 300);
             let logits = |cut: usize| {
                 let mut session = Session::new(&decoder, 1, 200).unwrap();

@@ -12,7 +12,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::optimizer::{MomentDtype, StateValues};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{
     AdamW, EmbeddingNoise, LossScaling, Optimizer, Recompute, RestoreError, Sgd, StepReport, TrainError, TrainOptions,
@@ -29,7 +29,7 @@ fn ops(threads: usize) -> Arc<Cpu> {
 
 /// A decoder with an adapter that already does something.
 fn adapted(ops: &Arc<Cpu>, targets: &[&str]) -> Decoder<Cpu> {
-    let mut decoder = support::decoder(ops, "llama", Keep::Frozen);
+    let mut decoder = support::decoder(ops, "llama", Trainability::Frozen);
     let targets = targets.iter().map(|target| (*target).to_owned()).collect();
     let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(2, 4.0, targets), 9).unwrap();
     for (name, module) in &mut adapter.modules {
@@ -175,7 +175,7 @@ fn full_training_learns_a_text_by_heart() {
     let ops = ops(2);
     let options = TrainOptions { trained: Trained::Weights, max_grad_norm: Some(1.0), ..ADAPTER };
     for (shape, _) in support::SHAPES {
-        let mut trainer = Trainer::new(support::decoder(&ops, shape, Keep::Trainable), options).unwrap();
+        let mut trainer = Trainer::new(support::decoder(&ops, shape, Trainability::Trainable), options).unwrap();
         let text = Batch::text(support::documents(5, &[16]).input_ids);
         let mut losses = Vec::new();
         for _ in 0..60 {
@@ -248,7 +248,7 @@ fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
         token_rows: Default::default(),
     };
     trainer.decoder_mut().attach(&nothing).unwrap();
-    let mut untouched = support::decoder(&ops, "llama", Keep::Frozen);
+    let mut untouched = support::decoder(&ops, "llama", Trainability::Frozen);
     assert_eq!(trainer.decoder_mut().logits(&text).unwrap(), untouched.logits(&text).unwrap());
 }
 
@@ -264,7 +264,7 @@ fn a_learning_rate_that_rounds_away_is_no_cut_graph() {
 #[test]
 fn there_must_be_something_to_train() {
     let ops = ops(1);
-    let frozen = || support::decoder(&ops, "llama", Keep::Frozen);
+    let frozen = || support::decoder(&ops, "llama", Trainability::Frozen);
     assert!(matches!(Trainer::new(frozen(), ADAPTER), Err(TrainError::NothingToTrain(_))));
     let weights = TrainOptions { trained: Trained::Weights, ..ADAPTER };
     assert!(matches!(Trainer::new(frozen(), weights), Err(TrainError::NothingToTrain(_))));
@@ -276,7 +276,7 @@ fn layers_that_run_again_change_no_bit() {
     for (shape, _) in support::SHAPES {
         let weights = |recompute| {
             let options = TrainOptions { recompute, ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(ADAMW)) };
-            Trainer::new(support::decoder(&ops, shape, Keep::Trainable), options).unwrap()
+            Trainer::new(support::decoder(&ops, shape, Trainability::Trainable), options).unwrap()
         };
         let (mut keeping, mut recomputing) = (weights(Recompute::None), weights(Recompute::Layers));
         assert_eq!(train(&mut recomputing, 0..2, 4), train(&mut keeping, 0..2, 4), "{shape}");
@@ -296,7 +296,7 @@ fn layers_that_run_again_change_no_bit() {
 fn layers_that_run_again_drop_the_same_elements() {
     let ops = ops(2);
     let run = |dropout, recompute| {
-        let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+        let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
         let targets = ["q_proj", "o_proj", "gate_proj", "down_proj"].map(str::to_owned).to_vec();
         let config = AdapterConfig { dropout, ..AdapterConfig::new(2, 4.0, targets) };
         let mut adapter = decoder.fresh_adapter(&config, 9).unwrap();
@@ -501,9 +501,9 @@ fn a_gradient_that_never_is_finite_ends_the_run() {
 
 /// A decoder that makes of one token something that is not a number.
 fn with_bad_token(ops: &Arc<Cpu>, token: usize) -> Decoder<Cpu> {
-    let config = support::decoder(ops, "llama, untied, biases", Keep::Frozen).config().clone();
+    let config = support::decoder(ops, "llama, untied, biases", Trainability::Frozen).config().clone();
     let hidden_size = config.hidden_size;
-    let mut decoder = Decoder::build(Arc::clone(ops), config, Keep::Frozen, |name, shape| {
+    let mut decoder = Decoder::build(Arc::clone(ops), config, Trainability::Frozen, |name, shape| {
         let mut values = fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3));
         if name.contains("embed_tokens") {
             values[token * hidden_size] = f32::NAN;

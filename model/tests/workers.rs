@@ -15,7 +15,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::optimizer::MomentDtype;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{
     AdamW, Collective, Optimizer, Sgd, StepReport, TrainError, TrainOptions, Trained, TrainedTensor, Trainer,
@@ -31,7 +31,7 @@ fn decoder(what: Trained, seed: u64) -> Decoder<Cpu> {
 
 fn decoder_on<B: Blocks>(ops: B, what: Trained, seed: u64) -> Decoder<B> {
     let ops = Arc::new(ops);
-    let keep = if what == Trained::Adapter { Keep::Frozen } else { Keep::Trainable };
+    let keep = if what == Trained::Adapter { Trainability::Frozen } else { Trainability::Trainable };
     let mut decoder = support::decoder(&ops, "llama", keep);
     if what == Trained::Adapter {
         let config = AdapterConfig::new(2, 4.0, ["q_proj", "v_proj", "down_proj"].map(str::to_owned).to_vec());

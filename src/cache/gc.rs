@@ -162,7 +162,7 @@ fn why(because: Because) -> &'static str {
         Because::Unpinned => "not of the newest runs",
         Because::Old => "unused for long",
         Because::Room => "to make room",
-        Because::Asked => "requested",
+        Because::Requested => "requested",
     }
 }
 

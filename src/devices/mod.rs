@@ -5,7 +5,7 @@ mod doctor;
 use std::io::{self, Write};
 
 use ::devices::lease::{LeaseFolder, LeaseState};
-use ::devices::{Asked, CpuList, Device, DeviceKind, Inventory, Link, LinkKind, Machine};
+use ::devices::{CpuList, Device, DeviceKind, Inventory, Link, LinkKind, Machine, Queried};
 use clap::{Args, Subcommand};
 use engine::parameter::Period;
 use serde::Serialize;
@@ -77,7 +77,7 @@ struct MachineView {
     devices: Vec<Device>,
     links: Vec<Link>,
     numa_nodes: Vec<NumaNode>,
-    asked: Vec<Asked>,
+    asked: Vec<Queried>,
     cpu_kernels: Option<Instructions>,
     not_yet_run_on_hardware: Vec<DeviceKind>,
 }

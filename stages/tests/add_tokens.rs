@@ -23,7 +23,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::gguf::GgufFile;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::Adapter;
 use serde_json::{Value, json};
 use stages::data::tokenizer::Tokenizer;
@@ -85,7 +85,7 @@ fn the_model_computes_what_it_did_and_new_tokens_are_average() {
     let logits = |mut decoder: Decoder<Cpu>| decoder.logits(&Batch::text(ids.clone())).unwrap();
     let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
     let before = logits(tiny.decoder());
-    let after = logits(Decoder::load(ops, &model.folder, Keep::Frozen).unwrap());
+    let after = logits(Decoder::load(ops, &model.folder, Trainability::Frozen).unwrap());
     for (before, after) in before.chunks(size).zip(after.chunks(size + 3)) {
         let near = |one: f32, other: f32| (one - other).abs() < 1e-4;
         assert!(before.iter().zip(after).all(|(one, other)| near(*one, *other)));
@@ -120,7 +120,7 @@ fn transformers_loads_them() {
     let ids = Tokenizer::from_folder(&model.folder).unwrap().encode(text).unwrap();
     assert_eq!(said["ids"], json!(ids));
     let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-    let mut decoder = Decoder::load(ops, &model.folder, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(ops, &model.folder, Trainability::Frozen).unwrap();
     let logits = decoder.logits(&Batch::text(ids)).unwrap();
     let theirs: Vec<f64> = serde_json::from_value(said["logits"].clone()).unwrap();
     assert_eq!(theirs.len(), logits.len());
@@ -261,7 +261,7 @@ fn peft_computes_what_the_adapter_does() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let theirs: Vec<f64> = serde_json::from_slice(&output.stdout).unwrap();
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-        let mut decoder = Decoder::load(ops, &wide.folder, Keep::Frozen).unwrap();
+        let mut decoder = Decoder::load(ops, &wide.folder, Trainability::Frozen).unwrap();
         decoder.attach(&Adapter::load(&trained.folder).unwrap()).unwrap();
         let own = decoder.logits(&Batch::text(ids)).unwrap();
         assert_eq!(theirs.len(), own.len());

@@ -22,7 +22,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::gguf::{GgufFile, TensorType};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::resize::{self, ResizeOptions};
 use serde_json::{Value, json};
 use stages::data::tokenizer::Tokenizer;
@@ -149,7 +149,7 @@ fn models_of_every_shape_compute_what_they_did() {
         let back = download(&file, &root.path().join("download"), json!({})).unwrap().remove("model").unwrap();
         let logits = |folder: &Path, tokens: usize| {
             let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
-            let mut decoder = Decoder::load(ops, folder, Keep::Frozen).unwrap();
+            let mut decoder = Decoder::load(ops, folder, Trainability::Frozen).unwrap();
             let tokens = tokens.min(decoder.config().max_position_embeddings);
             decoder.logits(&Batch::text((0..tokens as u32).map(|at| 3 + (7 * at) % 90).collect())).unwrap()
         };

@@ -11,7 +11,7 @@ use model::batch::Batch;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use serde_json::json;
 use stages::data::artifact::{IGNORE_INDEX, Shape, TokenRow, TokensFacts, TokensReader, TokensWriter};
 use stages::kinds::pack::Pack;
@@ -67,7 +67,7 @@ fn a_packed_row_scores_as_its_documents_one_by_one() {
     for family in ["llama31", "mistral", "gemma2"] {
         let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden")).join(family);
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-        let mut decoder = Decoder::load(ops, &model, Keep::Frozen).unwrap();
+        let mut decoder = Decoder::load(ops, &model, Trainability::Frozen).unwrap();
         for (strategy, splits) in [("next_fit", false), ("best_fit", false), ("next_fit", true)] {
             let with =
                 json!({"tokens": "tokens", "max_seq_len": 96, "strategy": strategy, "split_across_pack": splits});

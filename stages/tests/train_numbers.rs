@@ -18,7 +18,7 @@ use model::checkpoint::{Checkpoint, CheckpointWriter, TensorSpec};
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft;
 use model::weights::{BaseFormat, Nf4, Nf4Matrix, QuantizedBase};
 use serde_json::{Value, json};
@@ -164,7 +164,7 @@ fn noise_and_a_learning_rate_of_b_act_alike_on_packs_and_rows() {
 fn a_document_has_the_same_loss_in_a_pack_as_alone() {
     let tiny = Tiny::new();
     let ops = std::sync::Arc::new(Cpu::new(1, Compute::F32).unwrap());
-    let mut decoder = Decoder::load(ops, &tiny.model.folder, Keep::Frozen).unwrap();
+    let mut decoder = Decoder::load(ops, &tiny.model.folder, Trainability::Frozen).unwrap();
     let rows: Vec<TokenRow> = rows();
     let mut pack = Batch::default();
     for (number, row) in rows.iter().enumerate() {

@@ -73,7 +73,7 @@ pub enum Because {
     /// The store is to take less room.
     Room,
     /// The user named it.
-    Asked,
+    Requested,
 }
 
 /// What is to be removed.
@@ -137,7 +137,7 @@ impl Policy {
         let mut choosing = Choosing::new(&policy, census, now);
         for (position, result) in census.results.iter().enumerate() {
             if keys.contains(&result.key) {
-                choosing.remove(position, Because::Asked);
+                choosing.remove(position, Because::Requested);
             }
         }
         choosing.choice
@@ -173,7 +173,7 @@ impl<'a> Choosing<'a> {
     /// Chooses a result, unless it must stay.
     fn remove(&mut self, position: usize, because: Because) {
         let result = &self.census.results[position];
-        if because != Because::Asked && self.policy.pinned.contains(&result.key) {
+        if because != Because::Requested && self.policy.pinned.contains(&result.key) {
             self.choice.pinned += 1;
         } else if self.now.protects(result.last_use) {
             self.choice.in_use += 1;

@@ -9,7 +9,7 @@ mod torch_npu;
 use std::collections::BTreeSet;
 
 use crate::doctor::{Finding, Installed, Subject};
-use crate::inventory::{Asked, Device, Health, Inventory, Process};
+use crate::inventory::{Device, Health, Inventory, Process, Queried};
 use crate::link::Link;
 use crate::matrix::Matrix;
 use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
@@ -49,7 +49,7 @@ impl Vendor for Ascend {
         let nodes = machine.numbered("/dev", "davinci");
         let tool = machine.tool("npu-smi").or_else(|| TOOL_PLACES.iter().find_map(|place| machine.installed(place)));
         let Some(tool) = tool else { return without_a_tool(&nodes) };
-        let mut asked = Asked::new(DeviceKind::Npu, "npu-smi info");
+        let mut asked = Queried::new(DeviceKind::Npu, "npu-smi info");
         let info = match machine.run(&tool, &["info"]) {
             Err(error) => return asked.failed(error.to_string()).alone_with(numbered(&nodes)),
             Ok(text) => info::read(&text).ok_or_else(|| crate::tool::said("", &text)),
@@ -102,7 +102,7 @@ impl Vendor for Ascend {
 impl Inventory {
     /// Asks for links and near CPUs, which a single device has too.
     fn join(&mut self, machine: &Machine, tool: &std::path::Path) {
-        let mut asked = Asked::new(DeviceKind::Npu, "npu-smi info -t topo");
+        let mut asked = Queried::new(DeviceKind::Npu, "npu-smi info -t topo");
         match machine.run(tool, &["info", "-t", "topo"]) {
             Err(error) => asked.problem = Some(error.to_string()),
             Ok(text) => match topo::read(&text) {
@@ -186,7 +186,7 @@ fn without_a_tool(nodes: &[u32]) -> Inventory {
     if nodes.is_empty() {
         return Inventory::default();
     }
-    let asked = Asked::new(DeviceKind::Npu, "npu-smi info");
+    let asked = Queried::new(DeviceKind::Npu, "npu-smi info");
     asked.failed("it is not installed, though there are /dev/davinci*".to_owned()).alone_with(numbered(nodes))
 }
 

@@ -38,13 +38,13 @@ fn compare(a: &str, b: &str) -> Ordering {
 mod tests {
     use super::*;
     use crate::doctor::Python;
-    use crate::inventory::Asked;
+    use crate::inventory::Queried;
     use crate::test_machine::{TestMachine, TestSubject, python, with};
 
     fn found(driver: &str, python: &Python) -> Option<&'static str> {
         let mut tested = TestSubject::new(&TestMachine::new(), DeviceKind::Cuda, &["x"]);
         tested.inventory.asked =
-            vec![Asked { version: Some(driver.to_owned()), ..Asked::new(DeviceKind::Cuda, "tool") }];
+            vec![Queried { version: Some(driver.to_owned()), ..Queried::new(DeviceKind::Cuda, "tool") }];
         check(&tested.subject(), python.installed.as_ref().unwrap()).map(|finding| finding.check)
     }
 

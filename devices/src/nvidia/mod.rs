@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::doctor::{Finding, Installed, Severity, Subject, finding};
-use crate::inventory::{Asked, Device, Inventory};
+use crate::inventory::{Device, Inventory, Queried};
 use crate::link::Link;
 use crate::matrix::Matrix;
 use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
@@ -59,7 +59,7 @@ impl Vendor for Nvidia {
                     physical_index: Some(*number),
                     ..Device::new(DeviceKind::Cuda, index, "NVIDIA GPU")
                 });
-                Asked::new(DeviceKind::Cuda, "NVML").failed(error.to_string()).alone_with(devices.collect())
+                Queried::new(DeviceKind::Cuda, "NVML").failed(error.to_string()).alone_with(devices.collect())
             }
         }
     }
@@ -102,7 +102,7 @@ impl Vendor for Nvidia {
 }
 
 fn ask_tool(machine: &Machine, tool: &Path) -> Inventory {
-    let mut asked = Asked::new(DeviceKind::Cuda, "nvidia-smi --query-gpu");
+    let mut asked = Queried::new(DeviceKind::Cuda, "nvidia-smi --query-gpu");
     let text = match machine.run(tool, &[smi::GPUS, smi::FORMAT]) {
         Ok(text) => text,
         Err(error) => return asked.failed(error.to_string()).alone_with(Vec::new()),
@@ -125,7 +125,7 @@ fn ask_tool(machine: &Machine, tool: &Path) -> Inventory {
 
 impl Inventory {
     fn ask_topology(&mut self, machine: &Machine, tool: &Path) {
-        let mut asked = Asked::new(DeviceKind::Cuda, "nvidia-smi topo -m");
+        let mut asked = Queried::new(DeviceKind::Cuda, "nvidia-smi topo -m");
         match machine.run(tool, &["topo", "-m"]) {
             Err(error) => asked.problem = Some(error.to_string()),
             Ok(text) => match topo::read(&text) {
@@ -136,7 +136,7 @@ impl Inventory {
         self.asked.push(asked);
     }
 
-    fn put_gpu_matrix(&mut self, matrix: &Matrix, asked: &mut Asked) {
+    fn put_gpu_matrix(&mut self, matrix: &Matrix, asked: &mut Queried) {
         let links =
             matrix.links.iter().map(|((a, b), link)| Link { device: DeviceKind::Cuda, between: [*a, *b], link: *link });
         self.links = links.collect();

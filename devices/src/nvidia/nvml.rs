@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use libloading::Library;
 
-use crate::inventory::{Asked, Device, Health, Inventory, Process};
+use crate::inventory::{Device, Health, Inventory, Process, Queried};
 use crate::link::{Link, LinkKind};
 use crate::nvidia::bus_id;
 use crate::{DeviceKind, Machine};
@@ -124,7 +124,7 @@ impl Nvml {
     }
 
     fn devices(&self) -> Result<Inventory, NvmlError> {
-        let mut asked = Asked::new(DeviceKind::Cuda, "NVML");
+        let mut asked = Queried::new(DeviceKind::Cuda, "NVML");
         asked.version =
             self.text(|text, length| Ok(call!(self, nvmlSystemGetDriverVersion(*mut c_char = text, c_uint = length))))?;
         let mut count: c_uint = 0;

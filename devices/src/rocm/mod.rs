@@ -6,7 +6,7 @@ pub(crate) mod rocm_smi;
 use std::path::{Path, PathBuf};
 
 use crate::doctor::{Finding, Installed, Severity, Subject, finding};
-use crate::inventory::{Asked, Inventory};
+use crate::inventory::{Inventory, Queried};
 use crate::{DeviceKind, DeviceNodes, Facts, ListForm, Machine, TorchSupport, Vendor, VisibleDevices};
 
 pub(crate) struct Rocm;
@@ -47,7 +47,7 @@ impl Vendor for Rocm {
             }),
             (Some(Err(asked)), None) => asked.alone_with(Vec::new()),
             (None, None) if machine.path("/dev/kfd").exists() => {
-                let asked = Asked::new(DeviceKind::Rocm, "amd-smi");
+                let asked = Queried::new(DeviceKind::Rocm, "amd-smi");
                 asked
                     .failed("neither it nor rocm-smi is installed, though there is /dev/kfd".to_owned())
                     .alone_with(Vec::new())
@@ -96,8 +96,8 @@ fn find(machine: &Machine, name: &str) -> Option<PathBuf> {
     machine.tool(name).or_else(|| machine.installed(&format!("/opt/rocm/bin/{name}")))
 }
 
-fn ask_amd_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
-    let asked = |command: &str| Asked::new(DeviceKind::Rocm, format!("amd-smi {command}"));
+fn ask_amd_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Queried> {
+    let asked = |command: &str| Queried::new(DeviceKind::Rocm, format!("amd-smi {command}"));
     let answer = |arguments: &[&str]| {
         let asked = || asked(arguments[0]);
         let text = machine.run(tool, arguments).map_err(|error| asked().failed(error.to_string()))?;
@@ -121,8 +121,8 @@ fn ask_amd_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
     Ok(inventory)
 }
 
-fn ask_rocm_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
-    let asked = || Asked::new(DeviceKind::Rocm, "rocm-smi");
+fn ask_rocm_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Queried> {
+    let asked = || Queried::new(DeviceKind::Rocm, "rocm-smi");
     let answer = |arguments: &[&str]| {
         let text = machine.run(tool, arguments).map_err(|error| asked().failed(error.to_string()))?;
         let said = || asked().failed(format!("its answer holds no JSON: {}", crate::tool::said("", &text)));
@@ -135,7 +135,7 @@ fn ask_rocm_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
     if !inventory.devices.is_empty() {
         match answer(&rocm_smi::LINKS) {
             Ok(topology) => inventory.put_topology(&topology),
-            Err(asked) => inventory.asked.push(Asked { tool: "rocm-smi --showtopo".to_owned(), ..asked }),
+            Err(asked) => inventory.asked.push(Queried { tool: "rocm-smi --showtopo".to_owned(), ..asked }),
         }
     }
     Ok(inventory)

@@ -10,7 +10,7 @@ use crate::execute::Stop;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopping {
     No,
-    Asked,
+    Requested,
     Killed,
 }
 
@@ -21,8 +21,8 @@ impl Scheduler<'_> {
             return;
         }
         let (next, how) = match self.stopping {
-            Stopping::No => (Stopping::Asked, Stop::Ask),
-            Stopping::Asked | Stopping::Killed => (Stopping::Killed, Stop::Kill),
+            Stopping::No => (Stopping::Requested, Stop::Ask),
+            Stopping::Requested | Stopping::Killed => (Stopping::Killed, Stop::Kill),
         };
         self.stopping = next;
         self.remote_cache.stop();

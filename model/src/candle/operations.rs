@@ -10,7 +10,7 @@ use crate::fingerprint;
 use crate::loss::{LossRow, row_before_cap};
 use crate::ops::{
     Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError, LogitGradient,
-    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, Rotation, TokenScore, WeightRole, WeightSource, Write,
 };
 use crate::optimizer::{Elementwise, StateTensor, Updated, update_in_main_memory};
 use crate::random::DropoutMask;
@@ -287,7 +287,13 @@ impl Ops for Candle {
         })
     }
 
-    fn rope(&self, x: &mut CandleTensor, tables: &RopeTables<CandleTensor>, positions: &[u32], turn: Turn) -> Result {
+    fn rope(
+        &self,
+        x: &mut CandleTensor,
+        tables: &RopeTables<CandleTensor>,
+        positions: &[u32],
+        rotation: Rotation,
+    ) -> Result {
         self.named("rope", || {
             let positions = self.indices(positions)?;
             let (cos, sin) = (tables.cos.get(), tables.sin.get());

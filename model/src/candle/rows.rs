@@ -2,7 +2,7 @@
 
 use candle_core::{D, Result, Tensor};
 
-use crate::ops::{Activation, NormWeight, RmsNorm, Turn};
+use crate::ops::{Activation, NormWeight, RmsNorm, Rotation};
 
 /// The factor on the normed values: `w` or `1 + w`.
 fn factor(weight: &Tensor, kind: NormWeight) -> Result<Tensor> {
@@ -72,7 +72,7 @@ pub(super) fn rope(
     sin: &Tensor,
     head_dim: usize,
     rotary_dims: usize,
-    turn: Turn,
+    rotation: Rotation,
 ) -> Result<Tensor> {
     let (rows, columns) = x.dims2()?;
     let half = rotary_dims / 2;
@@ -80,8 +80,8 @@ pub(super) fn rope(
     let (first, second) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
     let (cos, sin) = (cos.unsqueeze(1)?, sin.unsqueeze(1)?);
     let sin = match turn {
-        Turn::Forward => sin,
-        Turn::Backward => sin.neg()?,
+        Rotation::Forward => sin,
+        Rotation::Backward => sin.neg()?,
     };
     let turned_first = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
     let turned_second = (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?;

@@ -15,7 +15,7 @@ use crate::batch::Documents;
 use crate::loss::{CrossEntropy, LossRow, row_before_cap};
 use crate::ops::{
     Activation, AttentionGradients, AttentionOperands, AttentionShape, CachedRows, Compute, Form, LogitGradient,
-    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, Rotation, TokenScore, WeightRole, WeightSource, Write,
 };
 use crate::optimizer::{Elementwise, Updated};
 use crate::random::DropoutMask;
@@ -489,7 +489,7 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn rope(&self, x: &mut Tensor, tables: &RopeTables<Tensor>, positions: &[u32], turn: Turn) -> Result {
+    fn rope(&self, x: &mut Tensor, tables: &RopeTables<Tensor>, positions: &[u32], rotation: Rotation) -> Result {
         let _kernel = self.profile.kernel("rope", || Work::values(2 * x.rows() * x.columns()));
         let (columns, half) = (x.columns(), tables.rotary_dims / 2);
         self.each_rows(x.values_mut(), columns, |first, rows| {

@@ -5,16 +5,16 @@ use half::bf16;
 use super::instructions::multiversion;
 use super::rounding::nearest;
 use super::vector::{sigmoid, tanh};
-use crate::ops::{Activation, Turn};
+use crate::ops::{Activation, Rotation};
 use crate::random::DropoutMask;
 
 multiversion! {
     /// Turns the heads of one row: elements `i` and `i + half` of each, by the row's cosines and sines.
-    pub(super) fn rotate(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], turn: Turn) {
+    pub(super) fn rotate(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], rotation: Rotation) {
         let half = cos.len();
         let sign = match turn {
-            Turn::Forward => 1.0,
-            Turn::Backward => -1.0,
+            Rotation::Forward => 1.0,
+            Rotation::Backward => -1.0,
         };
         for head in row.chunks_exact_mut(head_dim) {
             let (low, high) = head.split_at_mut(half);

@@ -61,7 +61,7 @@ mod tests {
     use crate::decoder::Decoder;
     use crate::init::NewModel;
     use crate::ops::Compute;
-    use crate::parameter::Keep;
+    use crate::parameter::Trainability;
 
     fn golden() -> impl Iterator<Item = std::path::PathBuf> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
@@ -78,7 +78,8 @@ mod tests {
                 asked.push((name.to_owned(), shape.to_vec()));
                 Ok(vec![0.0; shape.iter().product()])
             };
-            Decoder::build(Arc::new(Cpu::new(1, Compute::F32).unwrap()), config.clone(), Keep::Frozen, values).unwrap();
+            Decoder::build(Arc::new(Cpu::new(1, Compute::F32).unwrap()), config.clone(), Trainability::Frozen, values)
+                .unwrap();
             let mut listed = config.tensors();
             asked.sort();
             listed.sort();

@@ -11,7 +11,7 @@ use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlo
 use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
 use crate::ops::{AttentionShape, KernelError, PrepareError, RmsNorm, WeightRole};
-use crate::parameter::{Keep, Matrix, Parameter};
+use crate::parameter::{Matrix, Parameter, Trainability};
 use crate::weights::{FakeQuantization, FakeQuantizedLayers, FrozenGrids, QuantizedBase};
 
 /// Positions for which tables are made at first.
@@ -47,10 +47,10 @@ impl<B: Blocks> Decoder<B> {
     ///
     /// # Errors
     /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.
-    pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
+    pub fn load(ops: Arc<B>, folder: &Path, keep: Trainability) -> Result<Self, LoadError> {
         let grids = match keep {
-            Keep::Frozen => FrozenGrids::beside(folder)?,
-            Keep::Trainable => None,
+            Trainability::Frozen => FrozenGrids::beside(folder)?,
+            Trainability::Trainable => None,
         };
         Self::read(ops, folder, keep, None, grids)
     }
@@ -60,7 +60,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// As there.
     pub fn load_values(ops: Arc<B>, folder: &Path) -> Result<Self, LoadError> {
-        Self::read(ops, folder, Keep::Frozen, None, None)
+        Self::read(ops, folder, Trainability::Frozen, None, None)
     }
 
     /// As [`Decoder::load`], frozen, with the weights of these layers moved to the grids that follow from them.
@@ -68,7 +68,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// As there.
     pub fn load_fake_quantized(ops: Arc<B>, folder: &Path, layers: &FakeQuantizedLayers) -> Result<Self, LoadError> {
-        Self::read(ops, folder, Keep::Frozen, None, Some(FrozenGrids::Computed(layers.clone())))
+        Self::read(ops, folder, Trainability::Frozen, None, Some(FrozenGrids::Computed(layers.clone())))
     }
 
     /// As [`Decoder::load`], frozen, with its linear layers quantised while they are read.
@@ -76,13 +76,13 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// As there.
     pub fn load_quantized(ops: Arc<B>, folder: &Path, quantize: &QuantizedBase) -> Result<Self, LoadError> {
-        Self::read(ops, folder, Keep::Frozen, Some(quantize), None)
+        Self::read(ops, folder, Trainability::Frozen, Some(quantize), None)
     }
 
     fn read(
         ops: Arc<B>,
         folder: &Path,
-        keep: Keep,
+        keep: Trainability,
         quantize: Option<&QuantizedBase>,
         grids: Option<FrozenGrids>,
     ) -> Result<Self, LoadError> {
@@ -122,7 +122,7 @@ impl<B: Blocks> Decoder<B> {
     pub fn build(
         ops: Arc<B>,
         config: Config,
-        keep: Keep,
+        keep: Trainability,
         values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
     ) -> Result<Self, LoadError> {
         Self::assemble(ops, config, keep, values, Box::new(|_, _| Ok(None)))
@@ -131,7 +131,7 @@ impl<B: Blocks> Decoder<B> {
     fn assemble(
         ops: Arc<B>,
         config: Config,
-        keep: Keep,
+        keep: Trainability,
         values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
         rows: RowsOf<'_>,
     ) -> Result<Self, LoadError> {
@@ -163,7 +163,7 @@ pub(super) type RowsOf<'a> = Box<dyn Fn(&str, [usize; 2]) -> Result<Option<Box<d
 pub(super) struct Builder<'a, 'r, B, F> {
     pub(super) ops: &'a B,
     pub(super) config: &'a Config,
-    pub(super) keep: Keep,
+    pub(super) keep: Trainability,
     pub(super) values: F,
     pub(super) rows: RowsOf<'r>,
 }
@@ -176,16 +176,16 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
 
     fn matrix(&mut self, name: String, shape: [usize; 2], role: WeightRole) -> Result<Matrix<B>, LoadError> {
         let rows = match self.keep {
-            Keep::Frozen => (self.rows)(&name, shape)?,
-            Keep::Trainable => None,
+            Trainability::Frozen => (self.rows)(&name, shape)?,
+            Trainability::Trainable => None,
         };
         if let Some(rows) = rows {
             return Ok(Matrix::frozen(self.ops, name, shape, role, &*rows)?);
         }
         let values = (self.values)(&name, &shape)?;
         Ok(match self.keep {
-            Keep::Frozen => Matrix::frozen(self.ops, name, shape, role, &ValueRows::new(&values, shape[1]))?,
-            Keep::Trainable => Matrix::trainable(self.ops, name, shape, role, &values)?,
+            Trainability::Frozen => Matrix::frozen(self.ops, name, shape, role, &ValueRows::new(&values, shape[1]))?,
+            Trainability::Trainable => Matrix::trainable(self.ops, name, shape, role, &values)?,
         })
     }
 

@@ -17,7 +17,7 @@ use crate::blocks::{Blocks, HeadBlock, Pass};
 use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{Config, HeadWeight};
 use crate::ops::{KernelError, RopeTables, WeightRole, WeightSource};
-use crate::parameter::{Keep, Matrix};
+use crate::parameter::{Matrix, Trainability};
 use crate::peft::{Adapter, AdapterModule};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -165,7 +165,7 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
             Ok(values)
         };
         let rows: RowsOf<'_> = Box::new(|name, shape| self.weights.rows(name, &shape, 0).map(Some));
-        Builder { ops: &*self.ops, config: self.config, keep: Keep::Frozen, values: Box::new(values), rows }
+        Builder { ops: &*self.ops, config: self.config, keep: Trainability::Frozen, values: Box::new(values), rows }
     }
 
     /// Puts the adapter's part for a projection onto it: all of it, or that for some of its outputs.
@@ -229,7 +229,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family);
         let adapter = variant.map(|variant| Adapter::load(&folder.join("lora").join(variant).join("adapter")).unwrap());
         let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
-        let mut whole = Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap();
+        let mut whole = Decoder::load(Arc::clone(&ops), &folder, Trainability::Frozen).unwrap();
         if let Some(adapter) = &adapter {
             whole.attach(adapter).unwrap();
         }

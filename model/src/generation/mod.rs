@@ -140,7 +140,7 @@ pub enum GenerateError {
 
 /// What it took to complete prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Effort {
+pub struct GenerationStats {
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
     /// Time to read them and to choose the first token of each answer.
@@ -155,7 +155,7 @@ pub struct Effort {
     pub decode: Duration,
 }
 
-impl std::ops::AddAssign for Effort {
+impl std::ops::AddAssign for GenerationStats {
     fn add_assign(&mut self, other: Self) {
         self.prompt_tokens += other.prompt_tokens;
         self.prefill += other.prefill;
@@ -170,7 +170,7 @@ impl std::ops::AddAssign for Effort {
 pub struct Generator<'a, B: Blocks> {
     decoder: &'a Decoder<B>,
     options: Options,
-    effort: Effort,
+    stats: GenerationStats,
 }
 
 impl<'a, B: Blocks> Generator<'a, B> {
@@ -180,7 +180,7 @@ impl<'a, B: Blocks> Generator<'a, B> {
     /// Fails if a setting of the sampling lies outside of its range.
     pub fn new(decoder: &'a Decoder<B>, options: Options) -> Result<Self, GenerateError> {
         Sampler::new(options.sampling)?;
-        Ok(Self { decoder, options, effort: Effort::default() })
+        Ok(Self { decoder, options, stats: GenerationStats::default() })
     }
 
     /// Completes each request; the answers are in their order.
@@ -205,8 +205,8 @@ impl<'a, B: Blocks> Generator<'a, B> {
     }
 
     /// What it took so far.
-    pub fn effort(&self) -> Effort {
-        self.effort
+    pub fn stats(&self) -> GenerationStats {
+        self.stats
     }
 
     /// Tokens that a request may have in the end.
@@ -274,7 +274,7 @@ impl<'a, B: Blocks> Generator<'a, B> {
                 }
             }
         }
-        self.effort += queue.effort();
+        self.stats += queue.stats();
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::prefixes::{BLOCK_TOKENS, Prefixes};
-use super::{Effort, GenerateError, Growing, Stop, TOKENS_PER_PASS};
+use super::{GenerateError, GenerationStats, Growing, Stop, TOKENS_PER_PASS};
 use crate::blocks::Blocks;
 use crate::decoder::{Carried, Decoder};
 use crate::sampling::{Adjustments, Constraint, Sampling, SamplingError, TokenLogprobs};
@@ -121,7 +121,7 @@ pub struct Queue<B: Blocks> {
     prefixes: Prefixes,
     reused_tokens: u64,
     pushed: u64,
-    effort: Effort,
+    stats: GenerationStats,
 }
 
 impl<B: Blocks> Queue<B> {
@@ -143,7 +143,7 @@ impl<B: Blocks> Queue<B> {
             slots: (0..limits.sequences).map(|_| None).collect(),
             waiting: VecDeque::new(),
             pushed: 0,
-            effort: Effort::default(),
+            stats: GenerationStats::default(),
         })
     }
 
@@ -190,8 +190,8 @@ impl<B: Blocks> Queue<B> {
     }
 
     /// What it took so far.
-    pub fn effort(&self) -> Effort {
-        self.effort
+    pub fn stats(&self) -> GenerationStats {
+        self.stats
     }
 
     /// Gives requests that wait their places, in their order, and returns what the decoder has to carry for all that
@@ -225,14 +225,14 @@ impl<B: Blocks> Queue<B> {
         if reads {
             let began = Instant::now();
             self.read_prompts(decoder, carried, tokens, &mut progress)?;
-            self.effort.prefill += began.elapsed();
+            self.stats.prefill += began.elapsed();
             if self.limits.prefill == Prefill::First {
                 return Ok(progress);
             }
         }
         let began = Instant::now();
         if self.add_tokens(decoder, carried, &mut progress)? {
-            self.effort.decode += began.elapsed();
+            self.stats.decode += began.elapsed();
         }
         Ok(progress)
     }
@@ -287,7 +287,7 @@ impl<B: Blocks> Queue<B> {
         let pieces: Vec<(usize, usize)> =
             slots.into_iter().map(|slot| (slot, self.growing(slot).tokens.len())).collect();
         self.append(decoder, &pieces, progress)?;
-        self.effort.decode_steps += u64::from(!pieces.is_empty());
+        self.stats.decode_steps += u64::from(!pieces.is_empty());
         Ok(!pieces.is_empty())
     }
 
@@ -338,10 +338,10 @@ impl<B: Blocks> Queue<B> {
             }
             match was_new {
                 true => {
-                    self.effort.prompt_tokens += read as u64;
-                    self.effort.first_tokens += u64::from(is_read);
+                    self.stats.prompt_tokens += read as u64;
+                    self.stats.first_tokens += u64::from(is_read);
                 }
-                false => self.effort.decode_tokens += 1,
+                false => self.stats.decode_tokens += 1,
             }
             let added = if is_read { growing.choose(&logits) } else { growing.nothing_new() };
             let has_ended = added.ended.is_some();

@@ -140,7 +140,7 @@ mod tests {
     use crate::config::Config;
     use crate::cpu::Cpu;
     use crate::ops::Compute;
-    use crate::parameter::Keep;
+    use crate::parameter::Trainability;
     use crate::peft::AdapterConfig;
 
     /// Names of what is frozen while an adapter on `q_proj` is trained with copies of these modules.
@@ -152,7 +152,7 @@ mod tests {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
         let config = Config::from_json(&config).unwrap();
         let values = |_: &str, shape: &[usize]| Ok(vec![0.5; shape.iter().product()]);
-        let mut decoder = Decoder::build(Arc::clone(&ops), config, Keep::Frozen, values).unwrap();
+        let mut decoder = Decoder::build(Arc::clone(&ops), config, Trainability::Frozen, values).unwrap();
         let settings = AdapterConfig {
             modules_to_save: modules_to_save.iter().map(|module| (*module).to_owned()).collect(),
             ..AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()])

@@ -59,7 +59,7 @@ impl TrainOptions {
 pub enum Trained {
     /// The attached adapter; everything else is frozen.
     Adapter,
-    /// All weights; the decoder was loaded with [`crate::parameter::Keep::Trainable`].
+    /// All weights; the decoder was loaded with [`crate::parameter::Trainability::Trainable`].
     Weights,
 }
 

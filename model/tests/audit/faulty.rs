@@ -7,7 +7,7 @@ use model::batch::Documents;
 use model::cpu::{Cache, Cpu, Tensor, Weight};
 use model::ops::{
     Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, LossRows, Ops,
-    PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
+    PrepareError, Result, RmsNorm, RopeTables, Rotation, TokenScore, WeightRole, WeightSource, Write,
 };
 use model::optimizer::{Elementwise, Updated};
 use model::random::DropoutMask;
@@ -189,7 +189,7 @@ impl Ops for Faulty {
         scale_columns(x: &Tensor, factors: &Tensor, bias: Option<&Tensor>, write: Write, y: &mut Tensor);
         dropout(x: &Tensor, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor);
         norm(x: &Tensor, weight: &Tensor, norm: RmsNorm, y: &mut Tensor, inverse_rms: &mut Tensor);
-        rope(x: &mut Tensor, tables: &RopeTables<Tensor>, table_rows: &[u32], turn: Turn);
+        rope(x: &mut Tensor, tables: &RopeTables<Tensor>, table_rows: &[u32], rotation: Rotation);
         gated(activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor);
         gated_backward(
             activation: Activation,

@@ -3,7 +3,7 @@
 use model::batch::{Documents, TokenPlace};
 use model::checkpoint::ValueRows;
 use model::ops::{
-    Activation, AttentionGradients, AttentionOperands, Form, LogitGradient, LossRows, Ops, Turn, WeightRole,
+    Activation, AttentionGradients, AttentionOperands, Form, LogitGradient, LossRows, Ops, Rotation, WeightRole,
     WeightSource, Write,
 };
 use model::optimizer::{AdamW, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated};
@@ -188,9 +188,9 @@ impl<B: Ops> Run<'_, B> {
         }
         let (rope, documents) = (case.rope(ops), Documents::new(&case.documents));
         let mut turned = self.tensor("x", rows, q);
-        ops.rope(&mut turned, &rope, documents.positions(), Turn::Forward).expect("rope");
+        ops.rope(&mut turned, &rope, documents.positions(), Rotation::Forward).expect("rope");
         self.record("rope", &turned);
-        ops.rope(&mut turned, &rope, documents.positions(), Turn::Backward).expect("rope");
+        ops.rope(&mut turned, &rope, documents.positions(), Rotation::Backward).expect("rope");
         self.record("rope and back", &turned);
         // From far left of where exp overflows to far right of it.
         let wide: Vec<f32> =

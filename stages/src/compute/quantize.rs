@@ -14,7 +14,7 @@ use model::blocks::Blocks;
 use model::config::Config;
 use model::cpu::Cpu;
 use model::decoder::{Decoder, LoadError};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 pub use model::weights::BlockFormat;
 use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Quantization, QuantizedBase};
 use serde_json::json;
@@ -329,7 +329,7 @@ impl WeightFormat {
     /// Fails as [`Decoder::load`] does.
     pub fn load<B: Blocks>(&self, kernels: Arc<B>, folder: &Path) -> Result<Decoder<B>, LoadError> {
         match self {
-            Self::AsStored => Decoder::load(kernels, folder, Keep::Frozen),
+            Self::AsStored => Decoder::load(kernels, folder, Trainability::Frozen),
             Self::Blocks(_) => Decoder::load_values(kernels, folder),
             Self::Base(params) => Decoder::load_quantized(kernels, folder, &params.base()),
             Self::Aware(params) => Decoder::load_fake_quantized(kernels, folder, &params.layers()),

@@ -10,7 +10,7 @@ use super::connection::{Connection, Subject};
 use super::error::HubError;
 use super::listing::{Listing, RemoteFile, is_safe};
 use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
-use super::service::{Api, Asked, Variable};
+use super::service::{Api, HubFuture, Variable};
 
 pub(super) struct HuggingFace;
 
@@ -83,7 +83,7 @@ impl Api for HuggingFace {
         connection: &'a Connection,
         repository: &'a Repository,
         revision: &'a str,
-    ) -> Asked<'a, String> {
+    ) -> HubFuture<'a, String> {
         Box::pin(async move {
             let url = connection.url(api_path(repository).chain(["revision", revision]));
             let info = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?.value;
@@ -95,7 +95,7 @@ impl Api for HuggingFace {
         })
     }
 
-    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> Asked<'a, Vec<RemoteFile>> {
+    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> HubFuture<'a, Vec<RemoteFile>> {
         Box::pin(async move {
             let repository = &snapshot.repository;
             let mut url = connection.url(api_path(repository).chain(["tree", snapshot.commit.as_str()]));

@@ -14,7 +14,7 @@ use super::connection::{Connection, Subject, Token};
 use super::error::HubError;
 use super::listing::{Listing, RemoteFile, is_safe};
 use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
-use super::service::{Api, Asked, Variable};
+use super::service::{Api, HubFuture, Variable};
 
 /// Entries of a dataset's listing that come at once.
 const PAGE_SIZE: usize = 200;
@@ -120,11 +120,11 @@ impl Api for ModelScope {
         connection: &'a Connection,
         repository: &'a Repository,
         revision: &'a str,
-    ) -> Asked<'a, String> {
+    ) -> HubFuture<'a, String> {
         Box::pin(resolve(connection, repository, revision))
     }
 
-    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> Asked<'a, Vec<RemoteFile>> {
+    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> HubFuture<'a, Vec<RemoteFile>> {
         Box::pin(list(connection, snapshot))
     }
 }

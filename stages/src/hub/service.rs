@@ -21,7 +21,7 @@ use super::repository::{Repository, RepositoryKind, Snapshot};
 pub struct Service(&'static dyn Api);
 
 /// An answer on its way.
-pub(super) type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, HubError>> + Send + 'a>>;
+pub(super) type HubFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, HubError>> + Send + 'a>>;
 
 /// A variable of the environment that is set.
 pub(super) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -88,10 +88,10 @@ pub(super) trait Api: Sync {
         connection: &'a Connection,
         repository: &'a Repository,
         revision: &'a str,
-    ) -> Asked<'a, String>;
+    ) -> HubFuture<'a, String>;
 
     /// The files of a snapshot, in its order, each with its size and checksum.
-    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> Asked<'a, Vec<RemoteFile>>;
+    fn list<'a>(&'a self, connection: &'a Connection, snapshot: &'a Snapshot) -> HubFuture<'a, Vec<RemoteFile>>;
 }
 
 impl Service {

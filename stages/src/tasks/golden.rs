@@ -8,7 +8,7 @@ use std::sync::Arc;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::{Compute, TokenScore};
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::scoring::{Context, Scorer};
 use serde_json::Value;
 
@@ -245,7 +245,7 @@ fn figures_of_given_responses_are_those_of_the_harness() {
 fn loglikelihoods_are_those_of_the_harness() {
     let tokenizer = tokenizer();
     let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
-    let decoder = Decoder::load(ops, &folder().join("model"), Keep::Frozen).unwrap();
+    let decoder = Decoder::load(ops, &folder().join("model"), Trainability::Frozen).unwrap();
     let score = |contexts: &[Context<'_>]| -> Vec<Vec<RowScore>> {
         let of_tokens = |tokens: &Vec<TokenScore>| RowScore {
             nll: tokens.iter().map(|token| f64::from(token.nll)).sum(),

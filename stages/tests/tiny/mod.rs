@@ -11,7 +11,7 @@ use engine::test_bench::TestBench;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::json;
 use stages::data::artifact::{Row, RowsFacts, RowsWriter};
@@ -85,7 +85,7 @@ impl Tiny {
     /// The model, opened without the code under test.
     pub(crate) fn decoder(&self) -> Decoder<Cpu> {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
-        Decoder::load(ops, &self.model.folder, Keep::Frozen).unwrap()
+        Decoder::load(ops, &self.model.folder, Trainability::Frozen).unwrap()
     }
 
     pub(crate) fn open_tokenizer(&self) -> stages::data::tokenizer::Tokenizer {

@@ -3,7 +3,7 @@
 use super::{PostNormSaved, add_branch, branch_gradient};
 use crate::adapter::ProjectionSaved;
 use crate::blocks::{AttentionBlock, InputGradient, Norm, Pass, QkNorms, QkvProjections};
-use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape, Ops, Result, Turn, Write};
+use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape, Ops, Result, Rotation, Write};
 
 /// What an attention block keeps for its backward; the normed input is computed again.
 #[derive(Default)]
@@ -91,8 +91,8 @@ fn queries_keys_values<B: Ops>(
         norm_heads(ops, k_norm, &mut saved.k, &mut saved.k_norm)?;
     }
     let rows = pass.rope.rows(pass.documents);
-    ops.rope(&mut saved.q, pass.rope, &rows, Turn::Forward)?;
-    ops.rope(&mut saved.k, pass.rope, &rows, Turn::Forward)
+    ops.rope(&mut saved.q, pass.rope, &rows, Rotation::Forward)?;
+    ops.rope(&mut saved.k, pass.rope, &rows, Rotation::Forward)
 }
 
 fn project<B: Ops>(
@@ -183,8 +183,8 @@ pub fn attention_block_backward<B: Ops>(
     let gradients = AttentionGradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
     ops.attention_backward(operands, &dy, pass.documents, &block.shape, gradients)?;
     let rows = pass.rope.rows(pass.documents);
-    ops.rope(&mut dq, pass.rope, &rows, Turn::Backward)?;
-    ops.rope(&mut dk, pass.rope, &rows, Turn::Backward)?;
+    ops.rope(&mut dq, pass.rope, &rows, Rotation::Backward)?;
+    ops.rope(&mut dk, pass.rope, &rows, Rotation::Backward)?;
     if let Some(QkNorms { q_norm, k_norm }) = &mut block.qk_norms {
         norm_heads_backward(ops, q_norm, &saved.q_norm, &mut dq)?;
         norm_heads_backward(ops, k_norm, &saved.k_norm, &mut dk)?;

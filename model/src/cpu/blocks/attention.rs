@@ -14,7 +14,7 @@ use super::projection::{is_covered, reads_values};
 use crate::adapter::Projection;
 use crate::blocks::composed::{PostNormSaved, branch_gradient};
 use crate::blocks::{AttentionBlock, InputGradient, Norm, Pass, QkNorms, QkvProjections};
-use crate::ops::{AttentionShape, Compute, Result, RopeTables, Turn, Write};
+use crate::ops::{AttentionShape, Compute, Result, RopeTables, Rotation, Write};
 
 /// What the fused attention block keeps for its backward; the normed input is computed again.
 #[derive(Default)]
@@ -190,7 +190,7 @@ impl Cpu {
                         norm::forward(self.set, x, norm.weight.value.values(), norm.rms, y, &mut inverse_rms[heads]);
                     }
                 }
-                self.turn(qk, pass.rope, positions[row], Turn::Forward);
+                self.turn(qk, pass.rope, positions[row], Rotation::Forward);
                 if let Some(rounded) = rounded {
                     // SAFETY: as above.
                     unsafe { rounded.write(row, 0, heads) };
@@ -203,7 +203,7 @@ impl Cpu {
     }
 
     /// Turns the heads of a row.
-    fn turn(&self, heads: &mut [f32], tables: &RopeTables<Tensor>, position: u32, turn: Turn) {
+    fn turn(&self, heads: &mut [f32], tables: &RopeTables<Tensor>, position: u32, rotation: Rotation) {
         let position = position as usize;
         let (cos, sin) = (tables.cos.view().row(position), tables.sin.view().row(position));
         pointwise::rotate(self.set, heads, tables.head_dim, cos, sin, turn);
@@ -295,7 +295,7 @@ impl Cpu {
             self.each_block(rows, turned, |rows| {
                 // SAFETY: each row is written once.
                 rows.for_each(|row| {
-                    self.turn(unsafe { dqkv.row(row, 0..turned) }, pass.rope, positions[row], Turn::Backward)
+                    self.turn(unsafe { dqkv.row(row, 0..turned) }, pass.rope, positions[row], Rotation::Backward)
                 });
             });
         }
@@ -323,7 +323,7 @@ impl Cpu {
                 let gradients = unsafe { dqkv.row(row, 0..columns.all()) };
                 let qk = &mut gradients[..turned];
                 if !norms_are_trained {
-                    self.turn(qk, pass.rope, positions[row], Turn::Backward);
+                    self.turn(qk, pass.rope, positions[row], Rotation::Backward);
                 }
                 if let Some(norms) = norms {
                     scratch.copy_from_slice(qk);

@@ -8,7 +8,7 @@ use engine::protocol::WorkerEvent;
 use model::generation::{Completion, Flow, Listener, Request, Stop};
 
 use super::pieces::Pieces;
-use super::{Asked, CompletionText, Respondent, StopStrings, worker};
+use super::{CompletionText, Engine, InferenceSession, StopStrings, worker};
 use crate::data::tokenizer::Tokenizer;
 
 /// Why an answer ended.
@@ -46,7 +46,7 @@ pub struct Answer {
 
 /// How much of an answer is said while it grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Aloud<'a> {
+pub enum StreamMode<'a> {
     /// How many tokens there are.
     Count,
     /// Its text, for a person who waits for it.
@@ -58,7 +58,7 @@ pub enum Aloud<'a> {
 
 /// Whose answers grow, for messages: `prompts`, `done` before these and `total`.
 #[derive(Debug, Clone, Copy)]
-pub struct Standing<'a> {
+pub struct BatchProgress<'a> {
     /// What is counted.
     pub unit: &'a str,
     /// Answered before.
@@ -66,11 +66,11 @@ pub struct Standing<'a> {
     /// In all, where known.
     pub total: Option<u64>,
     /// What is said of each answer.
-    pub aloud: Aloud<'a>,
+    pub mode: StreamMode<'a>,
 }
 
-impl Respondent {
-    /// Answers prompts, several at a time. Each must fit the model ([`Respondent::misfit`]).
+impl InferenceSession {
+    /// Answers prompts, several at a time. Each must fit the model ([`InferenceSession::misfit`]).
     ///
     /// # Errors
     /// Fails if a prompt does not fit, the model computes something that is no number, the device fails, or the user
@@ -78,82 +78,86 @@ impl Respondent {
     pub fn answer(
         &mut self,
         requests: &[Request<'_>],
-        standing: Standing<'_>,
+        progress: BatchProgress<'_>,
         context: &mut StageContext,
     ) -> Result<Vec<Answer>, StageError> {
-        if let (Aloud::Text { prompt }, false) = (standing.aloud, requests.is_empty()) {
+        if let (StreamMode::Text { prompt }, false) = (progress.mode, requests.is_empty()) {
             let text = format!("{}\n{}", visible(prompt), " ".repeat(ANSWER_INDENT));
             context.emit(WorkerEvent::Text { text });
         }
         let mut completions: Vec<Option<Completion>> = match &mut self.model {
-            Asked::Here(_) => requests.iter().map(|request| self.pieces.completion_of(request)).collect(),
-            Asked::Worker(worker) => {
+            Engine::Native(_) => requests.iter().map(|request| self.pieces.completion_of(request)).collect(),
+            Engine::Torch(worker) => {
                 worker.complete(requests, &self.options, &mut self.pieces, context)?.into_iter().map(Some).collect()
             }
         };
         let (there, missing): (Vec<usize>, Vec<usize>) =
             (0..requests.len()).partition(|request| completions[*request].is_some());
-        let mut scribe = Scribe {
+        let mut streamer = TextStreamer {
             tokenizer: &self.tokenizer,
             stop_strings: &self.stop_strings,
             requests,
             numbers: there,
             drafts: vec![CompletionText::default(); requests.len()],
-            standing,
+            progress,
             tokens: 0,
             pieces: None,
             context,
         };
         let mut followed: Vec<Completion> = completions.iter_mut().filter_map(Option::take).collect();
-        worker::follow(&mut followed, &mut scribe)?;
-        let there = std::mem::replace(&mut scribe.numbers, missing);
+        worker::follow(&mut followed, &mut streamer)?;
+        let there = std::mem::replace(&mut streamer.numbers, missing);
         there.into_iter().zip(followed).for_each(|(request, completion)| completions[request] = Some(completion));
-        if let (Asked::Here(model), false) = (&mut self.model, scribe.numbers.is_empty()) {
-            scribe.pieces = Some(&mut self.pieces);
-            let asked: Vec<Request<'_>> = scribe.numbers.iter().map(|request| requests[*request]).collect();
-            let (found, effort) = model.complete(&asked, &self.options, &mut scribe)?;
-            self.effort += effort;
-            scribe.numbers.iter().zip(found).for_each(|(request, completion)| completions[*request] = Some(completion));
+        if let (Engine::Native(model), false) = (&mut self.model, streamer.numbers.is_empty()) {
+            streamer.pieces = Some(&mut self.pieces);
+            let asked: Vec<Request<'_>> = streamer.numbers.iter().map(|request| requests[*request]).collect();
+            let (found, stats) = model.complete(&asked, &self.options, &mut streamer)?;
+            self.stats += stats;
+            streamer
+                .numbers
+                .iter()
+                .zip(found)
+                .for_each(|(request, completion)| completions[*request] = Some(completion));
         }
-        let drafts = std::mem::take(&mut scribe.drafts);
+        let drafts = std::mem::take(&mut streamer.drafts);
         let completions = completions.into_iter().map(|completion| completion.expect("each request is completed"));
-        drafts.into_iter().zip(completions).map(|(draft, completion)| scribe.finish(draft, completion)).collect()
+        drafts.into_iter().zip(completions).map(|(draft, completion)| streamer.finish(draft, completion)).collect()
     }
 }
 
 /// Follows the answers.
-struct Scribe<'a> {
+struct TextStreamer<'a> {
     tokenizer: &'a Tokenizer,
     stop_strings: &'a StopStrings,
     requests: &'a [Request<'a>],
     /// Which of the requests those are that are followed.
     numbers: Vec<usize>,
     drafts: Vec<CompletionText>,
-    standing: Standing<'a>,
+    progress: BatchProgress<'a>,
     tokens: u64,
     /// Where completions that are new are noted.
     pieces: Option<&'a mut Pieces>,
     context: &'a mut StageContext,
 }
 
-impl Listener for Scribe<'_> {
+impl Listener for TextStreamer<'_> {
     fn token(&mut self, request: usize, token: u32) -> Result<Flow, Box<dyn Error + Send + Sync>> {
         self.tokens += 1;
-        let Standing { unit, done, total, aloud } = self.standing;
+        let BatchProgress { unit, done, total, mode } = self.progress;
         self.context.progress(unit, done, total, Some(format!("{} tokens", self.tokens)));
-        if self.stop_strings.is_empty() && aloud == Aloud::Count {
+        if self.stop_strings.is_empty() && mode == StreamMode::Count {
             return Ok(Flow::Continue);
         }
         let draft = &mut self.drafts[self.numbers[request]];
         draft.push(token, self.tokenizer, self.stop_strings)?;
-        if aloud != Aloud::Count {
+        if mode != StreamMode::Count {
             say(self.context, draft.take_settled(self.stop_strings));
         }
         Ok(if draft.stopped().is_some() { Flow::Stop } else { Flow::Continue })
     }
 
     fn answered(&mut self, request: usize, completion: &Completion) {
-        self.standing.done += 1;
+        self.progress.done += 1;
         if let Some(pieces) = &mut self.pieces {
             pieces.add_completion(&self.requests[self.numbers[request]], completion);
         }
@@ -164,10 +168,10 @@ impl Listener for Scribe<'_> {
     }
 }
 
-impl Scribe<'_> {
+impl TextStreamer<'_> {
     fn finish(&mut self, mut draft: CompletionText, completion: Completion) -> Result<Answer, StageError> {
         let tokens = completion.ids.len();
-        if !self.stop_strings.is_empty() || self.standing.aloud != Aloud::Count {
+        if !self.stop_strings.is_empty() || self.progress.mode != StreamMode::Count {
             draft.finish(self.tokenizer, self.stop_strings)?;
         }
         let ended = match completion.stop {
@@ -180,7 +184,7 @@ impl Scribe<'_> {
             Some(text) => text.to_owned(),
             None => self.tokenizer.decode(&completion.ids)?,
         };
-        if self.standing.aloud != Aloud::Count {
+        if self.progress.mode != StreamMode::Count {
             say(self.context, draft.take_rest());
         }
         Ok(Answer { text, tokens, ended })

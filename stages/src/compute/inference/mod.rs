@@ -30,12 +30,12 @@ use engine::file::source::Span;
 use engine::forecast::Forecast;
 use engine::parameter::{Input, Mapping, Parameters};
 use engine::stage::InputFacts;
-use model::generation::{CACHE_BYTES, Effort, Flow, Options, TOKENS_PER_PASS};
+use model::generation::{CACHE_BYTES, Flow, GenerationStats, Options, TOKENS_PER_PASS};
 use model::memory::cache_bytes;
 use model::ops::Ops;
 use model::scoring::Context;
 
-pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visible};
+pub use answer::{ANSWER_INDENT, Answer, BatchProgress, Ended, StreamMode, indented, visible};
 pub use detokenizer::Detokenizer;
 pub use grammar::{GrammarError, Grammars};
 use less_memory::BATCH_SIZE;
@@ -270,26 +270,26 @@ pub fn positions(model: &Path) -> Result<usize, StageError> {
     Ok(checkpoint::architecture(model)?.max_position_embeddings().unwrap_or(usize::MAX))
 }
 
-/// Where a model is asked.
-enum Asked {
-    /// In this process.
-    Here(Box<dyn Evaluator>),
-    /// In those of the torch worker.
-    Worker(Box<Worker>),
+/// What computes a model.
+enum Engine {
+    /// This process.
+    Native(Box<dyn Evaluator>),
+    /// Processes of the torch worker.
+    Torch(Box<Worker>),
 }
 
-/// A model with what it takes to ask it.
-pub struct Respondent {
-    model: Asked,
+/// A model, its tokenizer and the options of its completions.
+pub struct InferenceSession {
+    model: Engine,
     pub tokenizer: Tokenizer,
     options: Options,
     stop_strings: StopStrings,
-    effort: Effort,
+    stats: GenerationStats,
     /// What has been answered and scored, for an attempt after this one.
     pieces: Pieces,
 }
 
-impl Respondent {
+impl InferenceSession {
     /// Opens what the parameters name.
     ///
     /// # Errors
@@ -321,20 +321,20 @@ impl Respondent {
                 let worker = Worker::open(params, &model, adapter.as_ref(), architecture, &format)?;
                 let (devices, batch_size) = (context.devices(), params.batch_size);
                 let computed_by = format!("torch, {} {}, by {batch_size}", devices.workers(), devices.kind);
-                (Asked::Worker(Box::new(worker)), Some(computed_by))
+                (Engine::Torch(Box::new(worker)), Some(computed_by))
             }
             false => {
                 if context.devices().workers() > 1 {
                     context.warn("the native backend runs inference in one process: `resources.count` has no effect");
                 }
                 let (model, computed_by) = open(&model, adapter.as_ref(), params, &format, context)?;
-                (Asked::Here(model), computed_by)
+                (Engine::Native(model), computed_by)
             }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
         let mut pieces = Pieces::open(computed_by, context);
         pieces.complete_as(params.max_new_tokens, &params.stop_strings, sampling);
-        Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default(), pieces })
+        Ok(Self { model, tokenizer, options, stop_strings, stats: GenerationStats::default(), pieces })
     }
 
     /// How its next answers come about: when they end, beside the model's own ends (after so many tokens, or before one
@@ -349,14 +349,14 @@ impl Respondent {
     /// Positions the model has.
     pub fn max_position_embeddings(&self) -> usize {
         match &self.model {
-            Asked::Here(model) => model.max_position_embeddings(),
-            Asked::Worker(worker) => worker.architecture().max_position_embeddings().unwrap_or(usize::MAX),
+            Engine::Native(model) => model.max_position_embeddings(),
+            Engine::Torch(worker) => worker.architecture().max_position_embeddings().unwrap_or(usize::MAX),
         }
     }
 
     /// Whether it is best asked everything at once: ranks share it out, and complete prompts of one length together.
     pub fn prefers_all_at_once(&self) -> bool {
-        matches!(self.model, Asked::Worker(_))
+        matches!(self.model, Engine::Torch(_))
     }
 
     /// Scores rows: each is a document of its own. `told` hears how many are done.
@@ -370,15 +370,15 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<RowScore>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => score::rows(&mut **model, rows, told, &mut self.pieces, context),
-            Asked::Worker(worker) => worker.score(rows, told, &mut self.pieces, context),
+            Engine::Native(model) => score::rows(&mut **model, rows, told, &mut self.pieces, context),
+            Engine::Torch(worker) => worker.score(rows, told, &mut self.pieces, context),
         }
     }
 
     /// Scores continuations of contexts, each as if it were the only one. `told` hears how many are done.
     ///
     /// # Errors
-    /// As for [`Respondent::score`].
+    /// As for [`InferenceSession::score`].
     pub fn score_continuations(
         &mut self,
         contexts: &[Context<'_>],
@@ -386,7 +386,7 @@ impl Respondent {
         context: &mut StageContext,
     ) -> Result<Vec<Vec<RowScore>>, StageError> {
         match &mut self.model {
-            Asked::Here(model) => {
+            Engine::Native(model) => {
                 let pieces = &mut self.pieces;
                 let mut scores: Vec<_> = contexts.iter().map(|context| pieces.scores_of(context)).collect();
                 let missing: Vec<usize> = (0..contexts.len()).filter(|at| scores[*at].is_none()).collect();
@@ -404,7 +404,7 @@ impl Respondent {
                 missing.into_iter().zip(found).for_each(|(at, found)| scores[at] = Some(found));
                 Ok(scores.into_iter().map(|scores| scores.expect("each context is scored")).collect())
             }
-            Asked::Worker(worker) => {
+            Engine::Torch(worker) => {
                 let all = contexts.iter().flat_map(|of| of.continuations.iter().map(|ids| score::row(of.ids, ids)));
                 let rows: Vec<Encoded> = all.collect();
                 // Those of one length together, so that little is padded; the longest first, which show the memory.
@@ -427,8 +427,8 @@ impl Respondent {
     /// Fails with the first that is not.
     pub fn check_vocabulary(&self, ids: &[u32], whose: impl FnOnce() -> String) -> Result<(), StageError> {
         let vocab_size = match &self.model {
-            Asked::Here(model) => model.vocab_size(),
-            Asked::Worker(worker) => worker.architecture().vocab_size().unwrap_or(usize::MAX),
+            Engine::Native(model) => model.vocab_size(),
+            Engine::Torch(worker) => worker.architecture().vocab_size().unwrap_or(usize::MAX),
         };
         let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) else { return Ok(()) };
         let text = self.tokenizer.decode_with_special(&[*id])?;
@@ -453,8 +453,8 @@ impl Respondent {
     /// Time, bandwidth and memory that answering took so far, in lines for a person.
     pub fn speed(&self) -> String {
         match &self.model {
-            Asked::Here(model) => speed(&self.effort, model.weight_bytes_per_step(), peak_resident_bytes()),
-            Asked::Worker(worker) => worker.speed(),
+            Engine::Native(model) => speed(&self.stats, model.weight_bytes_per_step(), peak_resident_bytes()),
+            Engine::Torch(worker) => worker.speed(),
         }
     }
 }

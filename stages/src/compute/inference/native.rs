@@ -8,8 +8,8 @@ use model::batch::Batch;
 use model::blocks::Blocks;
 use model::decoder::{Adapters, Carried, Decoder, RunError, TargetScore};
 use model::generation::{
-    CACHE_BYTES, Completion, Effort, GenerateError, Generator, Limits, Listener, Load, Options, Prefill, Progress,
-    Queue, QueuedRequest, Request, RequestId,
+    CACHE_BYTES, Completion, GenerateError, GenerationStats, Generator, Limits, Listener, Load, Options, Prefill,
+    Progress, Queue, QueuedRequest, Request, RequestId,
 };
 use model::memory::cache_bytes;
 use model::peft::Adapter as AdapterWeights;
@@ -54,7 +54,7 @@ pub(super) trait Evaluator: InferenceEngine {
         requests: &[Request<'_>],
         options: &Options,
         listener: &mut dyn Listener,
-    ) -> Result<(Vec<Completion>, Effort), StageError>;
+    ) -> Result<(Vec<Completion>, GenerationStats), StageError>;
 }
 
 /// Opens a model on the CPU, which requests are pushed to, with adapters, which get the numbers from 1 on.
@@ -234,11 +234,11 @@ where
         requests: &[Request<'_>],
         options: &Options,
         listener: &mut dyn Listener,
-    ) -> Result<(Vec<Completion>, Effort), StageError> {
+    ) -> Result<(Vec<Completion>, GenerationStats), StageError> {
         self.select(Carried::Nothing);
         let mut generator = Generator::new(&self.decoder, options.clone()).map_err(failure)?;
         let completions = generator.complete(requests, listener).map_err(failure)?;
-        Ok((completions, generator.effort()))
+        Ok((completions, generator.stats()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Inference without a stage: a model and its adapters, opened from folders, which requests are pushed to.
 //!
 //! It leaves to others: text, and who asks. `pipeline serve` and `pipeline chat` open it; the stages open a model from
-//! artefacts (see [`super::Respondent`]).
+//! artefacts (see [`super::InferenceSession`]).
 
 use std::path::Path;
 

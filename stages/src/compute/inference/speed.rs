@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use model::generation::Effort;
+use model::generation::GenerationStats;
 
 /// Time, bandwidth and memory, one line each. The rates are of this process on this machine and belong into no
 /// artefact.
-pub(super) fn speed(effort: &Effort, weight_bytes_per_step: u64, peak_memory_bytes: Option<u64>) -> String {
-    let Effort { prompt_tokens, prefill, first_tokens, decode_tokens, decode_steps, decode } = *effort;
+pub(super) fn speed(stats: &GenerationStats, weight_bytes_per_step: u64, peak_memory_bytes: Option<u64>) -> String {
+    let GenerationStats { prompt_tokens, prefill, first_tokens, decode_tokens, decode_steps, decode } = *stats;
     let total = prefill + decode;
     let new_tokens = first_tokens + decode_tokens;
     let mut lines = vec![
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_lines_hold_what_was_done() {
-        let effort = Effort {
+        let stats = GenerationStats {
             prompt_tokens: 500,
             prefill: Duration::from_millis(250),
             first_tokens: 4,
@@ -61,7 +61,7 @@ mod tests {
              prefill 0.25 sec, 2000.00 prompt tokens/sec (500); decode 0.75 sec, 128.00 new tokens/sec (96 in 30 steps)\n\
              Bandwidth achieved: 40.00 GB/s (1.000 GB of weights read in each decode step)\n\
              Memory used: 2.50 GB (peak resident memory of this process)";
-        assert_eq!(speed(&effort, 1_000_000_000, Some(2_500_000_000)), expected);
-        assert!(!speed(&Effort::default(), 8, None).contains("Bandwidth"));
+        assert_eq!(speed(&stats, 1_000_000_000, Some(2_500_000_000)), expected);
+        assert!(!speed(&GenerationStats::default(), 8, None).contains("Bandwidth"));
     }
 }

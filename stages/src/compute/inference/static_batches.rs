@@ -33,7 +33,7 @@ const POSITIONS: usize = 32_768;
 /// What the worker is to do.
 #[derive(Serialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
-enum Asked<'a> {
+enum BatchRequest<'a> {
     BeginBatch { batch: u64, adapter: Option<String>, prompts: Vec<&'a [u32]>, each: bool },
     NextTokens { batch: u64, rows: Vec<usize>, tokens: Vec<&'a [u32]>, each: bool },
     EndBatch { batch: u64 },
@@ -109,8 +109,8 @@ impl Batch {
         let (batch, has_begun, new) = (self.number, self.read > 0, tokens.first().map_or(0, |tokens| tokens.len()));
         let left = self.rows.iter().enumerate().filter(|(_, row)| row.is_some());
         let asked = match has_begun {
-            true => Asked::NextTokens { batch, rows: left.map(|(index, _)| index).collect(), tokens, each },
-            false => Asked::BeginBatch { batch, adapter: name(self.adapter), prompts: tokens, each },
+            true => BatchRequest::NextTokens { batch, rows: left.map(|(index, _)| index).collect(), tokens, each },
+            false => BatchRequest::BeginBatch { batch, adapter: name(self.adapter), prompts: tokens, each },
         };
         connection.request(&asked, &[]);
         self.rows.retain(Option::is_some);
@@ -246,7 +246,7 @@ impl TorchEngine {
     fn end_batches(&mut self) {
         for batch in self.batches.extract_if(.., |batch| batch.is_over()) {
             if batch.read > 0 {
-                self.connection.request(&Asked::EndBatch { batch: batch.number }, &[]);
+                self.connection.request(&BatchRequest::EndBatch { batch: batch.number }, &[]);
             }
         }
     }
@@ -318,7 +318,7 @@ impl InferenceEngine for TorchEngine {
         written?;
         adapter.save(&folder).or_fail(Cause::Machine, || "the adapter cannot be written".to_owned())?;
         let adapter = name(number).unwrap_or_default();
-        self.connection.request(&Asked::LoadAdapter { adapter, folder: &folder }, &[]);
+        self.connection.request(&BatchRequest::LoadAdapter { adapter, folder: &folder }, &[]);
         let (Loaded { error }, _) = self.connection.numbers(&mut self.command)?;
         // It is in the worker's memory; what is left here goes with the engine.
         let _ = std::fs::remove_dir_all(&folder);
@@ -330,7 +330,7 @@ impl InferenceEngine for TorchEngine {
     }
 
     fn remove_adapter(&mut self, number: usize) {
-        self.connection.request(&Asked::UnloadAdapter { adapter: name(number).unwrap_or_default() }, &[]);
+        self.connection.request(&BatchRequest::UnloadAdapter { adapter: name(number).unwrap_or_default() }, &[]);
     }
 
     fn load(&self) -> Load {

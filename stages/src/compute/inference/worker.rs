@@ -47,7 +47,7 @@ pub(super) struct Done {
 /// What a rank is to do.
 #[derive(Serialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
-enum Asked<'a> {
+enum WorkerRequest<'a> {
     /// Scores the rows of a micro-batch of each rank.
     ScoreRows { ranks: &'a [Vec<MicroBatch>] },
     /// Completes prompts of each rank, which grow together.
@@ -154,7 +154,7 @@ impl Worker {
         let request = |connection: &mut Connection, round: &[(usize, &Encoded)]| {
             let batches: Vec<Batch> = round.chunks(batch_size).map(batch_of).collect();
             let (ranks, payload) = encode(of_ranks(&batches, size), TargetScope::Response);
-            connection.request(&Asked::ScoreRows { ranks: &ranks }, &payload);
+            connection.request(&WorkerRequest::ScoreRows { ranks: &ranks }, &payload);
         };
         let mut done = rows.len() - rounds.iter().map(|round| round.len()).sum::<usize>();
         self.converse(&rounds, request, context, |round, answers: Vec<Vec<Scored>>, context| {
@@ -206,7 +206,7 @@ impl Worker {
                 min_p: sampling.min_p,
                 repetition_penalty: sampling.repetition_penalty,
             };
-            connection.request(&Asked::Generate { prompts, options }, &[]);
+            connection.request(&WorkerRequest::Generate { prompts, options }, &[]);
         };
         let mut done = (requests.len() - rounds.iter().map(|round| round.len()).sum::<usize>()) as u64;
         self.converse(&rounds, request, context, |round, answers: Vec<Vec<Answered>>, context| {

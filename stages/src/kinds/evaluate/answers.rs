@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::examples::Example;
 use super::measures::Measures;
 use super::{Evaluate, Subject, of_row};
-use crate::compute::inference::{Aloud, Answer, Ended, Standing};
+use crate::compute::inference::{Answer, BatchProgress, Ended, StreamMode};
 use crate::data::artifact::Row;
 use crate::metrics::Observed;
 use crate::metrics::exact_match::strip;
@@ -40,15 +40,15 @@ impl Answers {
             group.iter_mut().map(|(row, example)| ask(subject, row, example)).collect::<Result<_, _>>()?;
         let (mut examples, mut requests) = (Vec::new(), Vec::new());
         for ((_, example), prompt) in group.iter_mut().zip(&prompts) {
-            if example.reference.is_none() || subject.respondent.misfit(prompt).is_some() {
+            if example.reference.is_none() || subject.session.misfit(prompt).is_some() {
                 self.skipped_rows += 1;
                 continue;
             }
             requests.push(Request { prompt, row: example.row });
             examples.push(example);
         }
-        let standing = Standing { unit: "rows", done: first, total: Some(subject.count), aloud: Aloud::Count };
-        let answers = subject.respondent.answer(&requests, standing, context)?;
+        let progress = BatchProgress { unit: "rows", done: first, total: Some(subject.count), mode: StreamMode::Count };
+        let answers = subject.session.answer(&requests, progress, context)?;
         for (example, answer) in examples.into_iter().zip(answers) {
             self.add(example, answer, measures);
         }
@@ -108,11 +108,11 @@ impl Answers {
 
 /// The prompt of a row, as tokens; its text and the row's answer are noted.
 fn ask(subject: &Subject, row: &Row, example: &mut Example) -> Result<Vec<u32>, StageError> {
-    let tokenizer = &subject.respondent.tokenizer;
+    let tokenizer = &subject.session.tokenizer;
     let question = subject.renderer.question(row, tokenizer).map_err(of_row(example.row))?;
     example.prompt = Some(question.prompt.to_text(tokenizer).map_err(of_row(example.row))?);
     example.reference = question.reference;
     let ids = question.prompt.encode(tokenizer).map_err(of_row(example.row))?.input_ids;
-    subject.respondent.check_vocabulary(&ids, || format!("the prompt of row {}", example.row + 1))?;
+    subject.session.check_vocabulary(&ids, || format!("the prompt of row {}", example.row + 1))?;
     Ok(ids)
 }

@@ -32,7 +32,7 @@ impl Likelihood {
         let lessons = group.iter().map(|(row, example)| lesson(params, subject, row, example));
         let (lessons, cut): (Vec<Encoded>, Vec<bool>) = lessons.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let (first, total) = (group.first().map_or(0, |(_, example)| example.row), subject.count);
-        let scores = subject.respondent.score(
+        let scores = subject.session.score(
             &lessons,
             &mut |done, context| {
                 // Where the model also answers, which takes much longer, its answers are counted instead.
@@ -91,18 +91,18 @@ impl Likelihood {
 /// A row as tokens, cut where it is too long; and whether it is.
 fn lesson(params: &Evaluate, subject: &Subject, row: &Row, example: &Example) -> Result<(Encoded, bool), StageError> {
     let max_seq_len = longest(params, subject);
-    let tokenizer = &subject.respondent.tokenizer;
+    let tokenizer = &subject.session.tokenizer;
     let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
     let mut lesson = lesson.map_err(of_row(example.row))?;
     let is_cut = lesson.input_ids.len() > max_seq_len;
     lesson.input_ids.truncate(max_seq_len);
     lesson.labels.truncate(max_seq_len);
-    subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row + 1))?;
+    subject.session.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row + 1))?;
     Ok((lesson, is_cut))
 }
 
 /// Tokens of a row that are read, at most.
 fn longest(params: &Evaluate, subject: &Subject) -> usize {
-    let positions = subject.respondent.max_position_embeddings();
+    let positions = subject.session.max_position_embeddings();
     params.max_seq_len.unwrap_or(positions).min(positions)
 }

@@ -29,7 +29,7 @@ use engine::stage::{
 };
 use model::sampling::Sampling;
 
-use crate::compute::inference::{self, InferenceParams, Respondent};
+use crate::compute::inference::{self, InferenceParams, InferenceSession};
 use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
@@ -264,7 +264,7 @@ const BYTES_PER_GROUP: usize = 32 << 20;
 
 /// What is evaluated, and on what.
 struct Subject {
-    respondent: Respondent,
+    session: InferenceSession,
     renderer: PromptRenderer,
     rows: RowsReader,
     /// Rows that are evaluated on.
@@ -278,10 +278,10 @@ impl Subject {
         if rows.is_empty() {
             return Err(StageError::bad_data("there are no rows to evaluate on"));
         }
-        let respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
+        let session = InferenceSession::open(&params.inference, Sampling::GREEDY, context)?;
         Ok(Self {
-            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &respondent.tokenizer)?,
-            respondent,
+            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &session.tokenizer)?,
+            session,
             count: params.limit.unwrap_or(u64::MAX).min(rows.len()),
             rows,
             next: 0,
@@ -291,7 +291,7 @@ impl Subject {
     /// The next few rows, with nothing known of them; `None` at the end.
     fn next_group(&mut self) -> Result<Option<Vec<(Row, Example)>>, StageError> {
         let (mut group, mut bytes) = (Vec::new(), 0);
-        let all = self.respondent.prefers_all_at_once();
+        let all = self.session.prefers_all_at_once();
         while self.next < self.count && (all || group.len() < ROWS_PER_GROUP && bytes < BYTES_PER_GROUP) {
             let row = self.rows.row(self.next)?;
             bytes += row.text_bytes();

@@ -31,13 +31,13 @@ impl Pairs {
         measures: &mut Measures,
         context: &mut StageContext,
     ) -> Result<(), StageError> {
-        let longest = subject.respondent.max_position_embeddings();
+        let longest = subject.session.max_position_embeddings();
         let (mut responses, mut examples) = (Vec::new(), Vec::new());
         for (row, example) in group {
             let Row::Judged(judged) = row else {
                 return Err(StageError::bad_data("the rows are no pairs of responses"));
             };
-            let tokenizer = &subject.respondent.tokenizer;
+            let tokenizer = &subject.session.tokenizer;
             let sides = subject.renderer.responses(judged, ResponseBorder::Segments, tokenizer);
             let sides = sides.map_err(of_row(example.row))?;
             if sides.iter().map(|side| side.role).ne([Role::Chosen, Role::Rejected])
@@ -49,7 +49,7 @@ impl Pairs {
             responses.extend(sides.into_iter().map(|side| side.encoded));
             examples.push(example);
         }
-        let scores = subject.respondent.score(&responses, &mut |_, _| {}, context)?;
+        let scores = subject.session.score(&responses, &mut |_, _| {}, context)?;
         for (example, pair) in examples.into_iter().zip(scores.chunks_exact(2)) {
             let [chosen, rejected]: [RowScore; 2] = [pair[0], pair[1]];
             if chosen.tokens == 0 || rejected.tokens == 0 {

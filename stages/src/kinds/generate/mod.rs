@@ -22,12 +22,12 @@ use engine::stage::{InputFacts, LessMemory, Smoke, Stage, StageKind, Threads, Wo
 use model::generation::Request;
 use model::sampling::Sampling;
 
-use crate::compute::inference::{self, Aloud, InferenceParams, Respondent, Standing};
+use crate::compute::inference::{self, BatchProgress, InferenceParams, InferenceSession, StreamMode};
 use crate::compute::journal;
 use crate::data::artifact::{OutputKind, Rows, Samples};
 use crate::data::prompt::PromptParams;
 use crate::smoke;
-use prompts::{Asked, Prompts};
+use prompts::{EncodedPrompt, Prompts};
 use report::Shown;
 pub use report::answers;
 pub use samples::TABLE;
@@ -183,14 +183,14 @@ impl Stage for Generate {
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let before = self.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
         let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
-        let mut respondent = Respondent::open(&self.inference, self.sampling(), context)?;
-        let mut prompts = Prompts::open(self, &respondent.tokenizer, context)?;
+        let mut session = InferenceSession::open(&self.inference, self.sampling(), context)?;
+        let mut prompts = Prompts::open(self, &session.tokenizer, context)?;
 
         let draft = context.create("samples")?;
         let mut writer = SamplesWriter::create(&draft.folder, self.samples_per_prompt)?;
         let mut shown = Shown::default();
-        while let Some(asked) = prompts.next_group(&respondent)? {
-            let samples = answer(self, asked, prompts.len(), &mut respondent, context)?;
+        while let Some(asked) = prompts.next_group(&session)? {
+            let samples = answer(self, asked, prompts.len(), &mut session, context)?;
             writer.write(&samples)?;
             shown.take(samples);
         }
@@ -216,7 +216,7 @@ impl Stage for Generate {
         let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
         let text = shown.report(context.stage(), &tally, beside);
         context.report(text);
-        context.report_detail(respondent.speed());
+        context.report_detail(session.speed());
         let mut facts = Facts::new();
         facts.insert("rows".to_owned(), tally.rows.into());
         facts.insert("tokens".to_owned(), tally.tokens.into());
@@ -233,14 +233,14 @@ impl Stage for Generate {
 /// Answers a group of prompts; those that cannot be asked become samples without an answer.
 fn answer(
     params: &Generate,
-    asked: Vec<Asked>,
+    asked: Vec<EncodedPrompt>,
     total: u64,
-    respondent: &mut Respondent,
+    session: &mut InferenceSession,
     context: &mut StageContext,
 ) -> Result<Vec<Sample>, StageError> {
     for asked in &asked {
         match &asked.ids {
-            Ok(ids) => respondent.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
+            Ok(ids) => session.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
             Err(problem) if params.on_bad_prompt == OnBadPrompt::Error => {
                 return Err(StageError::bad_data(format!("prompt {} cannot be used: {problem}", asked.row + 1))
                     .with_help("`on_bad_prompt: skip` leaves such prompts out and counts them"));
@@ -254,15 +254,15 @@ fn answer(
         .flat_map(|(row, prompt)| each.clone().map(move |sample| Request { prompt, row: draws_of(row, sample) }))
         .collect();
     // What grows on the screen is what the report will say, so answers to be compared do not.
-    let aloud = match asked.as_slice() {
+    let mode = match asked.as_slice() {
         [only] if total == 1 && requests.len() == 1 && params.compare_with.is_none() => {
-            Aloud::Text { prompt: &only.text }
+            StreamMode::Text { prompt: &only.text }
         }
-        _ => Aloud::Count,
+        _ => StreamMode::Count,
     };
-    let standing =
-        Standing { unit: "prompts", done: asked.first().map_or(0, |asked| asked.row), total: Some(total), aloud };
-    let mut answers = respondent.answer(&requests, standing, context)?.into_iter();
+    let progress =
+        BatchProgress { unit: "prompts", done: asked.first().map_or(0, |asked| asked.row), total: Some(total), mode };
+    let mut answers = session.answer(&requests, progress, context)?.into_iter();
     context.progress("prompts", asked.last().map_or(0, |asked| asked.row + 1), Some(total), None);
     let mut samples = Vec::new();
     for asked in asked {

@@ -10,7 +10,7 @@ use engine::parameter::OneOf;
 use engine::stage::InputFacts;
 
 use super::Generate;
-use crate::compute::inference::Respondent;
+use crate::compute::inference::InferenceSession;
 use crate::data::artifact::{RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{NAMED, Prompt, PromptRenderer, Prompter, Template};
 use crate::data::tokenizer::Tokenizer;
@@ -19,7 +19,7 @@ use crate::data::tokenizer::Tokenizer;
 const CHAT: &str = "chat";
 
 /// A prompt, ready for the model.
-pub(super) struct Asked {
+pub(super) struct EncodedPrompt {
     /// Its number, from 0.
     pub row: u64,
     /// What a person asked: the text of the file, or the prompt of the row.
@@ -178,14 +178,14 @@ impl Prompts {
     ///
     /// # Errors
     /// Fails if rows cannot be read.
-    pub(super) fn next_group(&mut self, respondent: &Respondent) -> Result<Option<Vec<Asked>>, StageError> {
+    pub(super) fn next_group(&mut self, session: &InferenceSession) -> Result<Option<Vec<EncodedPrompt>>, StageError> {
         let (mut group, mut tokens, mut bytes) = (Vec::new(), 0, 0);
-        let (all, samples) = (respondent.prefers_all_at_once(), self.samples);
-        let has_room = |group: &Vec<Asked>, tokens, bytes| {
+        let (all, samples) = (session.prefers_all_at_once(), self.samples);
+        let has_room = |group: &Vec<EncodedPrompt>, tokens, bytes| {
             all || group.len() * samples < SAMPLES_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
         };
         while self.next < self.len && has_room(&group, tokens, bytes) {
-            let asked = self.asked(self.next, respondent)?;
+            let asked = self.asked(self.next, session)?;
             tokens += asked.ids.as_ref().map_or(0, Vec::len);
             bytes += asked.text.len();
             group.push(asked);
@@ -194,28 +194,28 @@ impl Prompts {
         Ok((!group.is_empty()).then_some(group))
     }
 
-    fn asked(&mut self, row: u64, respondent: &Respondent) -> Result<Asked, StageError> {
-        let tokenizer = &respondent.tokenizer;
+    fn asked(&mut self, row: u64, session: &InferenceSession) -> Result<EncodedPrompt, StageError> {
+        let tokenizer = &session.tokenizer;
         let encoded = |prompt: Prompt| {
             let ids = prompt.encode(tokenizer).map_err(StageError::from).map_err(in_one_line)?.input_ids;
-            respondent.misfit(&ids).map_or(Ok(ids), Err)
+            session.misfit(&ids).map_or(Ok(ids), Err)
         };
         match &mut self.source {
             Source::Texts { texts, form, prompter } => {
                 let text = texts[row as usize].clone();
                 let ids = form.prompt(&text, prompter, tokenizer).map_err(in_one_line).and_then(encoded);
-                Ok(Asked { row, text, ids, reference: None })
+                Ok(EncodedPrompt { row, text, ids, reference: None })
             }
             Source::Rows { rows, renderer } => {
                 let asked = rows.row(row)?;
                 match renderer.question(&asked, tokenizer) {
                     Ok(question) => {
                         let text = question.prompt.to_text(tokenizer)?;
-                        Ok(Asked { row, text, ids: encoded(question.prompt), reference: question.reference })
+                        Ok(EncodedPrompt { row, text, ids: encoded(question.prompt), reference: question.reference })
                     }
                     Err(error) => {
                         let ids = Err(in_one_line(error.into()));
-                        Ok(Asked { row, text: String::new(), ids, reference: None })
+                        Ok(EncodedPrompt { row, text: String::new(), ids, reference: None })
                     }
                 }
             }

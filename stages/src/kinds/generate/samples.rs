@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, StringArray, UInt64Array};
 use engine::error::{Cause, OrFail, StageError};
 
-use super::prompts::Asked;
+use super::prompts::EncodedPrompt;
 use crate::compute::inference::Answer;
 use crate::data::results::{TableWriter, TextReader};
 
@@ -39,8 +39,8 @@ pub(super) struct Sample {
 
 impl Sample {
     /// A prompt with its answer; there is none where the prompt could not be asked.
-    pub(super) fn new(asked: &Asked, sample: u64, answer: Option<Answer>) -> Self {
-        let Asked { row, text, ids, reference } = asked;
+    pub(super) fn new(asked: &EncodedPrompt, sample: u64, answer: Option<Answer>) -> Self {
+        let EncodedPrompt { row, text, ids, reference } = asked;
         let prompt_tokens = ids.as_ref().ok().map(|ids| ids.len() as u64);
         let answer = match (answer, ids) {
             (Some(answer), _) => Ok(answer),

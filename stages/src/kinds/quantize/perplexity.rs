@@ -13,7 +13,7 @@ use model::config::Config;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 
 use crate::compute::checkpoint::{self, QUANTIZATION};
 use crate::compute::kernels;
@@ -51,14 +51,14 @@ fn load(kernels: Arc<Cpu>, folder: &Path) -> Result<Decoder<Cpu>, StageError> {
     let config = checkpoint::config(folder)?;
     let is_int8 = config.get(QUANTIZATION).is_some_and(|settings| settings["load_in_8bit"] == true);
     let loaded = match is_int8 {
-        false => Decoder::load(kernels, folder, Keep::Frozen),
+        false => Decoder::load(kernels, folder, Trainability::Frozen),
         true => {
             let mut config = config;
             config.remove(QUANTIZATION);
             let config = Config::from_json(&serde_json::Value::Object(config).to_string());
             let config = config.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
             let files = Checkpoint::open(folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
-            Decoder::build(kernels, config, Keep::Frozen, |name, shape| int8(&files, name, shape))
+            Decoder::build(kernels, config, Trainability::Frozen, |name, shape| int8(&files, name, shape))
         }
     };
     loaded.or_fail(Cause::BadData, || "cannot load the model".to_owned())

@@ -10,7 +10,7 @@ use model::blocks::Blocks;
 use model::checkpoint::Checkpoint;
 use model::config::Architecture;
 use model::decoder::Decoder;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
 use model::weights::QuantizedBase;
@@ -30,10 +30,10 @@ pub(super) fn trainer<B: Blocks>(
     context: &mut StageContext,
 ) -> Result<(Trainer<B>, Option<AdapterConfig>), StageError> {
     let keep = match params.trained() {
-        Trained::Adapter => Keep::Frozen,
-        Trained::Weights => Keep::Trainable,
+        Trained::Adapter => Trainability::Frozen,
+        Trained::Weights => Trainability::Trainable,
     };
-    if keep == Keep::Trainable && checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
+    if keep == Trainability::Trainable && checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
         let message = "the model's weights are stored quantised, and `method: full` trains every weight";
         return Err(StageError::new(Cause::BadParameters, message)
             .with_help("set `method: lora`, or start from the model before it was quantised"));
@@ -44,7 +44,7 @@ pub(super) fn trainer<B: Blocks>(
             warn_of_idle_names(&quantize, base, context)?;
             Decoder::load_quantized(ops, &base.folder, &quantize)
         }
-        (Some(TrainQuantize::Aware(aware)), Keep::Frozen) => {
+        (Some(TrainQuantize::Aware(aware)), Trainability::Frozen) => {
             Decoder::load_fake_quantized(ops, &base.folder, &aware.layers())
         }
         (Some(TrainQuantize::Aware(_)) | None, _) => Decoder::load(ops, &base.folder, keep),
@@ -88,7 +88,8 @@ pub(super) fn trainer<B: Blocks>(
 /// The model that is learned from, frozen. Its tokens must be those of the student.
 fn teacher<B: Blocks>(ops: Arc<B>, student: &Artifact, teacher: &Artifact) -> Result<Decoder<B>, StageError> {
     fit::same_tokens(student, teacher)?;
-    Decoder::load(ops, &teacher.folder, Keep::Frozen).or_fail(Cause::BadData, || "cannot load the teacher".to_owned())
+    Decoder::load(ops, &teacher.folder, Trainability::Frozen)
+        .or_fail(Cause::BadData, || "cannot load the teacher".to_owned())
 }
 
 /// Warns of names in `quantize.skip_modules` that no module has.

@@ -18,7 +18,9 @@ use super::validation::is_due;
 use crate::compute::inference::{positions, score_continuations};
 use crate::data::artifact::Tokenizer as TokenizerArtifact;
 use crate::data::tokenizer::Tokenizer;
-use crate::kinds::evaluate::tasks::{Asked, Prepared, TaskChoice, asked_rows, loglikelihoods, of_groups, prepare};
+use crate::kinds::evaluate::tasks::{
+    Prepared, RowRequests, TaskChoice, loglikelihoods, of_groups, prepare, requests_of_rows,
+};
 use crate::tasks::TaskError;
 use crate::tasks::file::{Group, OutputType, Task};
 use crate::tasks::results::{Answer, Results};
@@ -66,7 +68,7 @@ impl ValidationTasks {
 pub(super) struct TaskValidator {
     prepared: Vec<Prepared>,
     groups: Vec<Group>,
-    rows: Vec<Asked>,
+    rows: Vec<RowRequests>,
     /// Tokens that the model reads.
     max_length: usize,
     every: Option<u64>,
@@ -89,7 +91,7 @@ impl TaskValidator {
                 .with_help("name it in a stage with `uses: evaluate` that follows"));
         }
         let max_length = positions(model)?;
-        let rows = asked_rows(&prepared, &tokenizer, max_length)?;
+        let rows = requests_of_rows(&prepared, &tokenizer, max_length)?;
         Ok(Self { prepared, groups, rows, max_length, every: params.every_steps })
     }
 
@@ -107,7 +109,7 @@ impl TaskValidator {
         learner: &mut dyn Learner,
         context: &mut StageContext,
     ) -> Result<BTreeMap<String, f64>, StageError> {
-        let rows: Vec<&Asked> = self.rows.iter().collect();
+        let rows: Vec<&RowRequests> = self.rows.iter().collect();
         let answers = loglikelihoods(&rows, self.max_length, |contexts| {
             score_continuations(&mut |some| learner.score_continuations(some), contexts, &mut |_, _| {}, context)
         })?;

@@ -5,8 +5,8 @@ use engine::error::{Cause, StageError};
 use model::generation::Request as Prompt;
 use model::scoring::Context;
 
-use super::asked::{Asked, Tokens};
-use crate::compute::inference::{Aloud, Respondent, RowScore, Standing};
+use super::row_requests::{RowRequests, Tokens};
+use crate::compute::inference::{BatchProgress, InferenceSession, RowScore, StreamMode};
 use crate::tasks::encode::Pair;
 use crate::tasks::results::Answer;
 use crate::tasks::score;
@@ -17,13 +17,13 @@ use crate::tasks::score;
 /// Fails where a token is not in the model's vocabulary, a log-likelihood is no number, the device fails, or the user
 /// ends it.
 pub(super) fn ask(
-    rows: &[&Asked],
+    rows: &[&RowRequests],
     max_length: usize,
-    respondent: &mut Respondent,
+    session: &mut InferenceSession,
     context: &mut StageContext,
 ) -> Result<Vec<Vec<Answer>>, StageError> {
     for row in rows {
-        let check = |ids: &[u32]| respondent.check_vocabulary(ids, || "a prompt of a task".to_owned());
+        let check = |ids: &[u32]| session.check_vocabulary(ids, || "a prompt of a task".to_owned());
         match &row.tokens {
             Tokens::Continuations(pairs) => {
                 pairs.iter().try_for_each(|(_, Pair { context_ids, continuation_ids })| {
@@ -36,13 +36,13 @@ pub(super) fn ask(
     let total = rows.iter().map(|row| if let Tokens::Continuations(pairs) = &row.tokens { pairs.len() } else { 0 });
     let total = total.sum::<usize>() as u64;
     let mut answers = loglikelihoods(rows, max_length, |contexts| {
-        respondent.score_continuations(
+        session.score_continuations(
             contexts,
             &mut |done, context| context.progress("requests", done as u64, Some(total), None),
             context,
         )
     })?;
-    complete(rows, &mut answers, respondent, context)?;
+    complete(rows, &mut answers, session, context)?;
     Ok(answers)
 }
 
@@ -51,7 +51,7 @@ pub(super) fn ask(
 /// # Errors
 /// Fails where `score` does, or a log-likelihood is no number.
 pub(in crate::kinds) fn loglikelihoods(
-    rows: &[&Asked],
+    rows: &[&RowRequests],
     max_length: usize,
     score: impl FnOnce(&[Context<'_>]) -> Result<Vec<Vec<RowScore>>, StageError>,
 ) -> Result<Vec<Vec<Answer>>, StageError> {
@@ -82,14 +82,14 @@ pub(in crate::kinds) fn loglikelihoods(
 
 /// Lets the model complete the prompts, those of a task at once.
 fn complete(
-    rows: &[&Asked],
+    rows: &[&RowRequests],
     answers: &mut [Vec<Answer>],
-    respondent: &mut Respondent,
+    session: &mut InferenceSession,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let mut first = 0;
     for of_task in rows.chunk_by(|one, other| one.task.name == other.task.name) {
-        let prompt = |(at, row): (usize, &&Asked)| match &row.tokens {
+        let prompt = |(at, row): (usize, &&RowRequests)| match &row.tokens {
             Tokens::Prompt(prompt) => Some((first + at, prompt.clone(), row.row as u64)),
             Tokens::Continuations(_) => None,
         };
@@ -106,9 +106,10 @@ fn complete(
         if prompts.is_empty() {
             continue;
         }
-        respondent.answer_as(task.generation.max_new_tokens, &task.generation.until, task.generation.sampling);
-        let standing = Standing { unit: "prompts", done: 0, total: Some(prompts.len() as u64), aloud: Aloud::Count };
-        let mut said = respondent.answer(&prompts, standing, context)?.into_iter();
+        session.answer_as(task.generation.max_new_tokens, &task.generation.until, task.generation.sampling);
+        let progress =
+            BatchProgress { unit: "prompts", done: 0, total: Some(prompts.len() as u64), mode: StreamMode::Count };
+        let mut said = session.answer(&prompts, progress, context)?.into_iter();
         for (at, ..) in &asked {
             answers[*at] = said.by_ref().take(times as usize).map(|said| Answer::Text(said.text)).collect();
         }

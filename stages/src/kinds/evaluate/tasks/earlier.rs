@@ -14,8 +14,8 @@ use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
 use serde_json::Value;
 
-use super::asked::Asked;
 use super::outcome::samples_file;
+use super::row_requests::RowRequests;
 use crate::data::results::TableReader;
 use crate::tasks::results::Answer;
 
@@ -23,7 +23,7 @@ use crate::tasks::results::Answer;
 type Pieces = BTreeMap<String, Vec<Digest>>;
 
 /// Those of a result with these rows.
-pub(super) fn pieces(rows: &[Asked]) -> Value {
+pub(super) fn pieces(rows: &[RowRequests]) -> Value {
     let mut pieces = Pieces::new();
     for row in rows {
         pieces.entry(row.task.name.clone()).or_default().push(row.identity);
@@ -64,7 +64,7 @@ impl Earlier {
     }
 
     /// The answers to a row, if an earlier result has them.
-    pub(super) fn take(&self, context: &StageContext, row: &Asked) -> Option<Vec<Answer>> {
+    pub(super) fn take(&self, context: &StageContext, row: &RowRequests) -> Option<Vec<Answer>> {
         let (task, at) = self.places.get(&row.identity)?;
         let OfTask { name, result, answers } = &self.tasks[*task];
         let answers = answers.get_or_init(|| {

@@ -1,16 +1,16 @@
-//! Evaluation tasks: which ones ([`parameters`]), their rows as requests ([`prepared`], [`rows`], [`asked`]), the
+//! Evaluation tasks: which ones ([`parameters`]), their rows as requests ([`prepared`], [`rows`], [`row_requests`]), the
 //! answers ([`answers`], [`earlier`]), and what they come to ([`outcome`], [`beside`], [`contamination`]).
 //!
 //! All that can be wrong with a task, its rows and its prompts is found before the model is loaded.
 
 mod answers;
-mod asked;
 mod beside;
 mod contamination;
 mod earlier;
 mod outcome;
 mod parameters;
 mod prepared;
+mod row_requests;
 mod rows;
 
 use engine::context::StageContext;
@@ -18,19 +18,19 @@ use engine::error::StageError;
 use model::sampling::Sampling;
 
 use super::Evaluate;
-use crate::compute::inference::{self, Respondent};
+use crate::compute::inference::{self, InferenceSession};
 use crate::compute::journal;
 use crate::data::artifact::RowsReader;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::forget_working_files;
 use crate::tasks::results::Answer;
 pub(in crate::kinds) use answers::loglikelihoods;
-pub(in crate::kinds) use asked::{Asked, rows as asked_rows};
 use beside::Other;
 use earlier::Earlier;
 pub(in crate::kinds) use outcome::of_groups;
 pub(in crate::kinds) use parameters::{TaskChoice, TaskParams};
 pub(in crate::kinds) use prepared::{Prepared, prepare};
+pub(in crate::kinds) use row_requests::{RowRequests, rows as requests_of_rows};
 
 /// Evaluates the tasks.
 pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), StageError> {
@@ -51,7 +51,7 @@ pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), S
     };
     let positions = inference::positions(&model)?;
     let max_length = params.max_seq_len.unwrap_or(positions).min(positions);
-    let rows = asked_rows(&prepared, &tokenizer, max_length)?;
+    let rows = requests_of_rows(&prepared, &tokenizer, max_length)?;
     let family = context.family_of::<Evaluate>(&params.inference)?;
     let earlier = Earlier::new(context, &family);
     let mut answers: Vec<Option<Vec<Answer>>> = rows.iter().map(|row| earlier.take(context, row)).collect();
@@ -63,9 +63,9 @@ pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), S
         context.note(format!("the responses to {taken_over} of {all} rows are reused from an earlier evaluation"));
     }
     if !unanswered.is_empty() {
-        let mut respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
-        let asked: Vec<&Asked> = unanswered.iter().map(|at| &rows[*at]).collect();
-        let found = answers::ask(&asked, max_length, &mut respondent, context)?;
+        let mut session = InferenceSession::open(&params.inference, Sampling::GREEDY, context)?;
+        let asked: Vec<&RowRequests> = unanswered.iter().map(|at| &rows[*at]).collect();
+        let found = answers::ask(&asked, max_length, &mut session, context)?;
         unanswered.iter().zip(found).for_each(|(at, of_row)| answers[*at] = Some(of_row));
     }
     let mut answers = answers.into_iter().flatten();

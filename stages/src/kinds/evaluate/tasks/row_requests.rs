@@ -21,7 +21,7 @@ pub(in crate::kinds) enum Tokens {
 }
 
 /// A row of a task, and what the model is asked for it.
-pub(in crate::kinds) struct Asked {
+pub(in crate::kinds) struct RowRequests {
     pub task: Arc<Task>,
     /// From 0.
     pub row: usize,
@@ -41,18 +41,18 @@ pub(in crate::kinds) fn rows(
     prepared: &[Prepared],
     tokenizer: &Tokenizer,
     max_length: usize,
-) -> Result<Vec<Asked>, StageError> {
+) -> Result<Vec<RowRequests>, StageError> {
     let of_row = |task: &Arc<Task>, row: usize, requests: &[Request]| {
         let tokens = tokens(task, row, requests, tokenizer, max_length)?;
         let answers = if matches!(tokens, Tokens::Prompt(_)) { task.responses() } else { requests.len() };
         let identity = identity(task, row, answers, &tokens, max_length);
-        Ok(Asked { task: Arc::clone(task), row, answers, tokens, identity })
+        Ok(RowRequests { task: Arc::clone(task), row, answers, tokens, identity })
     };
     let rows = prepared.iter().flat_map(|of| of.samples.iter().enumerate().map(move |sample| (&of.task, sample)));
     rows.map(|(task, (row, sample))| of_row(task, row, &sample.requests)).collect()
 }
 
-impl Asked {
+impl RowRequests {
     /// Whether these could be its answers.
     pub(super) fn fits(&self, answers: &[Answer]) -> bool {
         let is_prompt = matches!(self.tokens, Tokens::Prompt(_));
