@@ -43,8 +43,8 @@ pub use less_memory::with_less_memory;
 pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRequest, RequestId, Stop};
 pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
-pub use native::not_scored;
 use native::{Evaluator, NativeEngine};
+pub use native::{Evaluator, not_scored};
 use pieces::Pieces;
 pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};
 pub use score::{ContinuationScores, continuations as score_continuations};
@@ -327,8 +327,11 @@ impl InferenceSession {
                 if context.devices().workers() > 1 {
                     context.warn("the native backend runs inference in one process: `resources.count` has no effect");
                 }
-                let (model, computed_by) = open(&model, adapter.as_ref(), params, &format, context)?;
-                (Engine::Native(model), computed_by)
+                let kernels = params.kernels.on(context.devices().kind);
+                let with = (params.precision.dtype.compute(), kernels);
+                let Opened { model, computed_by } = open_native(&model, adapter.as_ref(), with, &format, context)?;
+                // Only the kernels of this program give a request the same bits in any batch.
+                (Engine::Native(model), (kernels == Kernels::Cpu).then_some(computed_by))
             }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
@@ -459,30 +462,40 @@ impl InferenceSession {
     }
 }
 
-/// Opens a model with its weights in a format, and with an adapter on it where there is one; and what computes it,
-/// where that gives each request the same bits in whatever company.
-fn open(
+/// A model that this program computes, opened to score and complete.
+pub struct Opened {
+    pub model: Box<dyn Evaluator>,
+    /// The kernel set and its instructions.
+    pub computed_by: String,
+}
+
+/// Opens a model with its weights in a format, and with an adapter on it where there is one.
+///
+/// # Errors
+/// Fails if the kernel set cannot be made, the model cannot be loaded, or the adapter does not fit it.
+pub fn open_native(
     model: &Artifact,
     adapter: Option<&Artifact>,
-    params: &InferenceParams,
+    (compute, kernels): (Compute, Kernels),
     format: &WeightFormat,
     context: &mut StageContext,
-) -> Result<(Box<dyn Evaluator>, Option<String>), StageError> {
-    let compute = params.precision.dtype.compute();
+) -> Result<Opened, StageError> {
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
-    match params.kernels.on(context.devices().kind) {
+    let opened = match kernels {
         Kernels::Cpu => {
             let ops = Arc::new(format.applied_to(kernels::cpu_on(context.threads(), compute, context)?));
             let computed_by = ops.describe();
-            context.record("kernel_set", computed_by.clone());
             let engine = NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?;
-            Ok((Box::new(engine), Some(computed_by)))
+            Opened { model: Box::new(engine), computed_by }
         }
         Kernels::Candle => {
             let ops = Arc::new(kernels::candle_computing(compute, context)?);
-            context.record("kernel_set", ops.describe());
-            Ok((Box::new(NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?), None))
+            let computed_by = ops.describe();
+            let engine = NativeEngine::with_adapter(ops, &model.folder, format, adapter.as_ref())?;
+            Opened { model: Box::new(engine), computed_by }
         }
-    }
+    };
+    context.record("kernel_set", opened.computed_by.clone());
+    Ok(opened)
 }

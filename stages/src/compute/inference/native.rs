@@ -26,7 +26,7 @@ use crate::compute::quantize::WeightFormat;
 const PREFILL_TOKENS: usize = 128;
 
 /// A model that scores, and completes prompts that are all known.
-pub(super) trait Evaluator: InferenceEngine {
+pub trait Evaluator: InferenceEngine {
     /// Bytes of weights that a step of generation reads, whatever the number of completions that grow together.
     fn weight_bytes_per_step(&self) -> u64;
 

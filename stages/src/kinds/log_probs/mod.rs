@@ -6,25 +6,24 @@
 mod table;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use cache::Digest;
 use engine::artifact::{Facts, Output};
 use engine::context::{Artifact, StageContext};
-use engine::error::{Cause, OrFail, StageError};
+use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, Parameters};
 use engine::stage::{InputFacts, Stage, StageKind, Threads, WorkingState};
-use model::batch::{Batch, TargetScope};
-use model::blocks::Blocks;
+use model::batch::Batch;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::compute::adapter;
+use crate::compute::inference::{self, Evaluator, Opened};
 use crate::compute::journal::{self, Journal};
-use crate::compute::kernels::{self, Dtype, Kernels};
+use crate::compute::kernels::{Dtype, Kernels};
 use crate::compute::quantize::{WeightFormat, weight_format};
 use crate::data::artifact::{Adapter, LogProbs, Model, OutputKind, TokensOrPacks, TokensReader};
 pub(crate) use table::{Record, read};
@@ -130,45 +129,50 @@ impl Stage for LogProbabilities {
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
-        let compute = self.dtype.compute();
         let adapter = self.adapter.as_ref().map(|input| context.open(input)).transpose()?;
         let format = weight_format(self.quantize.as_ref(), adapter.as_ref(), context)?;
-        match self.kernels {
-            Kernels::Cpu => {
-                let kernels = format.applied_to(kernels::cpu_on(context.threads(), compute, context)?);
-                run(self, Arc::new(kernels), adapter.as_ref(), &format, context)
-            }
-            Kernels::Candle => {
-                let kernels = kernels::candle_computing(compute, context)?;
-                run(self, Arc::new(kernels), adapter.as_ref(), &format, context)
-            }
-        }
+        let (model, data) = (context.open(&self.model)?, context.open(&self.data)?);
+        let with = (self.dtype.compute(), self.kernels);
+        let mut opened = inference::open_native(&model, adapter.as_ref(), with, &format, context)?;
+        let draft = context.create("log_probs")?;
+        let mut writer = table::Writer::create(&draft.folder);
+        score(self, &mut opened, &data, &mut writer, context)?;
+        let (documents, log_prob, targets) = writer.finish()?;
+        let scored = Scored {
+            data: identity(&data),
+            model: identity(&model),
+            adapter: adapter.as_ref().map(identity),
+            quantize: format.fact(),
+            dtype: self.dtype.in_job().to_owned(),
+            computed_by: opened.computed_by,
+            documents,
+        };
+        let mut facts = match serde_json::to_value(&scored) {
+            Ok(Value::Object(facts)) => facts,
+            _ => unreachable!("a struct is a JSON object"),
+        };
+        facts.insert("targets".to_owned(), targets.into());
+        let perplexity = (-log_prob / targets.max(1) as f64).exp();
+        facts.insert("perplexity".to_owned(), perplexity.into());
+        context.report(format!("{documents} documents, {targets} targets, perplexity {perplexity:.4}"));
+        context.seal(draft, facts, None)?;
+        journal::forget(context.working());
+        Ok(())
     }
 }
 
-fn run<B: Blocks>(
+/// Scores all documents, some rows at a time.
+fn score(
     params: &LogProbabilities,
-    ops: Arc<B>,
-    adapter: Option<&Artifact>,
-    format: &WeightFormat,
+    opened: &mut Opened,
+    data: &Artifact,
+    writer: &mut table::Writer,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let model = context.open(&params.model)?;
-    let data = context.open(&params.data)?;
-    let mut rows = TokensReader::open(&data)?;
-    let computed_by = ops.describe();
-    context.record("kernel_set", computed_by.clone());
-    let decoder = format.load(ops, &model.folder);
-    let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
-    if let Some(adapter) = adapter {
-        let opened = adapter::open(adapter, &model)?;
-        decoder.attach(&opened).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
-    }
-    let draft = context.create("log_probs")?;
-    let mut writer = table::Writer::create(&draft.folder);
+    let mut rows = TokensReader::open(data)?;
     // Only the kernels of this program give a row the same bits in whatever company.
     let mut journal: Option<Journal<Vec<Record>>> =
-        (params.kernels == Kernels::Cpu).then(|| Journal::open(context.working(), computed_by.clone()));
+        (params.kernels == Kernels::Cpu).then(|| Journal::open(context.working(), opened.computed_by.clone()));
     journal::note(journal.as_ref().map_or(0, Journal::known), context);
     let (total, mut next) = (rows.len(), 0);
     while next < total {
@@ -180,18 +184,12 @@ fn run<B: Blocks>(
         }
         let piece = Digest::of(format!("{next} {end}").as_bytes());
         let known = journal.as_ref().and_then(|journal| journal.get(&piece));
-        let mut records = match known {
+        let records = match known {
             Some(known) => known.clone(),
-            None => vec![Record { log_prob: 0.0, targets: 0 }; batch.document_lengths.len()],
+            None => of_documents(&mut *opened.model, &batch).map_err(|error| {
+                StageError::new(error.cause, format!("cannot score rows {} to {end}", next + 1)).with_source(error)
+            })?,
         };
-        if batch.tokens() > 0 && known.is_none() {
-            let scores = decoder.score_documents(&batch, TargetScope::Response);
-            let scores = scores.or_fail(Cause::BadData, || format!("cannot score rows {} to {end}", next + 1))?;
-            for (document, score) in scores {
-                let targets = score.response_targets as u64;
-                records[document] = Record { log_prob: score.response_log_prob, targets };
-            }
-        }
         if let Some(bad) = records.iter().find(|record| !record.log_prob.is_finite()) {
             let message =
                 format!("the log-probability of a document in rows {} to {end} is {}", next + 1, bad.log_prob);
@@ -204,26 +202,21 @@ fn run<B: Blocks>(
         next = end;
         context.progress("rows", next, Some(total), None);
     }
-    let (documents, log_prob, targets) = writer.finish()?;
-    let scored = Scored {
-        data: identity(&data),
-        model: identity(&model),
-        adapter: adapter.map(identity),
-        quantize: format.fact(),
-        dtype: params.dtype.in_job().to_owned(),
-        computed_by,
-        documents,
-    };
-    let mut facts = match serde_json::to_value(&scored) {
-        Ok(Value::Object(facts)) => facts,
-        _ => unreachable!("a struct is a JSON object"),
-    };
-    facts.insert("targets".to_owned(), targets.into());
-    let mean = log_prob / targets.max(1) as f64;
-    facts.insert("perplexity".to_owned(), (-mean).exp().into());
-    let text = format!("{documents} documents, {targets} targets, perplexity {:.4}", (-mean).exp());
-    context.report(text);
-    context.seal(draft, facts, None)?;
-    journal::forget(context.working());
     Ok(())
+}
+
+/// A record for each document of a batch.
+fn of_documents(model: &mut dyn Evaluator, batch: &Batch) -> Result<Vec<Record>, StageError> {
+    let scores = if batch.tokens() == 0 { Vec::new() } else { model.score(batch)? };
+    let (mut scores, mut end) = (scores.into_iter().peekable(), 0);
+    let of_document = |length: &usize| {
+        end += length;
+        let mut record = Record { log_prob: 0.0, targets: 0 };
+        while let Some(target) = scores.next_if(|target| target.token < end) {
+            record.log_prob -= f64::from(target.nll);
+            record.targets += 1;
+        }
+        record
+    };
+    Ok(batch.document_lengths.iter().map(of_document).collect())
 }
