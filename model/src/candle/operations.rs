@@ -298,7 +298,7 @@ impl Ops for Candle {
             let positions = self.indices(positions)?;
             let (cos, sin) = (tables.cos.get(), tables.sin.get());
             let (cos, sin) = (cos.index_select(&positions, 0)?, sin.index_select(&positions, 0)?);
-            let turned = rows::rope(x.get(), &cos, &sin, tables.head_dim, tables.rotary_dims, turn)?;
+            let turned = rows::rope(x.get(), &cos, &sin, tables.head_dim, tables.rotary_dims, rotation)?;
             x.put(Write::Replace, turned)
         })
     }

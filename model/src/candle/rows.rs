@@ -79,7 +79,7 @@ pub(super) fn rope(
     let heads = x.reshape((rows, columns / head_dim, head_dim))?;
     let (first, second) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
     let (cos, sin) = (cos.unsqueeze(1)?, sin.unsqueeze(1)?);
-    let sin = match turn {
+    let sin = match rotation {
         Rotation::Forward => sin,
         Rotation::Backward => sin.neg()?,
     };

@@ -496,7 +496,7 @@ impl Ops for Cpu {
             for (row, &position) in rows.chunks_exact_mut(columns).zip(&positions[first..]) {
                 let angles = position as usize * half..(position as usize + 1) * half;
                 let (cos, sin) = (&tables.cos.values()[angles.clone()], &tables.sin.values()[angles]);
-                pointwise::rotate(self.set, row, tables.head_dim, cos, sin, turn);
+                pointwise::rotate(self.set, row, tables.head_dim, cos, sin, rotation);
             }
         });
         Ok(())

@@ -12,7 +12,7 @@ multiversion! {
     /// Turns the heads of one row: elements `i` and `i + half` of each, by the row's cosines and sines.
     pub(super) fn rotate(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], rotation: Rotation) {
         let half = cos.len();
-        let sign = match turn {
+        let sign = match rotation {
             Rotation::Forward => 1.0,
             Rotation::Backward => -1.0,
         };

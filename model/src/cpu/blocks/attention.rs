@@ -206,7 +206,7 @@ impl Cpu {
     fn turn(&self, heads: &mut [f32], tables: &RopeTables<Tensor>, position: u32, rotation: Rotation) {
         let position = position as usize;
         let (cos, sin) = (tables.cos.view().row(position), tables.sin.view().row(position));
-        pointwise::rotate(self.set, heads, tables.head_dim, cos, sin, turn);
+        pointwise::rotate(self.set, heads, tables.head_dim, cos, sin, rotation);
     }
 
     /// The backward; see [`crate::blocks::Blocks::attention_block_backward`].
