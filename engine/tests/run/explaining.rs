@@ -58,14 +58,14 @@ fn a_plan_looks_ahead() {
     let project = Project::new(SUM);
     let sum = project.explain().remove(1);
     // Before anything ran, the figures stand on what the first stage expects of itself.
-    assert_eq!(sum.preflight.figures[0].text, "[7]");
-    assert_eq!(sum.preflight.warnings[0].message, "adds a seven");
+    assert_eq!(sum.ahead.figures[0].text, "[7]");
+    assert_eq!(sum.ahead.problems[0].message, "adds a seven");
     assert!(sum.last_run.is_none());
     project.run().succeeded();
-    assert!(project.explain()[1].preflight.figures.is_empty(), "what is cached costs nothing");
+    assert!(project.explain()[1].ahead.figures.is_empty(), "what is cached costs nothing");
     project.write(&SUM.replace("[a]", "[a], plus: 3"));
     let sum = project.explain().remove(1);
-    assert_eq!(sum.preflight.figures[0].text, "[7]");
+    assert_eq!(sum.ahead.figures[0].text, "[7]");
     assert!(sum.last_run.is_some());
 }
 

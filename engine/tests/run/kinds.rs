@@ -13,9 +13,9 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{ArtifactKind, ByteSize, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::pin::Pinned;
-use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, StageKind, Threads, WorkingState};
 use nix::libc;
@@ -106,12 +106,12 @@ impl Stage for Constant {
         self.request().map(Outside::Pin).into_iter().collect()
     }
 
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
-        let mut preflight = Preflight::default();
+    fn forecast(&self, _: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
         if self.pinned.is_none() {
-            preflight.expect("number", "number", self.value);
+            forecast.expect("number", "number", self.value);
         }
-        preflight
+        forecast
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
@@ -154,15 +154,15 @@ impl Stage for Sum {
         Vec::new()
     }
 
-    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
-        let mut preflight = Preflight::default();
-        let numbers: Vec<i64> = inputs.values().filter_map(|facts| facts.get("number")?.as_i64()).collect();
-        preflight.figure("terms", numbers.len(), format!("{numbers:?}"));
-        preflight.peak_memory_bytes = Some(numbers.len() as u64);
+    fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
+        let mut forecast = Forecast::default();
+        let numbers: Vec<i64> = ahead.expected.values().filter_map(|facts| facts.get("number")?.as_i64()).collect();
+        forecast.figure("terms", numbers.len(), format!("{numbers:?}"));
+        forecast.peak_memory_bytes = Some(numbers.len() as u64);
         if numbers.contains(&7) {
-            preflight.warnings.push(Problem::warning("sevens", span, "adds a seven", "here"));
+            forecast.problems.push(Problem::warning("sevens", ahead.span, "adds a seven", "here"));
         }
-        preflight
+        forecast
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
@@ -265,9 +265,9 @@ impl Stage for Slow {
         vec![Output::new("number", "number")]
     }
 
-    fn preflight(&self, _: &InputFacts, _: Span) -> Preflight {
+    fn forecast(&self, _: &Ahead<'_>) -> Forecast {
         let peak_memory_bytes = self.estimate.as_ref().map(|size| size.0);
-        Preflight { peak_memory_bytes, memory_margin: Some(0.15), ..Preflight::default() }
+        Forecast { peak_memory_bytes, memory_margin: Some(0.15), ..Forecast::default() }
     }
 
     fn threads(&self) -> Threads {

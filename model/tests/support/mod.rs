@@ -12,7 +12,7 @@ use model::cpu::{Cpu, CpuError, InstructionSet};
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::Compute;
-use model::parameter::Keep;
+use model::parameter::Trainability;
 use test_harness::{Requirement, Unmet};
 
 /// Sizes that no vector width divides.
@@ -34,7 +34,7 @@ pub(crate) const SHAPES: [(&str, &str); 6] = [
 ];
 
 /// A decoder of one of the [`SHAPES`].
-pub(crate) fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> Decoder<B> {
+pub(crate) fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Trainability) -> Decoder<B> {
     let (_, own) = SHAPES.iter().find(|(name, _)| *name == shape_name).unwrap();
     let config = Config::from_json(&format!("{{{SIZES}, {own}}}")).unwrap();
     Decoder::build(Arc::clone(ops), config, keep, |name, shape| {

@@ -32,7 +32,7 @@ use engine::parameter::{Input, Mapping, Parameters};
 use engine::stage::InputFacts;
 use model::generation::{CACHE_BYTES, Flow, GenerationStats, Options, TOKENS_PER_PASS};
 use model::memory::cache_bytes;
-use model::ops::Ops;
+use model::ops::{Compute, Ops};
 use model::scoring::Context;
 
 pub use answer::{ANSWER_INDENT, Answer, BatchProgress, Ended, StreamMode, indented, visible};
@@ -43,7 +43,7 @@ pub use less_memory::with_less_memory;
 pub use model::generation::{ChosenToken, GenerateError, Load, Progress, QueuedRequest, RequestId, Stop};
 pub use model::peft::Adapter as AdapterWeights;
 pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
-use native::{Evaluator, NativeEngine};
+use native::NativeEngine;
 pub use native::{Evaluator, not_scored};
 use pieces::Pieces;
 pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};

@@ -4,7 +4,7 @@ use engine::context::{Draft, StageContext};
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::forecast::{Ahead, Forecast};
+use engine::forecast::Forecast;
 use engine::protocol::FileGrant;
 
 use super::{CONFIG, Download, Origin};

@@ -13,9 +13,10 @@ use model::weights::QuantizedBase;
 
 use super::rows;
 use crate::compute::adapter;
-use crate::compute::checkpoint::WEIGHTS;
+use crate::compute::checkpoint::{self, WEIGHTS};
 use crate::compute::quantize::{QUANTIZE, QuantizeParams, WeightFormat};
 use crate::data::artifact::{Adapter, Model, TokensOrPacks};
+use crate::data::prompt::PROMPT;
 use crate::forecast::PROCESS_BYTES;
 
 /// What a pipeline file may say under `with:` for `uses: merge`.

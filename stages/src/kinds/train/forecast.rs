@@ -17,7 +17,10 @@ use super::order::Division;
 use super::parameters::{Method, QuantizeParams, Train, TrainQuantize};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
+use crate::compute::checkpoint;
 use crate::compute::kernels::Kernels;
+use crate::compute::quantize::QUANTIZE;
+use crate::data::prompt::PROMPT;
 use crate::forecast::{PROCESS_BYTES, checkpoint_bytes, model_config, say_not_native, stored_dtype};
 
 /// Bytes of a saved number.

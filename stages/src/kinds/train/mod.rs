@@ -55,9 +55,7 @@ use model::blocks::Blocks;
 use crate::compute::backend::Choice;
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Kernels};
-use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, Metrics, Model, OutputKind};
-use crate::data::prompt::PROMPT;
 use crate::kinds::dataset::pin_on_hub;
 use crate::smoke::{self, Lowered};
 
