@@ -377,7 +377,7 @@ fn warnings_of_the_data_flow_are_told_by_a_run_once() {
     let project = Project::with_pipeline("train.yaml");
     let long = ["tokens.max_seq_len=400", "adapter.max_steps=1", "--until", "adapter"];
     let ran = project.run(&[&["run", "train.yaml"], &long[..]].concat()).ends_with(0);
-    assert_eq!(codes(&ran), ["⚠ too-long-for-model"], "{ran}");
+    assert_eq!(codes(&ran), ["⚠ too-long-for-model", "⚠ warmup-too-long"], "{ran}");
     assert_eq!(ran.stderr.matches("a document may have 400 tokens").count(), 1, "{ran}");
     // By now its longest document is known, and everything is there.
     let ran = project.run(&[&["run", "train.yaml"], &long[..]].concat()).ends_with(0);
