@@ -1,6 +1,6 @@
 //! What a stage would do, cost and make, before it runs ([`crate::stage::Stage::forecast`]).
 //!
-//! One pass goes through a plan ([`KnownFacts`]): the facts of results that are there, then what each stage without a
+//! One pass goes through a plan: the facts of results that are there, then what each stage without a
 //! result says of its outputs from those. Every fact has a grade: what is certain decides checks, which must not be
 //! wrong; what is expected serves figures and estimates.
 
