@@ -230,7 +230,7 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
 }
 
 impl Blocks {
-    fn new(tensor_type: TensorType, deviation: f32) -> Self {
+    fn new(tensor_type: TensorType, deviation: f64) -> Self {
         /// Enough that none of it stays in a cache because it comes again.
         const VALUES: usize = 1 << 20;
         let values = fresh_tensor(SEED, "blocks", VALUES, Fill::Normal(deviation));

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::rows::{QuantizedRows, RowBlocks};
-use super::scaling::{Scale, ScaleAndOffset, Scaled, ScalesOfHalves};
+use super::scaling::{Scale, ScaleAndOffset, Scaled, ScalesOfHalves, plus};
 use super::{BLOCK, GROUP, GroupBlock, Quantized, SHARING, Scaling, Sums, TILE};
 use crate::cpu::simd::{Multiplier, Routine, Vector};
 
@@ -111,8 +111,7 @@ impl<B: Bytes, S: Scaled, const ROWS: usize, const BITS: usize, const VECTORS: u
                 let numbers = B::numbers::<BITS>(block);
                 let factors = S::factors::<B, VECTORS>(block, &wholes);
                 for (sums, row) in sums.iter_mut().zip(&rows) {
-                    let products = S::product::<B, BITS, VECTORS>(&numbers, &factors, *row, index);
-                    sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = sum.add(product));
+                    *sums = plus(*sums, S::product::<B, BITS, VECTORS>(&numbers, &factors, *row, index));
                 }
             }
             for (found, sums) in found.iter_mut().zip(sums) {

@@ -4,7 +4,7 @@
 
 use super::kernel::Bytes;
 use super::rows::RowBlocks;
-use super::{GroupBlock, Scaling, small};
+use super::{GROUP, GroupBlock, Scales, Scaling, small};
 use crate::cpu::simd::Vector;
 
 /// Two numbers for each row of a group.
@@ -37,6 +37,9 @@ pub(super) trait Scaled {
     ) -> [B::Sums; VECTORS];
 }
 
+// In what follows loops stand where closures would: what is not inlined before its caller is compiled without the
+// instructions.
+
 /// [`Scaling::Bf16`] and [`Scaling::F16`].
 pub(super) struct Scale;
 
@@ -47,14 +50,17 @@ impl Scaled for Scale {
         _: &Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS> {
         // SAFETY: the caller vouches for the instructions; a group has as many scales.
-        let scales = std::array::from_fn(|vector| unsafe {
-            let scales = block.scales.as_ptr().add(vector * B::Sums::LANES);
-            match block.layout.scaling() {
-                Scaling::Bf16 => B::Sums::load_bf16(scales.cast()),
-                _ => B::Sums::load_f16(scales.cast()),
+        unsafe {
+            let mut found = [B::Sums::splat(0.0); VECTORS];
+            for (vector, found) in found.iter_mut().enumerate() {
+                let scales = block.scales.as_ptr().add(vector * B::Sums::LANES);
+                *found = match block.layout.scaling() {
+                    Scaling::Bf16 => B::Sums::load_bf16(scales.cast()),
+                    _ => B::Sums::load_f16(scales.cast()),
+                };
             }
-        });
-        [scales; 2]
+            [found; 2]
+        }
     }
 
     #[inline(always)]
@@ -67,8 +73,7 @@ impl Scaled for Scale {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
             let [products] = B::products::<BITS, 1, VECTORS>(numbers, &row.values[index], [row.starts[index]]);
-            let factor = B::Sums::splat(row.scales[index]);
-            std::array::from_fn(|vector| products[vector].mul(scales[vector].mul(factor)))
+            times(products, times(*scales, [B::Sums::splat(row.scales[index]); VECTORS]))
         }
     }
 }
@@ -83,16 +88,17 @@ impl Scaled for ScaleAndOffset {
         _: Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS> {
         // SAFETY: the caller vouches for the instructions.
-        [0, 1].map(|which| unsafe { floats::<B, VECTORS>(block, which) })
+        unsafe { [floats::<B, VECTORS>(&block.wholes[0]), floats::<B, VECTORS>(&block.wholes[1])] }
     }
 
     #[inline(always)]
     unsafe fn factors<B: Bytes, const VECTORS: usize>(
         block: GroupBlock<'_>,
-        wholes: &Pair<B::Sums, VECTORS>,
+        [scale, offset]: &Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS> {
+        let [scales, offsets] = small(block.scales);
         // SAFETY: the caller vouches for the instructions.
-        [0, 1].map(|which| unsafe { scaled_integers::<B, VECTORS>(block, which, &wholes[which]) })
+        unsafe { [times(integers::<B, VECTORS>(scales), *scale), times(integers::<B, VECTORS>(offsets), *offset)] }
     }
 
     #[inline(always)]
@@ -106,8 +112,8 @@ impl Scaled for ScaleAndOffset {
         unsafe {
             // The numbers are as they are stored, so that a sum begins with nothing.
             let [products] = B::products::<BITS, 1, VECTORS>(numbers, &row.values[index], [0]);
-            let (factor, sum) = (B::Sums::splat(row.scales[index]), B::Sums::splat(row.sums[index]));
-            std::array::from_fn(|vector| products[vector].mul(scales[vector].mul(factor)).sub(offsets[vector].mul(sum)))
+            let scaled = times(products, times(*scales, [B::Sums::splat(row.scales[index]); VECTORS]));
+            minus(scaled, times(*offsets, [B::Sums::splat(row.sums[index]); VECTORS]))
         }
     }
 }
@@ -122,7 +128,7 @@ impl Scaled for ScalesOfHalves {
         _: Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS> {
         // SAFETY: the caller vouches for the instructions.
-        [unsafe { floats::<B, VECTORS>(block, 0) }; 2]
+        unsafe { [floats::<B, VECTORS>(&block.wholes[0]); 2] }
     }
 
     #[inline(always)]
@@ -130,8 +136,9 @@ impl Scaled for ScalesOfHalves {
         block: GroupBlock<'_>,
         [whole, _]: &Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS> {
+        let [first, second] = small(block.scales);
         // SAFETY: the caller vouches for the instructions.
-        [0, 1].map(|half| unsafe { scaled_integers::<B, VECTORS>(block, half, whole) })
+        unsafe { [times(integers::<B, VECTORS>(first), *whole), times(integers::<B, VECTORS>(second), *whole)] }
     }
 
     #[inline(always)]
@@ -144,12 +151,9 @@ impl Scaled for ScalesOfHalves {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
             let starts = [row.starts[2 * index], row.starts[2 * index + 1]];
-            let products = B::products::<BITS, 2, VECTORS>(numbers, &row.values[index], starts);
-            let factor = B::Sums::splat(row.scales[index]);
-            std::array::from_fn(|vector| {
-                let [first, second] = [0, 1].map(|half| products[half][vector].mul(scales[half][vector]));
-                first.add(second).mul(factor)
-            })
+            let [first, second] = B::products::<BITS, 2, VECTORS>(numbers, &row.values[index], starts);
+            let both = plus(times(first, scales[0]), times(second, scales[1]));
+            times(both, [B::Sums::splat(row.scales[index]); VECTORS])
         }
     }
 }
@@ -159,23 +163,54 @@ impl Scaled for ScalesOfHalves {
 /// # Safety
 /// The machine has the instructions.
 #[inline(always)]
-unsafe fn floats<B: Bytes, const VECTORS: usize>(block: GroupBlock<'_>, which: usize) -> [B::Sums; VECTORS] {
-    let wholes = block.wholes[which].as_ptr();
+unsafe fn floats<B: Bytes, const VECTORS: usize>(wholes: &Scales) -> [B::Sums; VECTORS] {
     // SAFETY: the caller vouches for the instructions; a group has as many.
-    std::array::from_fn(|vector| unsafe { B::Sums::load_f16(wholes.add(vector * B::Sums::LANES).cast()) })
+    unsafe {
+        let mut found = [B::Sums::splat(0.0); VECTORS];
+        for (vector, found) in found.iter_mut().enumerate() {
+            *found = B::Sums::load_f16(wholes.as_ptr().add(vector * B::Sums::LANES).cast());
+        }
+        found
+    }
 }
 
-/// Small integers of a block times floats, for each row of a group: exact, they have 19 bits at most.
+/// Small integers of a block, for each row of a group. They are multiplied with floats of 11 bits, so that these products
+/// are exact.
 ///
 /// # Safety
 /// The machine has the instructions.
 #[inline(always)]
-unsafe fn scaled_integers<B: Bytes, const VECTORS: usize>(
-    block: GroupBlock<'_>,
-    which: usize,
-    floats: &[B::Sums; VECTORS],
-) -> [B::Sums; VECTORS] {
-    let integers = small(block.scales)[which].as_ptr();
+unsafe fn integers<B: Bytes, const VECTORS: usize>(integers: &[i8; GROUP]) -> [B::Sums; VECTORS] {
     // SAFETY: the caller vouches for the instructions; a group has as many.
-    std::array::from_fn(|vector| unsafe { B::integers(integers.add(vector * B::Sums::LANES)).mul(floats[vector]) })
+    unsafe {
+        let mut found = [B::Sums::splat(0.0); VECTORS];
+        for (vector, found) in found.iter_mut().enumerate() {
+            *found = B::integers(integers.as_ptr().add(vector * B::Sums::LANES));
+        }
+        found
+    }
+}
+
+#[inline(always)]
+fn times<V: Vector, const VECTORS: usize>(mut a: [V; VECTORS], b: [V; VECTORS]) -> [V; VECTORS] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = a.mul(b);
+    }
+    a
+}
+
+#[inline(always)]
+pub(super) fn plus<V: Vector, const VECTORS: usize>(mut a: [V; VECTORS], b: [V; VECTORS]) -> [V; VECTORS] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = a.add(b);
+    }
+    a
+}
+
+#[inline(always)]
+fn minus<V: Vector, const VECTORS: usize>(mut a: [V; VECTORS], b: [V; VECTORS]) -> [V; VECTORS] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = a.sub(b);
+    }
+    a
 }
