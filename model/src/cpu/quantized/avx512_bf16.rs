@@ -87,8 +87,9 @@ impl Bytes for Avx512Bf16 {
             let mut products = [[Avx512::splat(0.0); VECTORS]; PARTS];
             for (part, product) in products.iter_mut().enumerate() {
                 let mut sums = _mm512_set1_epi32(starts[part]);
-                for at in part * REGISTERS / PARTS..(part + 1) * REGISTERS / PARTS {
-                    sums = _mm512_dpbusd_epi32(sums, numbers[at], _mm512_set1_epi32(word(at)));
+                let first = part * REGISTERS / PARTS;
+                for (at, numbers) in (first..).zip(&numbers[first..first + REGISTERS / PARTS]) {
+                    sums = _mm512_dpbusd_epi32(sums, *numbers, _mm512_set1_epi32(word(at)));
                 }
                 *product = [Avx512::of(_mm512_cvtepi32_ps(sums)); VECTORS];
             }

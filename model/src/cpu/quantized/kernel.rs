@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::rows::{QuantizedRows, RowBlocks};
+use super::rows::{QuantizedRows, RowBlock};
 use super::scaling::{Scale, ScaleAndOffset, Scaled, ScalesOfHalves, plus};
 use super::{BLOCK, GROUP, GroupBlock, Quantized, SHARING, Scaling, Sums, TILE};
 use crate::cpu::simd::{Multiplier, Routine, Vector};
@@ -98,7 +98,7 @@ impl<B: Bytes, S: Scaled, const ROWS: usize, const BITS: usize, const VECTORS: u
     unsafe fn run<V: Vector>(self) -> Sums {
         assert!(VECTORS * B::Sums::LANES == GROUP, "vectors of a group");
         let Tile { x, rows, weight, group } = self.0;
-        let rows: [RowBlocks<'_>; ROWS] = std::array::from_fn(|row| x.row(rows.start + row));
+        let rows: [&[RowBlock]; ROWS] = std::array::from_fn(|row| x.row(rows.start + row));
         let mut found = [[0.0; GROUP]; TILE];
         // SAFETY: the caller vouches for the instructions; a group has as many sums.
         unsafe {
@@ -111,7 +111,7 @@ impl<B: Bytes, S: Scaled, const ROWS: usize, const BITS: usize, const VECTORS: u
                 let numbers = B::numbers::<BITS>(block);
                 let factors = S::factors::<B, VECTORS>(block, &wholes);
                 for (sums, row) in sums.iter_mut().zip(&rows) {
-                    *sums = plus(*sums, S::product::<B, BITS, VECTORS>(&numbers, &factors, *row, index));
+                    *sums = plus(*sums, S::product::<B, BITS, VECTORS>(&numbers, &factors, &row[index]));
                 }
             }
             for (found, sums) in found.iter_mut().zip(sums) {

@@ -7,6 +7,7 @@ use super::{BLOCK, GROUP, GroupBlock, Line, REGISTERS, WORD};
 use crate::cpu::simd::{Floats, Portable, Vector};
 
 /// The numbers of a block: where they lie, which are two to a byte if they are of four bits, or a byte each.
+#[expect(clippy::large_enum_variant, reason = "it lies on the stack, for as long as a block is multiplied")]
 pub(super) enum Numbers<'a> {
     Stored(&'a [Line]),
     Widened([Line; REGISTERS]),

@@ -9,29 +9,23 @@ use super::{BLOCK, Cpu, Layout};
 /// Rows in blocks; the last block of a row may be filled up with zeros.
 pub(super) struct QuantizedRows {
     rows: usize,
+    /// Blocks of a row.
     blocks: usize,
     /// By row and block.
-    values: Vec<[i8; BLOCK]>,
-    /// Of each block.
-    scales: Vec<f32>,
-    /// Of each part of a block that has a scale of its own in the weight, its numbers' sum times what the weight's
-    /// numbers have too much: where a sum of products begins.
-    starts: Vec<i32>,
-    /// Of each block the sum of its values, by which the offsets of a weight are multiplied.
-    sums: Vec<f32>,
+    values: Vec<RowBlock>,
 }
 
-/// Blocks of one row.
-#[derive(Clone, Copy)]
-pub(super) struct RowBlocks<'a> {
+/// A block of a row: all that a kernel reads of it side by side.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RowBlock {
     /// Numbers.
-    pub(super) values: &'a [[i8; BLOCK]],
-    /// Scales.
-    pub(super) scales: &'a [f32],
-    /// Where the sums of products begin.
-    pub(super) starts: &'a [i32],
-    /// Sums of values.
-    pub(super) sums: &'a [f32],
+    pub(super) numbers: [i8; BLOCK],
+    pub(super) scale: f32,
+    /// The sum of the values, by which the offsets of a weight are multiplied.
+    pub(super) sum: f32,
+    /// Of each part of the block that has a scale of its own in the weight, its numbers' sum times what the weight's
+    /// numbers have too much: where a sum of products begins.
+    pub(super) starts: [i32; 2],
 }
 
 impl QuantizedRows {
@@ -40,67 +34,42 @@ impl QuantizedRows {
         /// Rows of a part, which one thread quantises.
         const PART: usize = 16;
         let (rows, blocks) = (x.rows(), columns.div_ceil(BLOCK));
-        let mut values = vec![[0; BLOCK]; rows * blocks];
-        let (mut scales, mut sums) = (vec![0.0; rows * blocks], vec![0.0; rows * blocks]);
-        let mut starts = vec![0; rows * blocks * layout.parts()];
-        let size = (PART * blocks).max(1);
-        let numbers = values.chunks_mut(size).zip(scales.chunks_mut(size));
-        let parts = numbers.zip(sums.chunks_mut(size)).zip(starts.chunks_mut(size * layout.parts()));
-        let parts: Vec<_> = parts.map(Mutex::new).collect();
+        let mut values = vec![RowBlock::default(); rows * blocks];
+        let parts: Vec<_> = values.chunks_mut((PART * blocks).max(1)).map(Mutex::new).collect();
         cpu.each(parts.len(), rows * columns, |part| {
-            let mut place = parts[part].lock().expect("each part is taken once");
-            let (((values, scales), sums), starts) = &mut *place;
-            let numbers = values.chunks_mut(blocks).zip(scales.chunks_mut(blocks));
-            let of_rows = numbers.zip(sums.chunks_mut(blocks)).zip(starts.chunks_mut(blocks * layout.parts()));
+            let mut values = parts[part].lock().expect("each part is taken once");
             let mut widened = Vec::new();
-            for (row, (((values, scales), sums), starts)) in (part * PART..).zip(of_rows) {
-                let x = x.row_in_f32(row, columns, &mut widened);
-                quantize(cpu.set, x, layout, (values, scales), sums, starts);
+            for (row, values) in (part * PART..).zip(values.chunks_mut(blocks)) {
+                quantize(cpu.set, x.row_in_f32(row, columns, &mut widened), layout, values);
             }
         });
-        Self { rows, blocks, values, scales, starts, sums }
+        Self { rows, blocks, values }
     }
 
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
 
-    pub(super) fn row(&self, row: usize) -> RowBlocks<'_> {
-        let range = row * self.blocks..(row + 1) * self.blocks;
-        let parts = self.starts.len() / self.values.len().max(1);
-        RowBlocks {
-            values: &self.values[range.clone()],
-            scales: &self.scales[range.clone()],
-            starts: &self.starts[range.start * parts..range.end * parts],
-            sums: &self.sums[range],
-        }
+    pub(super) fn row(&self, row: usize) -> &[RowBlock] {
+        &self.values[row * self.blocks..(row + 1) * self.blocks]
     }
 }
 
 multiversion! {
     /// Quantises one row.
-    fn quantize(
-        x: &[f32],
-        layout: Layout,
-        numbers: (&mut [[i8; BLOCK]], &mut [f32]),
-        sums: &mut [f32],
-        starts: &mut [i32],
-    ) {
-        let (values, scales) = numbers;
-        let blocks = values.iter_mut().zip(scales).zip(sums).zip(starts.chunks_mut(layout.parts())).zip(x.chunks(BLOCK));
-        for ((((values, scale), sum), starts), x) in blocks {
+    fn quantize(x: &[f32], layout: Layout, blocks: &mut [RowBlock]) {
+        for (target, x) in blocks.iter_mut().zip(x.chunks(BLOCK)) {
             let mut block = [0.0; BLOCK];
             block[..x.len()].copy_from_slice(x);
-            *scale = quantize_block(&block, values);
-            let of_halves = [0, 1].map(|half| {
-                values[half * BLOCK / 2..][..BLOCK / 2].iter().map(|value| i32::from(*value)).sum::<i32>()
+            target.scale = quantize_block(&block, &mut target.numbers);
+            let halves = [0, 1].map(|half| {
+                let numbers = &target.numbers[half * (BLOCK / 2)..][..BLOCK / 2];
+                numbers.iter().map(|number| i32::from(*number)).sum::<i32>()
             });
-            let whole = of_halves[0] + of_halves[1];
-            *sum = *scale * whole as f32;
-            match starts {
-                [start] => *start = -layout.excess() * whole,
-                starts => starts.iter_mut().zip(of_halves).for_each(|(start, sum)| *start = -layout.excess() * sum),
-            }
+            let whole = halves[0] + halves[1];
+            target.sum = target.scale * whole as f32;
+            let of_parts = if layout.parts() == 2 { halves } else { [whole, 0] };
+            target.starts = of_parts.map(|sum| -layout.excess() * sum);
         }
     }
 }

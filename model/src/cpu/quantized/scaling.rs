@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use super::kernel::Bytes;
-use super::rows::RowBlocks;
+use super::rows::RowBlock;
 use super::{GROUP, GroupBlock, Scales, Scaling, small};
 use crate::cpu::simd::Vector;
 
@@ -28,12 +28,11 @@ pub(super) trait Scaled {
         wholes: &Pair<B::Sums, VECTORS>,
     ) -> Pair<B::Sums, VECTORS>;
 
-    /// The product of block `index` with a row.
+    /// The product of a block with one of a row.
     unsafe fn product<B: Bytes, const BITS: usize, const VECTORS: usize>(
         numbers: &B::Numbers<'_>,
         factors: &Pair<B::Sums, VECTORS>,
-        row: RowBlocks<'_>,
-        index: usize,
+        x: &RowBlock,
     ) -> [B::Sums; VECTORS];
 }
 
@@ -67,13 +66,12 @@ impl Scaled for Scale {
     unsafe fn product<B: Bytes, const BITS: usize, const VECTORS: usize>(
         numbers: &B::Numbers<'_>,
         [scales, _]: &Pair<B::Sums, VECTORS>,
-        row: RowBlocks<'_>,
-        index: usize,
+        x: &RowBlock,
     ) -> [B::Sums; VECTORS] {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let [products] = B::products::<BITS, 1, VECTORS>(numbers, &row.values[index], [row.starts[index]]);
-            times(products, times(*scales, [B::Sums::splat(row.scales[index]); VECTORS]))
+            let [products] = B::products::<BITS, 1, VECTORS>(numbers, &x.numbers, [x.starts[0]]);
+            times(products, times(*scales, [B::Sums::splat(x.scale); VECTORS]))
         }
     }
 }
@@ -105,15 +103,14 @@ impl Scaled for ScaleAndOffset {
     unsafe fn product<B: Bytes, const BITS: usize, const VECTORS: usize>(
         numbers: &B::Numbers<'_>,
         [scales, offsets]: &Pair<B::Sums, VECTORS>,
-        row: RowBlocks<'_>,
-        index: usize,
+        x: &RowBlock,
     ) -> [B::Sums; VECTORS] {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
             // The numbers are as they are stored, so that a sum begins with nothing.
-            let [products] = B::products::<BITS, 1, VECTORS>(numbers, &row.values[index], [0]);
-            let scaled = times(products, times(*scales, [B::Sums::splat(row.scales[index]); VECTORS]));
-            minus(scaled, times(*offsets, [B::Sums::splat(row.sums[index]); VECTORS]))
+            let [products] = B::products::<BITS, 1, VECTORS>(numbers, &x.numbers, [0]);
+            let scaled = times(products, times(*scales, [B::Sums::splat(x.scale); VECTORS]));
+            minus(scaled, times(*offsets, [B::Sums::splat(x.sum); VECTORS]))
         }
     }
 }
@@ -145,15 +142,13 @@ impl Scaled for ScalesOfHalves {
     unsafe fn product<B: Bytes, const BITS: usize, const VECTORS: usize>(
         numbers: &B::Numbers<'_>,
         scales: &Pair<B::Sums, VECTORS>,
-        row: RowBlocks<'_>,
-        index: usize,
+        x: &RowBlock,
     ) -> [B::Sums; VECTORS] {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            let starts = [row.starts[2 * index], row.starts[2 * index + 1]];
-            let [first, second] = B::products::<BITS, 2, VECTORS>(numbers, &row.values[index], starts);
+            let [first, second] = B::products::<BITS, 2, VECTORS>(numbers, &x.numbers, x.starts);
             let both = plus(times(first, scales[0]), times(second, scales[1]));
-            times(both, [B::Sums::splat(row.scales[index]); VECTORS])
+            times(both, [B::Sums::splat(x.scale); VECTORS])
         }
     }
 }

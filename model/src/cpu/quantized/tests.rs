@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use super::super::operand::Operand;
 use super::super::product::{BlockWeight, Element, Finish, Order, View, ViewMut, WeightBlock};
 use super::super::weight::Values;
-use super::rows::{QuantizedRows, RowBlocks};
+use super::rows::{QuantizedRows, RowBlock};
 use super::{BLOCK, Cpu, GROUP, InstructionSet, Layout, Quantized};
 use crate::checkpoint::{BlockRows, CheckpointError, RowBytes, Rows};
 use crate::ops::{Compute, WeightRole, Write};
@@ -156,7 +156,7 @@ fn a_product_is_that_of_the_numbers() {
                 let (row, column) = (index / out_features, index % out_features);
                 let numbers = quantized.row(row);
                 let x = |at: usize| {
-                    f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK])
+                    f64::from(numbers[at / BLOCK].numbers[at % BLOCK]) * f64::from(numbers[at / BLOCK].scale)
                 };
                 let expected: f64 =
                     (0..in_features).map(|at| x(at) * f64::from(weights[column * in_features + at])).sum();
@@ -284,7 +284,7 @@ fn blocks_of_ggml_are_multiplied_as_they_are_stored() {
             let (row, column) = (index / out_features, index % out_features);
             let numbers = quantized.row(row);
             let terms = (0..in_features).map(|at| {
-                let x = f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK]);
+                let x = f64::from(numbers[at / BLOCK].numbers[at % BLOCK]) * f64::from(numbers[at / BLOCK].scale);
                 x * f64::from(dequantised[column * in_features + at])
             });
             let sum: f64 = terms.sum();
@@ -305,9 +305,9 @@ fn blocks_of_ggml_are_multiplied_as_they_are_stored() {
 
 /// The product of a row with one in the blocks of a K format, by sums of integers that nothing rounds, and the sum of the
 /// magnitudes of what is added.
-fn integer_product<D: QuantisedScales>(blocks: &[u8], x: RowBlocks<'_>) -> (f64, f64) {
+fn integer_product<D: QuantisedScales>(blocks: &[u8], x: &[RowBlock]) -> (f64, f64) {
     let (mut product, mut magnitude) = (0.0, 0.0);
-    for (index, (x, scale)) in x.values.iter().zip(x.scales).enumerate() {
+    for (index, RowBlock { numbers: x, scale, .. }) in x.iter().enumerate() {
         let block = &blocks[index / D::PARTS * D::BLOCK_BYTES..][..D::BLOCK_BYTES];
         let part = index % D::PARTS;
         let (numbers, scales) = (D::numbers(block, part), D::scales(block, part).map(f64::from));
