@@ -3,10 +3,13 @@
 
     python3 -m venv rivals && rivals/bin/pip install torch transformers llama-cpp-python gguf
     RIVAL_PYTHON=rivals/bin/python python3 benches/decode.py [--weights bf16] [--batch 1] [--rounds 3] [--threads 2]
+    RIVAL_PYTHON=rivals/bin/python python3 benches/decode.py --weights q4_k --weights q6_k --hidden 1024 --intermediate 2816 \
+        --layers 12 --heads 16 --kv-heads 4 --vocab 32768
 
 Prints a Markdown table: medians over the rounds, their spread, and ours to its, by the clock and by processor time. In each round
 every program runs once, one after the other. A rival that is not installed is named and left out. Nothing is needed from the
 network. llama.cpp has no other batch than of sequences that are decoded together, as here; transformers has no quantised weights.
+`q4_k`, `q5_k` and `q6_k` are the blocks of GGUF files, which want a hidden and an intermediate size in multiples of 256.
 """
 
 import argparse
@@ -17,6 +20,8 @@ import measure
 
 RIVALS = Path(__file__).parent / "rivals"
 WEIGHTS = ["f32", "bf16", "int8", "int4"]
+K_BLOCKS = ["q4_k", "q5_k", "q6_k"]
+SHAPE = ["hidden", "layers", "heads", "kv-heads", "intermediate", "vocab"]
 
 
 def programs(weights, ours):
@@ -41,6 +46,9 @@ def compare(weights, batch, ours, arguments):
     """One type of weights at one batch."""
     common = ["--weights", weights, "--batch", batch, "--threads", arguments.threads, "--new", arguments.new]
     common += ["--prompt", arguments.prompt, "--repetitions", arguments.repetitions]
+    for name in SHAPE:
+        size = getattr(arguments, name.replace("-", "_"))
+        common += [] if size is None else [f"--{name}", size]
     results = {name: [] for name, _ in programs(weights, ours)}
     for _ in range(arguments.rounds):
         for name, command in programs(weights, ours):
@@ -69,13 +77,15 @@ def summary(rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", choices=WEIGHTS, action="append", help="a type, may be repeated; default: all")
+    parser.add_argument("--weights", choices=WEIGHTS + K_BLOCKS, action="append", help=f"a type, may be repeated; default: {', '.join(WEIGHTS)}")
     parser.add_argument("--batch", type=int, action="append", help="answers that grow together, may be repeated; default: 1 and 8")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    for name in SHAPE:
+        parser.add_argument(f"--{name}", type=int, help="of the model; default: SmolLM-135M's")
     arguments = parser.parse_args()
     say_what_is_missing()
     ours = measure.cargo_bench("model", "decode")

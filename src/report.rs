@@ -149,15 +149,15 @@ fn outputs(past: &Past, recorded: &Recorded, kind: &str) -> Result<Vec<(String, 
 }
 
 fn circumstances(recorded: &Recorded) -> String {
-    let (summary, plan) = (&recorded.summary, &recorded.plan);
+    let Recorded { summary, program, host, .. } = recorded;
     let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
-    let machine = [&plan.host.name, &plan.host.processor, &plan.host.system];
+    let machine = [&host.name, &host.processor, &host.system];
     let machine: Vec<&str> = machine.into_iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
     format!(
         "{}{took}, started {}, pipeline {}{}{}; {}",
         state(summary.state),
         summary.started,
-        plan.program,
+        program,
         if machine.is_empty() { "" } else { " on " },
         machine.join(", "),
         crate::run::counts(summary.counts),

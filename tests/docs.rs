@@ -234,7 +234,8 @@ fn no_test_of_a_suite_with_its_own_harness_is_left_out() {
     assert!(left_out.is_empty(), "`use test_harness::test` is missing in {}", left_out.join(", "));
 }
 
-/// Names in backquotes that are places in this tree: `engine/src/keys.rs`, `engine/src/keys.rs::stage_key`, `tests/golden/`.
+/// Names in backquotes that are places in this tree: `engine/src/keys.rs`, `engine/src/keys.rs::stage_key`,
+/// `tests/golden/`.
 fn places(page: &str) -> impl Iterator<Item = &str> {
     let tops = [
         "benches/",

@@ -34,8 +34,8 @@ fn stages(ran: &Value) -> BTreeMap<String, (String, Value)> {
 /// A home, and what this version makes anew of it.
 struct Left {
     archive: &'static str,
-    /// Stages that are made anew: their kinds had a lower `VERSION` then, so that equal inputs give another output now;
-    /// and `text`, whose columns say what its rows are, since there are more things that they can say.
+    /// Stages that are made anew: their kinds had a lower `VERSION` then, so that equal inputs give another output
+    /// now; and `text`, whose columns say what its rows are, since there are more things that they can say.
     raised: &'static [&'static str],
     /// Where the training was cut off.
     step: &'static str,

@@ -1,4 +1,5 @@
-//! `pipeline serve` and `pipeline chat`: what they answer is what `generate` does, and clients that misbehave harm nobody.
+//! `pipeline serve` and `pipeline chat`: what they answer is what `generate` does, and clients that misbehave harm
+//! nobody.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;

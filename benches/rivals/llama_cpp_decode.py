@@ -2,7 +2,7 @@
 
 The rival of `cargo bench -p model --bench decode`, with its arguments and one line of JSON like it prints. Run by
 `benches/decode.py`. It writes a GGUF file into a temporary folder; `int8` are blocks of `q8_0`, and `int4` of `q4_0` with the
-embedding, which is the head, in `q8_0`.
+embedding, which is the head, in `q8_0`; `q4_k` and `q5_k` have it in `q6_k`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ for name, default in {
     "prompt": 64, "new": 128, "batch": 1, "threads": 2, "repetitions": 3,
 }.items():
     arguments.add_argument(f"--{name}", type=int, default=default)
-arguments.add_argument("--weights", choices=["f32", "bf16", "int8", "int4"], default="bf16")
+arguments.add_argument("--weights", choices=["f32", "bf16", "int8", "int4", "q4_k", "q5_k", "q6_k"], default="bf16")
 arguments = arguments.parse_args()
 
 # Threads that wait by spinning would count as work.
@@ -30,7 +30,13 @@ import llama_cpp  # noqa: E402
 import numpy  # noqa: E402
 from gguf import GGMLQuantizationType as Kind  # noqa: E402
 
-KINDS = {"f32": (Kind.F32, Kind.F32), "bf16": (Kind.BF16, Kind.BF16), "int8": (Kind.Q8_0, Kind.Q8_0), "int4": (Kind.Q4_0, Kind.Q8_0)}
+KINDS = {
+    "f32": (Kind.F32, Kind.F32), "bf16": (Kind.BF16, Kind.BF16), "int8": (Kind.Q8_0, Kind.Q8_0), "int4": (Kind.Q4_0, Kind.Q8_0),
+    "q4_k": (Kind.Q4_K, Kind.Q6_K), "q5_k": (Kind.Q5_K, Kind.Q6_K), "q6_k": (Kind.Q6_K, Kind.Q6_K),
+}
+# Of K formats, which the package cannot quantise to: where a block has the numbers in f16 that its scales are multiplied with, and
+# these. Then blocks of random bytes have values of mean zero and a deviation of about 0.02.
+WHOLES = {Kind.Q4_K: {0: 8e-5, 2: 6e-4}, Kind.Q5_K: {0: 4e-5, 2: 6e-4}, Kind.Q6_K: {208: 1.5e-5}}
 random = numpy.random.default_rng(0)
 
 
@@ -52,8 +58,7 @@ def write(path):
     of_layers, of_table = KINDS[arguments.weights]
 
     def matrix(name, rows, columns, kind=of_layers):
-        values = random.standard_normal((rows, columns), dtype=numpy.float32) * 0.02
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(f"{name}.weight", blocks(rows, columns, kind), raw_dtype=kind)
 
     def norm(name):
         writer.add_tensor(f"{name}.weight", numpy.ones(arguments.hidden, dtype=numpy.float32))
@@ -76,6 +81,18 @@ def write(path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def blocks(rows, columns, kind):
+    """The bytes of random values."""
+    if kind not in WHOLES:
+        values = random.standard_normal((rows, columns), dtype=numpy.float32) * 0.02
+        return gguf.quants.quantize(values, kind)
+    of_block, size = gguf.GGML_QUANT_SIZES[kind]
+    found = random.integers(0, 256, (rows * columns // of_block, size), dtype=numpy.uint8)
+    for place, value in WHOLES[kind].items():
+        found[:, place : place + 2] = numpy.frombuffer(numpy.float16(value).tobytes(), dtype=numpy.uint8)
+    return found.reshape(rows, -1)
 
 
 def load(path):

@@ -3,7 +3,7 @@
 //! Nothing here follows a link or waits for a pipe. What is not a regular file is damage like any other, and can be
 //! removed like any other.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -25,21 +25,36 @@ pub(crate) enum Entry {
     Other(&'static str),
 }
 
+/// Room behind the content of an entry for the read that finds its end.
+const ROOM: usize = 64;
+
 /// Reads the file of an entry.
 pub(crate) fn read_entry(path: &Path) -> Result<Entry, StoreError> {
-    let mut file = match open_entry(path) {
-        Ok(Ok(file)) => file,
-        Ok(Err(found)) => return Ok(Entry::Other(found)),
-        Err(error) if is_absent(&error) => return Ok(Entry::None),
+    read_with_metadata(path).map(|(entry, _)| entry)
+}
+
+/// As [`read_entry`], with what the file's metadata were before it was read.
+pub(crate) fn read_with_metadata(path: &Path) -> Result<(Entry, Option<Metadata>), StoreError> {
+    let (file, metadata) = match open_with_metadata(path) {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(found)) => return Ok((Entry::Other(found), None)),
+        Err(error) if is_absent(&error) => return Ok((Entry::None, None)),
         Err(error) => return Err(StoreError::io("read", path, error)),
     };
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(StoreError::on("read", path))?;
-    Ok(Entry::File(bytes))
+    // A run with nothing to do does little else: the length is not asked for again, as a `File` would, and the last
+    // read, which finds the end, has room.
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + ROOM);
+    file.take(u64::MAX).read_to_end(&mut bytes).map_err(StoreError::on("read", path))?;
+    Ok((Entry::File(bytes), Some(metadata)))
 }
 
 /// Opens the file of an entry to read it; what else is there, in words.
 pub(crate) fn open_entry(path: &Path) -> io::Result<Result<File, &'static str>> {
+    Ok(open_with_metadata(path)?.map(|(file, _)| file))
+}
+
+/// As [`open_entry`], with the file's metadata.
+fn open_with_metadata(path: &Path) -> io::Result<Result<(File, Metadata), &'static str>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
         Ok(file) => file,
@@ -50,7 +65,7 @@ pub(crate) fn open_entry(path: &Path) -> io::Result<Result<File, &'static str>> 
         }
     };
     let metadata = file.metadata()?;
-    Ok(if metadata.is_file() { Ok(file) } else { Err(describe(metadata.file_type())) })
+    Ok(if metadata.is_file() { Ok((file, metadata)) } else { Err(describe(metadata.file_type())) })
 }
 
 /// The form of a document that nothing else vouches for: a line with the digest of the rest, and the rest.

@@ -32,8 +32,8 @@ impl Store {
         tree.files().iter().try_for_each(|file| self.link(file, target))
     }
 
-    /// As [`Store::link_files`], for a folder that is read whenever its reader likes: what is outside, and may change, is
-    /// copied.
+    /// As [`Store::link_files`], for a folder that is read whenever its reader likes: what is outside, and may change,
+    /// is copied.
     ///
     /// # Errors
     /// As there.

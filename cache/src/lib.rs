@@ -37,7 +37,7 @@ pub use finished::{FinishedFiles, Flushing};
 pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
 pub use lock::{Lock, Staging};
 pub use outside::Place;
-pub use record::{Examined, OutputRecord, ResultRecord};
+pub use record::{Examined, OutputRecord, ResultRecord, SeenResult};
 pub use reuse::Reusable;
 pub use stat_cache::StatCache;
 pub use store::{Store, Verify};

@@ -6,7 +6,7 @@
 //! note that is lost makes a result incomplete, so that its stage runs again and notes the file anew.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -59,6 +59,14 @@ impl Place {
             Self::Outside(file) => file.error(digest, Difference::Content),
         }
     }
+}
+
+/// Where the content of an object is, with what is there.
+enum Found {
+    Inside(PathBuf, Metadata),
+    Outside(OutsideFile),
+    /// Nowhere; where it would be in the store, and why nothing could be found there.
+    Nothing(PathBuf, io::Error),
 }
 
 /// A file of the user that an object is in, as the store's note of it says.
@@ -161,11 +169,21 @@ impl Store {
 
     /// Where the content of an object is: the one answer for all who read it.
     pub fn place(&self, digest: &Digest) -> Place {
-        let inside = self.object_path(digest);
-        if fs::symlink_metadata(&inside).is_ok() {
-            return Place::Inside(inside);
+        match self.find(digest) {
+            Found::Inside(path, _) | Found::Nothing(path, _) => Place::Inside(path),
+            Found::Outside(file) => Place::Outside(file),
         }
-        read_note(&self.note_path(digest)).map_or(Place::Inside(inside), Place::Outside)
+    }
+
+    /// As [`Store::place`], with what is there.
+    fn find(&self, digest: &Digest) -> Found {
+        let inside = self.object_path(digest);
+        match fs::symlink_metadata(&inside) {
+            Ok(metadata) => Found::Inside(inside, metadata),
+            Err(error) => {
+                read_note(&self.note_path(digest)).map_or_else(|| Found::Nothing(inside, error), Found::Outside)
+            }
+        }
     }
 
     /// Whether a file of a tree is outside.
@@ -176,9 +194,10 @@ impl Store {
     /// Whether an object is there: in the store with its length, or outside with the attributes that were noted. Reads
     /// no content.
     pub fn has(&self, file: &TreeFile) -> bool {
-        match self.place(&file.digest) {
-            Place::Inside(path) => is_whole(&path, file.size),
-            Place::Outside(outside) => outside.size() == file.size && outside.is_unchanged(),
+        match self.find(&file.digest) {
+            Found::Inside(_, found) => found.is_file() && found.len() == file.size,
+            Found::Outside(outside) => outside.size() == file.size && outside.is_unchanged(),
+            Found::Nothing(..) => false,
         }
     }
 
@@ -189,16 +208,13 @@ impl Store {
     /// [`StoreError::Outside`].
     pub fn check(&self, file: &TreeFile, verify: Verify) -> Result<(), StoreError> {
         let expected = (file.digest, file.size);
-        let path = match self.place(&file.digest) {
-            Place::Outside(outside) => return self.check_outside(&outside, expected),
-            Place::Inside(path) => path,
-        };
-        let found = match fs::symlink_metadata(&path) {
-            Ok(metadata) => metadata,
-            Err(error) if is_absent(&error) => {
+        let (path, found) = match self.find(&file.digest) {
+            Found::Inside(path, found) => (path, found),
+            Found::Outside(outside) => return self.check_outside(&outside, expected),
+            Found::Nothing(path, error) if is_absent(&error) => {
                 return Err(StoreError::MissingObject { digest: file.digest, path });
             }
-            Err(source) => return Err(StoreError::io("read", &path, source)),
+            Found::Nothing(path, error) => return Err(StoreError::io("read", &path, error)),
         };
         let whole = found.is_file()
             && found.len() == file.size

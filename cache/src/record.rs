@@ -16,8 +16,9 @@ use nix::sys::time::TimeSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::entry::{Entry, is_absent, read_entry, remove_entry};
+use crate::entry::{Entry, is_absent, read_entry, read_with_metadata, remove_entry};
 use crate::in_use::{FRESH, is_read_only};
+use crate::stat_cache::Attributes;
 use crate::{Digest, KeyDocument, Store, StoreError};
 
 /// Version of the record's form on disk. Records of version 1 are read; their trees may hold files that describe the
@@ -78,6 +79,17 @@ pub enum Examined {
     Sound(Box<ResultRecord>),
     /// It is not: it contradicts its check or its key.
     Damaged,
+}
+
+/// A result whose record was read, for who takes it a moment later ([`Store::take_seen`]).
+#[derive(Debug)]
+pub struct SeenResult {
+    /// The key of the result.
+    pub key: Digest,
+    /// The outputs by name.
+    pub outputs: BTreeMap<String, OutputRecord>,
+    /// Those of the record's file.
+    attributes: Attributes,
 }
 
 /// What a record's file turns out to hold.
@@ -174,20 +186,54 @@ impl Store {
         }
     }
 
+    /// The result of a key, by its record alone. Changes nothing, and passes over what cannot be read.
+    pub fn see(&self, key: &Digest) -> Option<SeenResult> {
+        let (entry, metadata) = read_with_metadata(&self.record_path(key)).ok()?;
+        let (Entry::File(bytes), Some(metadata)) = (entry, metadata) else { return None };
+        let Stored::Sound(record) = Stored::read(&bytes, key) else { return None };
+        Some(SeenResult { key: *key, outputs: record.outputs, attributes: Attributes::of(&metadata) })
+    }
+
     /// The result of a key if every file of it is there, taken into use: as long as this store is open, no garbage
-    /// collection removes it. Whoever goes on to read a result takes it; [`Store::result`] is for those who look at
-    /// the record alone.
+    /// collection removes it. Whoever goes on to read a result takes it; [`Store::result`] and [`Store::see`] are for
+    /// those who look at the record alone.
     ///
     /// # Errors
     /// As [`Store::result`], and where the lock on the store fails.
     pub fn take(&self, key: &Digest) -> Result<Option<ResultRecord>, StoreError> {
         let _passage = self.pass()?;
         let Some(record) = self.result(key)? else { return Ok(None) };
-        if !record.outputs.values().all(|output| self.complete(&output.tree)) {
-            return Ok(None);
+        let used = self.use_outputs(key, &record.outputs, self.last_use(key))?;
+        Ok(used.then_some(record))
+    }
+
+    /// As [`Store::take`], the outputs alone; the record is not read again where its file is the one that was seen.
+    ///
+    /// # Errors
+    /// As [`Store::take`].
+    pub fn take_seen(&self, seen: SeenResult) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
+        let passage = self.pass()?;
+        let metadata = fs::symlink_metadata(self.record_path(&seen.key)).ok();
+        if let Some(metadata) = metadata.filter(|metadata| Attributes::of(metadata) == seen.attributes) {
+            let used = self.use_outputs(&seen.key, &seen.outputs, metadata.modified().ok())?;
+            return Ok(used.then_some(seen.outputs));
         }
-        self.mark_used(key)?;
-        Ok(Some(record))
+        drop(passage);
+        Ok(self.take(&seen.key)?.map(|record| record.outputs))
+    }
+
+    /// Takes a result into use that was last used then; whether every file of its outputs is there.
+    fn use_outputs(
+        &self,
+        key: &Digest,
+        outputs: &BTreeMap<String, OutputRecord>,
+        last_use: Option<SystemTime>,
+    ) -> Result<bool, StoreError> {
+        if !outputs.values().all(|output| self.complete(&output.tree)) {
+            return Ok(false);
+        }
+        self.mark_used(key, last_use)?;
+        Ok(true)
     }
 
     /// When a result was last taken or recorded; `None` where there is none.
@@ -252,9 +298,10 @@ impl Store {
         self.folder("results").join(format!("{key}.json"))
     }
 
-    /// Sets the time of the record, unless that is recent enough to say that the result is in use.
-    pub(crate) fn mark_used(&self, key: &Digest) -> Result<(), StoreError> {
-        let (Some(since), Some(last)) = (self.user_since(), self.last_use(key)) else { return Ok(()) };
+    /// Sets the time of the record, which is that of its last use, unless that is recent enough to say that the result
+    /// is in use.
+    pub(crate) fn mark_used(&self, key: &Digest, last_use: Option<SystemTime>) -> Result<(), StoreError> {
+        let (Some(since), Some(last)) = (self.user_since(), last_use) else { return Ok(()) };
         if last.checked_add(FRESH).is_some_and(|until| until >= since) {
             return Ok(());
         }

@@ -72,7 +72,7 @@ pub(crate) fn look_outside(stage: &PlannedStage, plan: &Plan) -> Reads {
     for outside in stage.bound.outside() {
         match outside {
             Outside::Pin(request) => reads.pins.push(request),
-            Outside::Files { role, pattern, span } => match find(&folder_of(plan, span), &pattern, span) {
+            Outside::Files { role, pattern, span } => match find(folder_of(plan, span), &pattern, span) {
                 Ok(found) => {
                     reads.named.insert(role.clone(), found.named);
                     reads.files.insert(role, found.files);
@@ -204,7 +204,7 @@ fn read_stage(
                 None => read.unpinned.push(request),
             },
             Outside::Files { role, pattern, span } => {
-                let found = find(&folder_of(plan, span), &pattern, span).and_then(|found| {
+                let found = find(folder_of(plan, span), &pattern, span).and_then(|found| {
                     let grants = found.files.into_iter().map(|file| grant(file, files, span)).collect::<Result<_, _>>();
                     Ok((found.named, grants?))
                 });
@@ -398,18 +398,9 @@ fn unreadable(span: Span, message: String) -> Box<Problem> {
 
 /// The folder that a path is relative to: that of the file it is written in, and of the pipeline file where that is the
 /// command line.
-pub(crate) fn folder_of(plan: &Plan, written: Span) -> PathBuf {
-    match plan.sources.get(written.source).and_then(|source| source.folder.as_ref()) {
-        Some(folder) => std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
-        None => base_folder(plan),
-    }
-}
-
-/// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder,
-/// but only by luck.
-pub(crate) fn base_folder(plan: &Plan) -> PathBuf {
-    let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
-    file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
+pub(crate) fn folder_of(plan: &Plan, written: Span) -> &Path {
+    let folder = plan.sources.get(written.source).and_then(|source| source.folder.as_ref());
+    folder.unwrap_or(&plan.folder)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! A small HTTP/1.1 server: accepts connections, checks Host and token, keeps limits, streams server-sent events, drains.
+//! A small HTTP/1.1 server: accepts connections, checks Host and token, keeps limits, streams server-sent events,
+//! drains.
 //!
-//! What is answered, and in what form errors are, is a [`Service`]'s affair. It has no TLS and sends no CORS headers: it
-//! is for programs on the same machine, or behind a proxy.
+//! What is answered, and in what form errors are, is a [`Service`]'s affair. It has no TLS and sends no CORS headers:
+//! it is for programs on the same machine, or behind a proxy.
 
 #![forbid(unsafe_code)]
 

@@ -5,6 +5,10 @@
 //!     --vocab 49152 --prompt 64 --new 128 --batch 1 --weights bf16 --threads 2 --repetitions 5
 //! ```
 //!
+//! `--weights q4_k`, `q5_k` and `q6_k` are blocks as GGUF files store them, multiplied as `quantize: int8` does, with
+//! the embedding in `q6_k`, as llama.cpp's mixtures have it; they want `--hidden` and `--intermediate` to be multiples
+//! of 256.
+//!
 //! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer;
 //! decoding adds `--new` more to each of `--batch` answers, which grow together. Rates are medians over the
 //! repetitions, their spread the lowest and the highest. The read bandwidth is measured in the same run, by the same
@@ -20,17 +24,17 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::checkpoint::Dtype;
+use model::checkpoint::{BlockRows, CheckpointError, Dtype, RowBytes, Rows};
 use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
-use model::decoder::Decoder;
+use model::decoder::{Decoder, RowsOf};
 use model::generation::{Flow, Generator, Listener, Options, Request};
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::parameter::Trainability;
 use model::random::{Address, Purpose, Stream};
 use model::sampling::Sampling;
-use model::weights::{Activations, BlockFormat, Quantization, WeightFormat};
+use model::weights::{Activations, BlockFormat, Quantization, TensorType, WeightFormat};
 use profile::Profile;
 
 use machine::{cpu_time, peak_rss_mib};
@@ -43,10 +47,46 @@ struct Arguments {
     prompt: usize,
     new: usize,
     batch: usize,
-    weights: WeightFormat,
+    weights: Weights,
     threads: usize,
     repetitions: usize,
     profile: Profile,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, PartialEq)]
+enum Weights {
+    /// Made so from values.
+    Format(WeightFormat),
+    /// In blocks of a file.
+    Stored(TensorType),
+}
+
+impl Weights {
+    fn known() -> impl Iterator<Item = Self> {
+        let formats = [WeightFormat::F32, WeightFormat::Bf16].into_iter();
+        let formats = formats.chain(BlockFormat::ALL.map(WeightFormat::Blocks)).map(Self::Format);
+        formats.chain([TensorType::Q4K, TensorType::Q5K, TensorType::Q6K].map(Self::Stored))
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Format(format) => format.name().to_owned(),
+            Self::Stored(tensor_type) => tensor_type.name().to_lowercase(),
+        }
+    }
+}
+
+/// Blocks of random values in memory, over and over.
+struct Blocks {
+    tensor_type: TensorType,
+    bytes: Vec<u8>,
+}
+
+/// Rows of such blocks, of so many values.
+struct BlocksOfRows<'a> {
+    blocks: &'a Blocks,
+    columns: usize,
 }
 
 /// Wall and processor time of one phase.
@@ -96,7 +136,7 @@ impl Arguments {
             prompt: 64,
             new: 128,
             batch: 1,
-            weights: WeightFormat::Bf16,
+            weights: Weights::Format(WeightFormat::Bf16),
             threads: 1,
             repetitions: 5,
             profile: Profile::OFF,
@@ -129,10 +169,8 @@ impl Arguments {
             "--repetitions" => self.repetitions = number()?.max(1),
             "--profile" => self.profile = table::profile(value)?,
             "--weights" => {
-                let quantised = BlockFormat::ALL.map(WeightFormat::Blocks);
-                let known = [&[WeightFormat::F32, WeightFormat::Bf16], &quantised[..]].concat();
-                let names = || known.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ");
-                let found = known.iter().copied().find(|format| format.name() == value);
+                let names = || Weights::known().map(Weights::name).collect::<Vec<_>>().join(", ");
+                let found = Weights::known().find(|weights| weights.name() == value);
                 self.weights = found.ok_or_else(|| format!("weights are {}", names()))?;
             }
             _ => return Err("there is no such argument".into()),
@@ -164,10 +202,11 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
     let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
     let deviation = arguments.model.initializer_range;
     let (compute, quantize) = match arguments.weights {
-        WeightFormat::F32 => (Compute::F32, None),
-        WeightFormat::Bf16 => (Compute::Bf16, None),
-        WeightFormat::F16 => return Err("weights that are made here are not stored as f16".into()),
-        WeightFormat::Blocks(format) => (Compute::F32, Some(format)),
+        Weights::Format(WeightFormat::F32) => (Compute::F32, None),
+        Weights::Format(WeightFormat::Bf16) => (Compute::Bf16, None),
+        Weights::Format(WeightFormat::F16) => return Err("weights that are made here are not stored as f16".into()),
+        Weights::Format(WeightFormat::Blocks(format)) => (Compute::F32, Some(format)),
+        Weights::Stored(_) => (Compute::F32, Some(BlockFormat::Int8)),
     };
     let mut ops = Cpu::with_instructions(arguments.threads, compute, InstructionSet::chosen(compute, None))?
         .recorded_by(arguments.profile.clone());
@@ -175,10 +214,54 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
         ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
     }
     let ops = Arc::new(ops);
-    Ok(Decoder::build(ops, config, Trainability::Frozen, |name, shape| {
+    let values = |name: &str, shape: &[usize]| {
         let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
         Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
-    })?)
+    };
+    let Weights::Stored(tensor_type) = arguments.weights else {
+        return Ok(Decoder::build(ops, config, Trainability::Frozen, values)?);
+    };
+    let blocks_of = |tensor_type| Blocks::new(tensor_type, deviation);
+    let (matrices, table) = (blocks_of(tensor_type), blocks_of(TensorType::Q6K));
+    let rows: RowsOf<'_> = Box::new(|name, [_, columns]| {
+        let blocks = if name.contains("embed_tokens") { &table } else { &matrices };
+        Ok(Some(Box::new(BlocksOfRows { blocks, columns })))
+    });
+    Ok(Decoder::build_of_rows(ops, config, values, rows)?)
+}
+
+impl Blocks {
+    fn new(tensor_type: TensorType, deviation: f64) -> Self {
+        /// Enough that none of it stays in a cache because it comes again.
+        const VALUES: usize = 1 << 20;
+        let values = fresh_tensor(SEED, "blocks", VALUES, Fill::Normal(deviation));
+        let mut bytes = vec![0; tensor_type.bytes(VALUES)];
+        tensor_type.encode(&values, &mut bytes);
+        Self { tensor_type, bytes }
+    }
+}
+
+impl Rows for BlocksOfRows<'_> {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let tensor_type = self.blocks.tensor_type;
+        let mut bytes = vec![0; tensor_type.bytes(values.len())];
+        self.read_bytes(first, &mut bytes)?;
+        tensor_type.decode(&bytes, values);
+        Ok(())
+    }
+
+    fn as_blocks(&self) -> Option<BlockRows<'_>> {
+        Some(BlockRows { tensor_type: self.blocks.tensor_type, bytes: self })
+    }
+}
+
+impl RowBytes for BlocksOfRows<'_> {
+    fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let all = &self.blocks.bytes;
+        let begin = first * self.blocks.tensor_type.bytes(self.columns) % all.len();
+        bytes.iter_mut().zip(all[begin..].iter().chain(all.iter().cycle())).for_each(|(byte, from)| *byte = *from);
+        Ok(())
+    }
 }
 
 /// Completes the prompts once; returns what the prefill and the decoding took.

@@ -108,8 +108,8 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Quantises the checkpoint of a folder into another: the weights, `config.json` and `generation_config.json`. `observe`
-/// is told of the progress, and may stop it.
+/// Quantises the checkpoint of a folder into another: the weights, `config.json` and `generation_config.json`.
+/// `observe` is told of the progress, and may stop it.
 ///
 /// # Errors
 /// Fails if the model is none that is computed natively or is quantised already, or a file cannot be read or written.

@@ -53,8 +53,8 @@ pub(super) struct ClusterArgs {
     /// A persistent volume claim for the pods' homes: a training run whose pod is lost continues from its saved steps.
     #[arg(long, value_name = "CLAIM")]
     pub home_claim: Option<String>,
-    /// The path of the pipeline file's folder in the image or on a volume. Without it a ConfigMap contains the file and
-    /// its sources.
+    /// The path of the pipeline file's folder in the image or on a volume. Without it a ConfigMap contains the file
+    /// and its sources.
     #[arg(long, value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
     #[command(flatten)]

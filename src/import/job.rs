@@ -25,8 +25,8 @@ pub(super) enum HeldOut {
     Own(Vec<Parameters>),
 }
 
-/// A job. Its parameters have paths that begin with the stage: `base`, `wider` (tokens that it adds), `rows` (what holds
-/// for the rows of all data sets), `tokens`, `packs`, `train` and `resources`.
+/// A job. Its parameters have paths that begin with the stage: `base`, `wider` (tokens that it adds), `rows` (what
+/// holds for the rows of all data sets), `tokens`, `packs`, `train` and `resources`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Job {
     pub(super) name: String,
@@ -58,8 +58,8 @@ impl Job {
         self.warm_start = Some(begin);
     }
 
-    /// Adds the tokens that a key of the tool lists; `path` is the parameter of `add_tokens`, and `saved` the tool's key of
-    /// modules that an adapter has copies of.
+    /// Adds the tokens that a key of the tool lists; `path` is the parameter of `add_tokens`, and `saved` the tool's
+    /// key of modules that an adapter has copies of.
     pub(super) fn add_tokens(&mut self, reading: &mut Reading<'_>, key: &'static str, path: &str, saved: &'static str) {
         let tokens: Vec<String> = reading.texts(key).into_iter().filter(|token| !token.is_empty()).collect();
         if tokens.is_empty() {

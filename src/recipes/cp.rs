@@ -15,8 +15,8 @@ use crate::{new_file, terminal, words};
 
 /// Copy a recipe to a file, for your own model and rows.
 ///
-/// `pipeline cp lora job.yaml model=Qwen/Qwen3-0.6B data=./rows.jsonl` gives two of the recipe's variables values. A model
-/// may be a folder on this machine.
+/// `pipeline cp lora job.yaml model=Qwen/Qwen3-0.6B data=./rows.jsonl` gives two of the recipe's variables values. A
+/// model may be a folder on this machine.
 #[derive(Args)]
 pub(crate) struct CpArgs {
     /// The recipe, as `pipeline ls` lists it.

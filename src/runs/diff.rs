@@ -117,8 +117,7 @@ impl<'a> Difference<'a> {
 
     fn print(&self, out: &mut dyn Write, old: &Recorded, new: &Recorded) -> io::Result<()> {
         writeln!(out, "{} → {}", old.summary.run, new.summary.run)?;
-        let circumstances =
-            [("program", &old.plan.program, &new.plan.program), ("host", &old.plan.host.name, &new.plan.host.name)];
+        let circumstances = [("program", &old.program, &new.program), ("host", &old.host.name, &new.host.name)];
         for (name, before, now) in circumstances.iter().filter(|(_, before, now)| before != now) {
             writeln!(out, "{name} {before} → {now}")?;
         }

@@ -120,7 +120,7 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
 
 /// Which run it is, how it stands, and where it ran.
 fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
-    let (summary, plan) = (&recorded.summary, &recorded.plan);
+    let (summary, program, host) = (&recorded.summary, &recorded.program, &recorded.host);
     let title = format!("run {} of `{}` ({})", summary.run, summary.pipeline, words::path(&summary.file));
     let look = Look::stdout();
     writeln!(out, "{}", look.paint("1", &look.wrap(&title, 2)))?;
@@ -133,14 +133,13 @@ fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
         let lines = words::plural(summary.damaged_lines, "line");
         writeln!(out, "{lines} of its record cannot be read: it was cut off while it was written")?;
     }
-    let host = &plan.host;
     let machine = [host.name.clone(), host.processor.clone(), cores(host.cores), host.system.clone()];
     let memory = host.memory_bytes.map(|bytes| format!("{} of memory", words::bytes(bytes)));
     let machine: Vec<String> = machine.into_iter().chain(memory).filter(|word| !word.is_empty()).collect();
     match machine.is_empty() {
-        true => writeln!(out, "pipeline {}", plan.program),
+        true => writeln!(out, "pipeline {program}"),
         false => {
-            writeln!(out, "{}", look.wrap(&format!("pipeline {} on {}", plan.program, machine.join(", ")), 2))
+            writeln!(out, "{}", look.wrap(&format!("pipeline {program} on {}", machine.join(", ")), 2))
         }
     }
 }

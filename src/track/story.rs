@@ -66,12 +66,12 @@ impl Story {
     /// # Errors
     /// Fails where the run's record cannot be read.
     pub(super) fn open(folder: &Path, skip: usize) -> io::Result<Self> {
-        let recorded = Recorded::read(folder, Words::Skip)
+        let plan = RunPlan::read(folder)
             .ok_or_else(|| io::Error::other(format!("`{}` is no record of a run", folder.display())))?;
-        let stages = recorded.plan.stages.iter().enumerate();
+        let stages = plan.stages.iter().enumerate();
         Ok(Self {
             position: stages.map(|(at, stage)| (stage.id.clone(), at)).collect(),
-            plan: recorded.plan,
+            plan,
             folder: folder.to_owned(),
             stages: BTreeMap::new(),
             ended: None,

@@ -1,5 +1,5 @@
-//! `pipeline serve` and `pipeline chat` on the torch worker: what the native backend answers is what it answers, and clients
-//! and workers that go away are told from each other.
+//! `pipeline serve` and `pipeline chat` on the torch worker: what the native backend answers is what it answers, and
+//! clients and workers that go away are told from each other.
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -458,7 +458,7 @@ mod tests {
             thread::sleep(Duration::from_millis(100));
             assert!(!collector.is_finished());
             assert!(run.result(&key).unwrap().is_some());
-            run.mark_used(&key).unwrap();
+            run.mark_used(&key, run.last_use(&key)).unwrap();
             drop(passage);
             let collected = collector.join().unwrap();
             assert_eq!((collected.results.len(), collected.in_use, collected.objects), (0, 1, 0));

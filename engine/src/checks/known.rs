@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cache::{Digest, OutputRecord, StatCache, Store};
+use cache::{Digest, OutputRecord, SeenResult, StatCache, Store};
 
 use crate::home::Home;
 use crate::keys::{Reads, StageOutside, stage_key};
@@ -19,11 +19,20 @@ use crate::stage::PinRequest;
 /// What a home knows of a stage, each where it is known.
 #[derive(Default)]
 pub(super) struct KnownStage {
-    /// Its result, here or remembered to be in the shared cache.
-    pub outputs: Option<BTreeMap<String, OutputRecord>>,
+    /// Its result, where that is in the store.
+    pub result: Option<SeenResult>,
+    /// The outputs of its result, where that is remembered to be in the shared cache alone.
+    pub remembered: Option<BTreeMap<String, OutputRecord>>,
     pub key: Option<Digest>,
     /// What it reads from outside, where every file of that is as it was when it was last read.
     pub outside: Option<StageOutside>,
+}
+
+impl KnownStage {
+    /// The outputs of its result.
+    pub(super) fn outputs(&self) -> Option<&BTreeMap<String, OutputRecord>> {
+        self.result.as_ref().map(|result| &result.outputs).or(self.remembered.as_ref())
+    }
 }
 
 /// A home that is looked into. What of it cannot be read is taken to be absent: whoever needs it says so.
@@ -74,12 +83,15 @@ impl Known {
             return KnownStage { outside, ..KnownStage::default() };
         }
         let digest = key.document.result_key();
-        let find = |store: &Store| store.result(&digest).ok().flatten().or_else(|| store.remembered(&digest));
-        let outputs = self.store.as_ref().and_then(find).map(|record| record.outputs);
-        for (output, made) in outputs.iter().flatten() {
+        let store = self.store.as_ref();
+        let result = store.and_then(|store| store.see(&digest));
+        let remembered = store.filter(|_| result.is_none()).and_then(|store| store.remembered(&digest));
+        let known =
+            KnownStage { result, remembered: remembered.map(|record| record.outputs), key: Some(digest), outside };
+        for (output, made) in known.outputs().into_iter().flatten() {
             self.identities.insert(format!("{}.{output}", stage.id), made.identity);
         }
-        KnownStage { outputs, key: Some(digest), outside }
+        known
     }
 }
 

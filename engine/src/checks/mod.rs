@@ -9,7 +9,7 @@ mod known;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use cache::{Digest, StatCache};
+use cache::{Digest, SeenResult, StatCache};
 
 use crate::executor::ExecutorKind;
 use crate::file::problem::{Problem, Severity};
@@ -29,15 +29,17 @@ pub struct Findings {
     found: Vec<(Option<usize>, Problem)>,
     /// Stages of which a server could tell more.
     pub(crate) unseen: Vec<Unseen>,
-    pub(crate) sources: SourcesSeen,
+    pub(crate) seen: AlreadySeen,
 }
 
-/// What was learnt of source files by the way: who goes on to run the plan need not look at them again.
+/// What was learnt of source files and of results by the way: who goes on to run the plan need not look at them again.
 #[derive(Debug, Default)]
-pub(crate) struct SourcesSeen {
+pub(crate) struct AlreadySeen {
     pub files: StatCache,
     /// What each stage reads from outside, in the order of the plan, where it is as it was when it was last read.
     pub outside: Vec<Option<StageOutside>>,
+    /// The result of each stage, in the order of the plan, where the store has one.
+    pub results: Vec<Option<SeenResult>>,
 }
 
 /// A stage without a result whose pinned files nobody has looked at: facts of them are still to be had.
@@ -56,7 +58,7 @@ pub fn check(plan: &Plan, home: Option<&Home>, executor: Option<ExecutorKind>) -
     let mut flow = Flow::new(plan, home.map(Known::open), executor);
     // What a check of the plan as a whole finds is said here, by `flow.report(None, problem)`.
     (0..plan.stages.len()).for_each(|stage| flow.stage(stage));
-    flow.findings.sources.files = flow.known.map(|known| known.files).unwrap_or_default();
+    flow.findings.seen.files = flow.known.map(|known| known.files).unwrap_or_default();
     flow.findings
 }
 
@@ -96,7 +98,6 @@ impl Findings {
 /// The way through a plan.
 struct Flow<'a> {
     plan: &'a Plan,
-    base: PathBuf,
     known: Option<Known>,
     executor: Option<ExecutorKind>,
     facts: KnownFacts,
@@ -109,7 +110,6 @@ impl<'a> Flow<'a> {
     fn new(plan: &'a Plan, known: Option<Known>, executor: Option<ExecutorKind>) -> Self {
         Self {
             plan,
-            base: keys::base_folder(plan),
             known,
             executor,
             facts: KnownFacts::default(),
@@ -122,11 +122,16 @@ impl<'a> Flow<'a> {
         let stage = &self.plan.stages[at];
         let reads = keys::look_outside(stage, self.plan);
         let known = self.known.as_mut().map(|known| known.look_up(stage, &reads));
-        let KnownStage { outputs, key, outside } = known.unwrap_or_default();
-        self.findings.sources.outside.push(outside);
-        if let Some(outputs) = outputs {
+        let known = known.unwrap_or_default();
+        let is_made = known.outputs().is_some();
+        if let Some(outputs) = known.outputs() {
             // What is there was checked when it was made; its facts are whole.
-            self.facts.made(&stage.id, &outputs);
+            self.facts.made(&stage.id, outputs);
+        }
+        let KnownStage { result, key, outside, .. } = known;
+        self.findings.seen.outside.push(outside);
+        self.findings.seen.results.push(result);
+        if is_made {
             return;
         }
         let is_whole = reads.problems.is_empty();
@@ -176,7 +181,7 @@ impl<'a> Flow<'a> {
         let mut files: BTreeMap<String, Vec<LocalFile>> = BTreeMap::new();
         for (role, found) in reads.files {
             let named = |(path, relative): (PathBuf, String)| LocalFile {
-                name: shown(&path, &self.base),
+                name: shown(&path, &self.plan.folder),
                 path,
                 extent: Extent::Whole,
                 relative,

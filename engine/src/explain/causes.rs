@@ -10,7 +10,6 @@ use super::past::{Before, Last, Past, Present};
 use super::{ExplainError, Reason};
 use crate::change::{Change, FileChange, file_changes};
 use crate::file::source::Span;
-use crate::keys::base_folder;
 use crate::parameter::NOT_KNOWN;
 use crate::plan::ResolvedInput;
 use crate::stage::{Outside, WorkingState};
@@ -131,8 +130,7 @@ impl CauseSearch<'_> {
         let grants = self.now.outside.files.get(role).map(Vec::as_slice).unwrap_or_default();
         if let ([_], [_], [grant]) = (old.as_slice(), new.as_slice(), grants) {
             // Of a single file the key has the extension alone.
-            let base = base_folder(self.past.plan);
-            let path = grant.path.strip_prefix(&base).unwrap_or(&grant.path);
+            let path = grant.path.strip_prefix(&self.past.plan.folder).unwrap_or(&grant.path);
             let file = path.components().collect::<std::path::PathBuf>().display().to_string();
             return vec![FileChange { file, change: Change::Changed }];
         }

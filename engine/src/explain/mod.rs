@@ -212,14 +212,14 @@ fn complete_result(
     store: &Store,
     key: &Digest,
 ) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
-    let record = store.result(key)?;
-    let complete = record.filter(|record| record.outputs.values().all(|output| store.complete(&output.tree)));
-    Ok(complete.filter(|record| will_do(&*stage.bound, store, record)).map(|record| record.outputs))
+    let outputs = store.result(key)?.map(|record| record.outputs);
+    let complete = outputs.filter(|outputs| outputs.values().all(|output| store.complete(&output.tree)));
+    Ok(complete.filter(|outputs| will_do(&*stage.bound, store, outputs)))
 }
 
 /// Whether a result whose files are all there will do for a stage: one that wants them in the store has them there.
-pub(crate) fn will_do(stage: &dyn Stage, store: &Store, record: &ResultRecord) -> bool {
+pub(crate) fn will_do(stage: &dyn Stage, store: &Store, outputs: &BTreeMap<String, OutputRecord>) -> bool {
     let is_inside =
         |tree: &Digest| store.tree(tree).is_ok_and(|tree| !tree.files().iter().any(|file| store.is_outside(file)));
-    stage.takes_files_outside() || record.outputs.values().all(|output| is_inside(&output.tree))
+    stage.takes_files_outside() || outputs.values().all(|output| is_inside(&output.tree))
 }

@@ -32,7 +32,7 @@ pub struct Source {
     pub name: String,
     /// The whole text.
     pub text: String,
-    /// The folder that paths in it are relative to, where it is not that of the pipeline file.
+    /// The folder that paths in it are relative to, absolute, where it is not that of the pipeline file.
     pub folder: Option<PathBuf>,
     /// Where its lines begin, once somebody asks.
     lines: OnceLock<Vec<usize>>,
@@ -111,7 +111,7 @@ impl Sources {
         })
     }
 
-    /// Adds the text of an included file, with the folder it is in.
+    /// Adds the text of an included file, with the absolute folder it is in.
     pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
         self.push(Source {
             name: name.into(),

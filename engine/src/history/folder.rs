@@ -134,6 +134,11 @@ pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<St
 }
 
 impl RunPlan {
+    /// That of the run in a folder, where it is readable.
+    pub fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_slice(&regular::read(&folder.join(PLAN_FILE)).ok()?).ok()
+    }
+
     /// What is to be kept of a plan.
     pub fn new(run: &str, plan: &Plan, started: Moment) -> Self {
         let input = |input: &ResolvedInput| RunInput {
@@ -152,14 +157,13 @@ impl RunPlan {
             inputs: stage.inputs.iter().map(input).collect(),
             needs: stage.needs.iter().map(|before| plan.stages[*before].id.clone()).collect(),
         });
-        let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
         Self {
             run: run.to_owned(),
             pipeline: plan.name.clone(),
             file: plan.file.clone(),
             started: started.rfc3339(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            folder: file.parent().map(Path::to_owned).unwrap_or_default(),
+            folder: plan.folder.clone(),
             host: Host::this(),
             track: plan.track.clone(),
             stages: stages.collect(),

@@ -9,6 +9,7 @@ use cache::Digest;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::events::Words;
+use super::folder::RunPlan;
 use super::recorded::{LastRun, Recorded, RunState, RunSummary, StageSummary};
 use super::tables::{RUNNING, conclusion, insert, is_damage, is_refused, open, stage_summary, summary};
 use crate::home::Home;
@@ -119,13 +120,15 @@ impl History {
         Ok(Self { connection, path, runs: home.runs() })
     }
 
-    /// Records a run that has ended. Cheap: the index is not brought up to date otherwise.
+    /// Records a run that has ended, by its plan. Cheap: the index is not brought up to date otherwise.
     ///
     /// # Errors
     /// As [`History::open`].
-    pub fn record_run(home: &Home, run: &str) -> Result<(), HistoryError> {
+    pub fn record_run(home: &Home, plan: RunPlan) -> Result<(), HistoryError> {
         let mut history = Self::open_index(home)?;
-        history.add(run)
+        let folder = history.runs.join(&plan.run);
+        let recorded: Vec<Recorded> = Recorded::of_plan(plan, &folder, Words::Skip).into_iter().collect();
+        history.insert_all(&recorded)
     }
 
     /// All runs, the newest first.
@@ -344,11 +347,6 @@ impl History {
             connection.execute("DELETE FROM stages WHERE run = ?", [run])
         })?;
         Ok(())
-    }
-
-    fn add(&mut self, run: &str) -> Result<(), HistoryError> {
-        let recorded: Vec<Recorded> = self.read(run).into_iter().collect();
-        self.insert_all(&recorded)
     }
 
     /// A folder without a readable plan is a run that was killed before it began.

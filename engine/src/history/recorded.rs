@@ -14,6 +14,7 @@ use super::events::{Events, TimedEvent, Words};
 use super::folder::{
     JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
 };
+use super::host::Host;
 use crate::error::Failure;
 use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
@@ -85,8 +86,10 @@ pub struct LastRun {
 /// A run as its folder tells it.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// What was to be done.
-    pub plan: RunPlan,
+    /// The version of the program that ran it.
+    pub program: String,
+    /// The machine.
+    pub host: Host,
     /// How the run stands.
     pub summary: RunSummary,
     /// Its stages, in the order of the plan.
@@ -158,8 +161,11 @@ pub struct RecordedCopy {
 impl Recorded {
     /// Reads a run's folder; `None` where it has no readable plan.
     pub fn read(folder: &Path, words: Words) -> Option<Self> {
-        let plan: RunPlan =
-            serde_json::from_slice(&regular::read(&folder.join(super::folder::PLAN_FILE)).ok()?).ok()?;
+        Self::of_plan(RunPlan::read(folder)?, folder, words)
+    }
+
+    /// As [`Recorded::read`], of a run whose plan is at hand.
+    pub(super) fn of_plan(plan: RunPlan, folder: &Path, words: Words) -> Option<Self> {
         // Looked at before the events: a run that ends in between has its end among them.
         let state = if is_alive(folder) { RunState::Running } else { RunState::CutOff };
         let mut recorded = Self::begin(plan, state, folder);
@@ -214,25 +220,27 @@ impl Recorded {
     }
 
     fn begin(plan: RunPlan, state: RunState, folder: &Path) -> Self {
+        let RunPlan { run, pipeline, file, started, program, host, stages, .. } = plan;
         let summary = RunSummary {
-            run: plan.run.clone(),
-            pipeline: plan.pipeline.clone(),
-            file: plan.file.clone(),
-            started: plan.started.clone(),
+            run,
+            pipeline,
+            file,
+            started,
             state,
             seconds: None,
             counts: Counts::default(),
             damaged_lines: 0,
         };
-        let stages = plan.stages.iter().cloned().map(RecordedStage::waiting).collect();
-        Self { plan, summary, stages, published: Vec::new(), gates: Vec::new(), folder: folder.to_owned() }
+        let stages = stages.into_iter().map(RecordedStage::waiting).collect();
+        let (published, gates) = (Vec::new(), Vec::new());
+        Self { program, host, summary, stages, published, gates, folder: folder.to_owned() }
     }
 
     fn apply_all(&mut self, words: Words) -> io::Result<()> {
         let mut events = Events::open(&self.folder, words)?;
         // A run of a thousand stages has thousands of events.
-        let position: BTreeMap<String, usize> =
-            self.plan.stages.iter().enumerate().map(|(position, stage)| (stage.id.clone(), position)).collect();
+        let stages = self.stages.iter().enumerate();
+        let position = stages.map(|(position, stage)| (stage.summary.stage.clone(), position)).collect();
         for timed in events.by_ref() {
             self.apply(timed?, &position);
         }

@@ -69,8 +69,8 @@ impl Recorded {
     pub fn view(&self) -> RunView<'_> {
         RunView {
             run: &self.summary,
-            program: &self.plan.program,
-            host: &self.plan.host,
+            program: &self.program,
+            host: &self.host,
             folder: self.folder(),
             stages: self.stages.iter().map(RecordedStage::view).collect(),
             failures: self.stages.iter().filter_map(RecordedStage::failure_view).collect(),

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
 use super::entry::{self, FILE_KEYS, SEPARATOR};
-use super::load::read_included;
+use super::load::{folder_of, read_included};
 use crate::file::interpolate::Scope;
 use crate::file::parse::parse;
 use crate::file::problem::Problem;
@@ -214,8 +214,7 @@ impl Expander<'_> {
                 return None;
             }
         };
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        let source = self.sources.add_file(path.display().to_string(), &text, folder);
+        let source = self.sources.add_file(path.display().to_string(), &text, folder_of(path));
         let mut found = Vec::new();
         let parsed = parse(source, &text, &mut found);
         // Whose file it is, and whether its lines are for everybody who sees what is wrong, nobody knows.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::libc;
 
@@ -212,12 +212,13 @@ impl Checked {
         let slots = self.document.slots;
         let executor = self.document.executor;
         let publish = self.publish;
-        let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let remote = self.document.remote.and_then(|remote| remote.settings(folder.parent()?).ok());
+        let folder = folder_of(path);
+        let remote = self.document.remote.and_then(|remote| remote.settings(&folder).ok());
         let track = self.document.track;
         let plan = Plan {
             name,
             file: path.to_owned(),
+            folder,
             sources,
             stages,
             gates: self.gates,
@@ -234,6 +235,12 @@ impl Checked {
         };
         plan.withholding()
     }
+}
+
+/// The folder of a file, absolute.
+pub(super) fn folder_of(file: &Path) -> PathBuf {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
 /// What the stages of the file read from outside.

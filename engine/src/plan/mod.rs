@@ -52,6 +52,9 @@ pub struct Plan {
     pub name: String,
     /// The pipeline file.
     pub file: PathBuf,
+    /// The folder of the file, absolute: what paths in it are relative to. Stage processes have the same working
+    /// folder, but only by luck.
+    pub folder: PathBuf,
     /// The texts it was read from.
     pub sources: Sources,
     /// The stages, each after those it depends on. They are the graph: each has the positions of those before it.

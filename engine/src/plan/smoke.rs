@@ -1,7 +1,7 @@
 //! A smoke run's plan: the same stages and checks, each stage doing as little as its kind can.
 //!
-//! What "little" is every kind says itself ([`StageKind::smoke`](crate::stage::StageKind::smoke)); here its values take the
-//! place of the file's, in the tree, so that what is wrong with the rest is still shown where it is.
+//! What "little" is every kind says itself ([`StageKind::smoke`](crate::stage::StageKind::smoke)); here its values take
+//! the place of the file's, in the tree, so that what is wrong with the rest is still shown where it is.
 
 use super::Plan;
 use crate::file::source::Span;

@@ -21,7 +21,6 @@ pub use self::targets::{Moment, check_targets};
 use crate::artifact::stored_files;
 use crate::context::OUTSIDE;
 use crate::error::{Cause, by_system_error};
-use crate::keys::base_folder;
 use crate::plan::{Link, Plan, Publish};
 
 /// What to do with a target that somebody has changed.
@@ -158,7 +157,7 @@ pub fn publish(
 
 /// Where an entry of `publish:` is copied to, absolute.
 pub(crate) fn target(plan: &Plan, publish: &Publish) -> PathBuf {
-    base_folder(plan).join(&publish.path)
+    plan.folder.join(&publish.path)
 }
 
 /// The lock of those who publish to a target.

@@ -183,7 +183,7 @@ impl Kept {
             let folder = folder_of(plan, *span);
             let path = folder.join(pattern);
             if fs::metadata(&path).is_err() && pattern.contains(['*', '?', '[']) {
-                globs.push(Glob::new(&folder, pattern, Thing { what, is_folder: true, span: Some(*span) }));
+                globs.push(Glob::new(folder, pattern, Thing { what, is_folder: true, span: Some(*span) }));
             } else {
                 add(&path, what, path.is_dir(), Some(*span));
             }

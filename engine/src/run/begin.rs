@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cache::holder::Holder;
-use cache::{Digest, Lock, OutputRecord, ResultRecord};
+use cache::{Digest, Lock, OutputRecord};
 use devices::lease::Lease;
 
 use super::admission::{Admitted, Needs, Place};
@@ -39,10 +39,13 @@ const MEMORY_POLL: Duration = Duration::from_millis(500);
 /// Processes that are named where a lock is held.
 const MOST_HOLDERS: usize = 3;
 
+/// The outputs of a stage by name.
+type Outputs = BTreeMap<String, OutputRecord>;
+
 /// What came of the attempt to start a stage.
 enum StartOutcome {
     /// Its result is in the store.
-    Cached(BTreeMap<String, OutputRecord>),
+    Cached(Outputs),
     /// Its process is alive.
     Started(Box<Running>),
     /// It has to wait: for a core, for another try, for another run.
@@ -71,10 +74,8 @@ impl Scheduler<'_> {
         }
         let found = self.keyed(stage).and_then(|key| Ok((key, self.take(stage, &key)?)));
         match found {
-            Ok((_, Some(record))) if self.stages[stage].again => {
-                self.stages.has_result_before(stage, record.outputs);
-            }
-            Ok((_, Some(record))) => self.settle_cached(stage, record.outputs),
+            Ok((_, Some(outputs))) if self.stages[stage].again => self.stages.has_result_before(stage, outputs),
+            Ok((_, Some(outputs))) => self.settle_cached(stage, outputs),
             Ok((_, None)) if self.stages[stage].again => self.stages.has_no_result(stage),
             Ok((key, None)) => match self.remote_cache.look(stage, key) {
                 Look::Wait => {}
@@ -135,9 +136,9 @@ impl Scheduler<'_> {
         };
         // Whoever held the lock a moment ago may have made the result.
         if !self.stages[stage].again
-            && let Some(record) = self.take(stage, &key)?
+            && let Some(outputs) = self.take(stage, &key)?
         {
-            return Ok(StartOutcome::Cached(record.outputs));
+            return Ok(StartOutcome::Cached(outputs));
         }
         self.check_with_facts(stage)?;
         let given = match self.ask_for_devices(stage, claim.adopt.is_some())? {
@@ -174,12 +175,16 @@ impl Scheduler<'_> {
     }
 
     /// The result of a stage's key, if it will do.
-    fn take(&self, stage: usize, key: &Digest) -> Result<Option<ResultRecord>, StageError> {
-        let found = self.store.take(key).map_err(stored)?;
-        Ok(found.filter(|record| will_do(&*self.plan.stages[stage].bound, self.store, record)))
+    fn take(&mut self, stage: usize, key: &Digest) -> Result<Option<Outputs>, StageError> {
+        let found = match self.results[stage].take().filter(|seen| seen.key == *key) {
+            Some(seen) => self.store.take_seen(seen),
+            None => self.store.take(key).map(|record| record.map(|record| record.outputs)),
+        };
+        let will_do = |outputs: &Outputs| will_do(&*self.plan.stages[stage].bound, self.store, outputs);
+        Ok(found.map_err(stored)?.filter(will_do))
     }
 
-    fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
+    fn settle_cached(&mut self, stage: usize, outputs: Outputs) {
         let key = self.stages[stage].key.expect("a result was looked up by the key");
         self.stages.take_result(stage, outputs);
         let remote = self.remote_cache.holds(stage);

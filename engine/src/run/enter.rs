@@ -14,7 +14,7 @@ use super::outcome::{RunOptions, RunOutcome};
 use super::require::require_machine;
 use super::scheduler::{Prepared, Scheduler};
 use super::signals::{ExitOnInterrupt, Signals};
-use crate::checks::{Findings, SourcesSeen, check};
+use crate::checks::{AlreadySeen, Findings, check};
 use crate::explain::explain_with;
 use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
@@ -66,7 +66,7 @@ pub fn run(
         }
     };
     let mut findings = look_closer(plan, home, &store, options, findings)?;
-    let SourcesSeen { mut files, outside } = std::mem::take(&mut findings.sources);
+    let AlreadySeen { mut files, outside, results } = std::mem::take(&mut findings.seen);
     let warnings = findings.into_problems();
     if !warnings.is_empty() {
         observer(&RunEvent::Checked { warnings: warnings.clone() });
@@ -87,16 +87,17 @@ pub fn run(
     let started = clock::Moment::now();
     let id = started.run_id();
     let path = home.run(&id);
-    let folder = RunFolder::create(&path, &RunPlan::new(&id, plan, started)).map_err(|source| RunError::Machine {
+    let recorded = RunPlan::new(&id, plan, started);
+    let folder = RunFolder::create(&path, &recorded).map_err(|source| RunError::Machine {
         action: "create the folder of the run",
         path,
         source,
     })?;
-    let prepared = Prepared { warnings, outside, executors, seen, folder };
+    let prepared = Prepared { warnings, outside, results, executors, seen, folder };
     let scheduler = Scheduler::new(plan, home, &store, options, prepared, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
-    let _ = History::record_run(home, &outcome.run);
+    let _ = History::record_run(home, recorded);
     Ok(outcome)
 }
 

@@ -25,8 +25,8 @@ pub(super) struct RemoteCache {
     event_sender: UnboundedSender<TransferEvent>,
     events: UnboundedReceiver<TransferEvent>,
     results: Vec<RemoteState>,
-    /// The stages of whose results the run has to have the files: they are published, or nothing in the plan reads them
-    /// and it is not for the runs of other machines.
+    /// The stages of whose results the run has to have the files: they are published, or nothing in the plan reads
+    /// them and it is not for the runs of other machines.
     wanted: Vec<bool>,
     /// It failed, and is asked no more.
     given_up: bool,

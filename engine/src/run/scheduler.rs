@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cache::Store;
+use cache::{SeenResult, Store};
 use tokio::time::sleep_until;
 
 use super::admission::Admission;
@@ -43,6 +43,8 @@ pub(super) struct Scheduler<'a> {
     /// What was said of the file before the run began.
     pub warnings: Vec<Problem>,
     pub outside: Vec<StageOutside>,
+    /// The result that each stage was seen to have before the run began, until it is looked for.
+    pub results: Vec<Option<SeenResult>>,
     /// Opened when a stage first has to run: a run that finds everything done does not need it.
     pub history: LazyCell<Option<History>, Box<dyn FnOnce() -> Option<History> + 'a>>,
     pub stages: Stages,
@@ -58,6 +60,7 @@ pub(super) struct Scheduler<'a> {
 pub(super) struct Prepared {
     pub warnings: Vec<Problem>,
     pub outside: Vec<StageOutside>,
+    pub results: Vec<Option<SeenResult>>,
     pub executors: Executors,
     /// What was seen of the machine's devices, where somebody asked.
     pub seen: Option<Seen>,
@@ -73,7 +76,7 @@ impl<'a> Scheduler<'a> {
         prepared: Prepared,
         observer: &'a mut dyn FnMut(&RunEvent),
     ) -> Self {
-        let Prepared { warnings, outside, executors, seen, folder } = prepared;
+        let Prepared { warnings, outside, results, executors, seen, folder } = prepared;
         let is_profiled = options.profile == Profiling::All || plan.stages.iter().any(|stage| stage.profile);
         let cores = options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)).max(1);
         let devices = Devices::new(kinds_of(plan), seen);
@@ -84,6 +87,7 @@ impl<'a> Scheduler<'a> {
             options,
             warnings,
             outside,
+            results,
             history: LazyCell::new(Box::new(|| History::open(home).ok())),
             stages: Stages::new(plan),
             admission: Admission::new(cores, options.jobs, plan.slots.clone(), options.memory.clone(), devices),

@@ -17,8 +17,8 @@ pub struct Lora<B: Ops> {
     pub dropout: Option<Dropout>,
     /// Magnitudes of their own.
     pub dora: Option<Dora<B>>,
-    /// Where rows of the matrix are trained in place of low ranks: what they are in the place of. B says which they are
-    /// and is frozen.
+    /// Where rows of the matrix are trained in place of low ranks: what they are in the place of. B says which they
+    /// are and is frozen.
     pub rows: Option<TokenRows<B>>,
 }
 

@@ -105,8 +105,8 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names, or
-    /// `model.gguf`.
+    /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names,
+    /// or `model.gguf`.
     ///
     /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it
     /// decides: files that it does not name, and tensors of a shard that it does not list, are passed over.
@@ -342,7 +342,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor's stored bytes from `first` on, little-endian; of a quantised tensor those of its dequantised values.
+    /// Reads a tensor's stored bytes from `first` on, little-endian; of a quantised tensor those of its dequantised
+    /// values.
     ///
     /// # Errors
     /// Fails if there is no such tensor or the file cannot be read.

@@ -67,8 +67,8 @@ pub struct Config {
     pub mlp_bias: MlpBias,
     /// The activation on the gate.
     pub activation: Activation,
-    /// How weights are stored that are stored quantised (`quantization_config`), as far as the file says: the checkpoint's
-    /// tensors tell the rest.
+    /// How weights are stored that are stored quantised (`quantization_config`), as far as the file says: the
+    /// checkpoint's tensors tell the rest.
     pub stored_quantized: Option<StoredQuantized>,
 }
 

@@ -14,7 +14,7 @@ use super::memory::Memory;
 use super::nf4::Nf4Weight;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
-use super::quantized::{Bits, Quantized};
+use super::quantized::{Layout, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::stored::StoredBlocks;
@@ -225,9 +225,8 @@ impl Cpu {
         let shape = [out_features, in_features];
         // What is stored in as many bits, or fewer, is not rounded again.
         let stored = rows.as_blocks().filter(|_| quantization.activations == Activations::Int8);
-        if let Some((bits, rows)) = stored.and_then(|rows| Some((Bits::stored(rows.tensor_type, format)?, rows.bytes)))
-        {
-            let values = Values::Integers(Quantized::of_blocks(self, shape, rows, bits)?);
+        if let Some((layout, rows)) = stored.and_then(|rows| Some((Layout::stored(rows.tensor_type, format)?, rows))) {
+            let values = Values::Integers(Quantized::of_blocks(self, shape, rows, layout)?);
             return Ok(Weight { out_features, in_features, values });
         }
         let values = match format {

@@ -128,6 +128,20 @@ impl<B: Blocks> Decoder<B> {
         Self::assemble(ops, config, keep, values, Box::new(|_, _| Ok(None)))
     }
 
+    /// As [`Decoder::build`], frozen, with what `rows` has for the name and shape of a matrix, which may be stored in
+    /// blocks; where that is nothing, of the values.
+    ///
+    /// # Errors
+    /// As there, and if `rows` fails.
+    pub fn build_of_rows(
+        ops: Arc<B>,
+        config: Config,
+        values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
+        rows: RowsOf<'_>,
+    ) -> Result<Self, LoadError> {
+        Self::assemble(ops, config, Trainability::Frozen, values, rows)
+    }
+
     fn assemble(
         ops: Arc<B>,
         config: Config,
@@ -156,7 +170,7 @@ impl<B: Blocks> Decoder<B> {
 }
 
 /// Gives the rows of a matrix by its name and shape, where it can be read.
-pub(super) type RowsOf<'a> = Box<dyn Fn(&str, [usize; 2]) -> Result<Option<Box<dyn Rows + 'a>>, CheckpointError> + 'a>;
+pub type RowsOf<'a> = Box<dyn Fn(&str, [usize; 2]) -> Result<Option<Box<dyn Rows + 'a>>, CheckpointError> + 'a>;
 
 /// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape, and of what `rows`
 /// has to read for a frozen matrix.

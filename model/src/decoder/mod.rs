@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 pub use adapt::AttachError;
 pub use adapters::{Adapters, Carried};
-pub use load::LoadError;
+pub use load::{LoadError, RowsOf};
 pub use noise::EmbeddingNoise;
 pub(crate) use run::TargetWeights;
 pub use run::{Activations, GradientOptions, Recompute, RunError, Scored, TargetScore, TrainingLoss};

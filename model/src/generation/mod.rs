@@ -3,8 +3,8 @@
 //! Prompts are read in passes of their own, in pieces of a bounded length, so that reading and writing can be timed
 //! apart and memory stays bounded whatever a prompt's length. What a prompt is answered does not depend on its company.
 //!
-//! [`Generator`] completes requests that are all known and share their options. [`Queue`], which it is a loop over, takes
-//! requests as they come, each with options and an adapter of its own.
+//! [`Generator`] completes requests that are all known and share their options. [`Queue`], which it is a loop over,
+//! takes requests as they come, each with options and an adapter of its own.
 
 mod growing;
 mod prefixes;

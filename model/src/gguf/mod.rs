@@ -3,8 +3,8 @@
 //! [`Export::plan`] says all that a file will hold (metadata, the vocabulary, every tensor with its type and place)
 //! or why GGUF cannot hold the model; [`Export::write`] streams it, a piece of a tensor at a time. [`GgufFile`] reads
 //! any; [`config()`] and [`tokenizer`] derive what lies beside the weights in a checkpoint of the Hub, so that
-//! [`crate::checkpoint::Checkpoint`] opens a folder with such a file as any other. What the files mean is llama.cpp's, version 3 of the format; `tests/golden/gguf` holds what its own converter
-//! and quantiser make.
+//! [`crate::checkpoint::Checkpoint`] opens a folder with such a file as any other. What the files mean is llama.cpp's,
+//! version 3 of the format; `tests/golden/gguf` holds what its own converter and quantiser make.
 
 mod architecture;
 mod export;

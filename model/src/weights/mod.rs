@@ -18,7 +18,7 @@ use half::bf16;
 
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
 pub use ggml::TensorType;
-pub(crate) use ggml::{Q4K, Q5_0, Q5_1, Q5K, Q6K};
+pub(crate) use ggml::{Q4K, Q5_0, Q5_1, Q5K, Q6K, QuantisedScales};
 pub(crate) use grid::FrozenGrids;
 pub use grid::{FakeQuantization, FakeQuantizedLayers, Grid, SCALES_FILE};
 pub use nf4::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};

@@ -47,7 +47,8 @@ pub(crate) struct InitArgs {
     /// A recipe that reads rows, as `pipeline ls` lists them; default: the one that fits the rows.
     #[arg(long, value_name = "RECIPE")]
     purpose: Option<String>,
-    /// A folder with a checkpoint, or a model on the Hub: `owner/name`; by default one that this machine has memory for.
+    /// A folder with a checkpoint, or a model on the Hub: `owner/name`; by default one that this machine has memory
+    /// for.
     #[arg(long, value_name = "FOLDER|NAME")]
     model: Option<String>,
     /// Replace an existing pipeline file.

@@ -69,7 +69,8 @@ impl Options {
         Ok(Self { choices, sampling, adjustments, stops, max_tokens: None, stream, include_usage })
     }
 
-    /// The request of a choice of a prompt. Draws are where `generate` has them: by the prompt's number and the sample's.
+    /// The request of a choice of a prompt. Draws are where `generate` has them: by the prompt's number and the
+    /// sample's.
     pub(super) fn request(&self, plain: QueuedRequest, prompt: usize, choice: usize) -> QueuedRequest {
         QueuedRequest {
             row: prompt as u64 | (choice as u64) << 48,

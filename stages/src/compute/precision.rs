@@ -44,9 +44,10 @@ struct Written {
     /// are older names of `quantize: int8` and `quantize: int4`.
     #[semantic(default = WrittenDtype::Dtype(Dtype::F32))]
     dtype: WrittenDtype,
-    /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (only `backend: native` with
-    /// `cpu` kernels), or a base as in `train` (`{ base: nf4 }`, on the same backends). Default: the format that the
-    /// adapter was trained on; without an adapter the stored weights. `none` always uses the stored weights.
+    /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (only `backend: native`
+    /// with `cpu` kernels), or a base as in `train` (`{ base: nf4 }`, on the same backends). Default: the format
+    /// that the adapter was trained on; without an adapter the stored weights. `none` always uses the stored
+    /// weights.
     #[semantic]
     quantize: Option<WeightFormat>,
 }
@@ -150,14 +151,17 @@ impl Record for Precision {
     }
 
     fn write_fields(&self, key: &mut KeyWriter<'_>) {
-        let (dtype, format) = match (self.dtype, &self.quantize) {
+        let dtype = match (self.dtype, &self.quantize) {
             // As before `quantize` was.
-            (Dtype::F32, Some(WeightFormat::Blocks(format))) => (WrittenDtype::Format(*format), None),
-            (dtype, format) => (WrittenDtype::Dtype(dtype), format.as_ref()),
+            (Dtype::F32, Some(WeightFormat::Blocks(format))) => WrittenDtype::Format(*format),
+            (dtype, _) => WrittenDtype::Dtype(dtype),
         };
         key.field("dtype", Class::Semantic, |key| dtype.write_key(key));
-        if let Some(format) = format {
-            key.field("quantize", Class::Semantic, |key| format.write_key(key));
+        if let Some(format) = &self.quantize {
+            key.field("quantize", Class::Semantic, |key| match dtype {
+                WrittenDtype::Dtype(_) => format.write_key(key),
+                WrittenDtype::Format(_) => format.write_products_key(key),
+            });
         }
     }
 
@@ -205,10 +209,13 @@ mod tests {
         for (json, expected) in [
             (json!({}), &["dtype = f32"][..]),
             (json!({"dtype": "bf16"}), &["dtype = bf16"]),
-            (json!({"dtype": "int8"}), &["dtype = int8"]),
-            (json!({"quantize": "int8"}), &["dtype = int8"]),
-            (json!({"dtype": "f32", "quantize": "int4"}), &["dtype = int4"]),
-            (json!({"dtype": "bf16", "quantize": "int4"}), &["dtype = bf16", "quantize = int4"]),
+            (json!({"dtype": "int8"}), &["dtype = int8", "quantize.integer_products = k_quants"]),
+            (json!({"quantize": "int8"}), &["dtype = int8", "quantize.integer_products = k_quants"]),
+            (json!({"dtype": "f32", "quantize": "int4"}), &["dtype = int4", "quantize.integer_products = k_quants"]),
+            (
+                json!({"dtype": "bf16", "quantize": "int4"}),
+                &["dtype = bf16", "quantize = int4", "quantize.integer_products = k_quants"],
+            ),
             (json!({"quantize": "none"}), &["dtype = f32", "quantize = none"]),
             (
                 json!({"quantize": {"base": "nf4", "skip_modules": []}}),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use cache::Class;
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
@@ -346,6 +347,14 @@ impl WeightFormat {
         }
     }
 
+    /// Adds to the key of `quantize` which stored integers are multiplied as they are: those of Q4_K, Q5_K and Q6_K,
+    /// too, which were dequantised and quantised again before. A higher `VERSION` would make all other results anew.
+    pub(super) fn write_products_key(&self, key: &mut KeyWriter<'_>) {
+        if matches!(self, Self::Blocks(_)) {
+            key.field("integer_products", Class::Semantic, |key| key.value("k_quants"));
+        }
+    }
+
     /// Its name, in words.
     fn name(&self) -> String {
         match self {
@@ -443,6 +452,7 @@ impl Parameter for WeightFormat {
             Self::Base(params) => params.write_key(key),
             Self::Aware(params) => params.write_key(key),
         }
+        self.write_products_key(key);
     }
 
     fn schema() -> Json {

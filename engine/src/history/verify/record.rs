@@ -63,7 +63,7 @@ impl Records {
             job: job.and_then(Result::ok),
             outputs: run.stage(stage).map(|stage| stage.outputs.clone()).unwrap_or_default(),
             copies: copies.collect(),
-            program: run.plan.program.clone(),
+            program: run.program.clone(),
             unreadable,
         }
     }

@@ -3,60 +3,72 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_set1_epi32, _mm_srli_epi16, _mm256_add_epi32,
-    _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_hadd_epi32, _mm256_madd_epi16,
-    _mm256_permute4x64_epi64, _mm256_set1_epi32, _mm256_setzero_si256,
+    __m128i, __m256i, _mm_and_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_set1_epi8, _mm_set1_epi32, _mm_srli_epi16,
+    _mm256_add_epi32, _mm256_cvtepi8_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,
+    _mm256_hadd_epi32, _mm256_madd_epi16, _mm256_permute4x64_epi64, _mm256_set1_epi32, _mm256_setzero_si256,
 };
 
 use super::kernel::Bytes;
+use super::portable::Numbers;
 use super::{BLOCK, GROUP, GroupBlock};
-use crate::cpu::simd::{Avx2, Floats};
+use crate::cpu::simd::{Avx2, Floats, Vector};
 
 /// Registers of four rows that a group takes.
 const QUARTERS: usize = GROUP / 4;
 
 impl Bytes for Floats<Avx2> {
-    type Numbers<'a> = GroupBlock<'a>;
+    type Numbers<'a> = Numbers<'a>;
 
     #[inline(always)]
-    unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> GroupBlock<'_> {
-        block
+    unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Numbers<'_> {
+        Numbers::of::<BITS>(block)
     }
 
     #[inline(always)]
-    unsafe fn products<const EIGHT: bool, const VECTORS: usize>(
-        block: &GroupBlock<'_>,
+    unsafe fn products<const BITS: usize, const PARTS: usize, const VECTORS: usize>(
+        numbers: &Numbers<'_>,
         x: &[i8; BLOCK],
-        start: i32,
-    ) -> [Avx2; VECTORS] {
+        starts: [i32; PARTS],
+    ) -> [[Avx2; VECTORS]; PARTS] {
         // SAFETY: the caller vouches for the instructions; a line is four times 16 bytes, and a block eight words, of
         // which no alignment is asked.
         unsafe {
-            let word = |at: usize| x.as_ptr().cast::<i32>().add(at).read_unaligned();
-            let four = |at: usize| _mm256_cvtepi8_epi16(_mm_set1_epi32(word(at)));
             let add = |pairs: __m256i, bytes: __m128i, x: __m256i| {
                 _mm256_add_epi32(pairs, _mm256_madd_epi16(_mm256_cvtepu8_epi16(bytes), x))
             };
-            // Of each four rows, the sums of even and of odd pairs.
-            let mut pairs = [_mm256_setzero_si256(); QUARTERS];
-            for (at, line) in block.lines.iter().enumerate() {
-                for (quarter, pairs) in pairs.iter_mut().enumerate() {
-                    let bytes = _mm_loadu_si128(line.0.as_ptr().add(16 * quarter).cast());
-                    *pairs = if EIGHT {
-                        add(*pairs, bytes, four(at))
-                    } else {
-                        let halves = _mm_set1_epi8(15);
-                        let low = add(*pairs, _mm_and_si128(bytes, halves), four(2 * at));
-                        add(low, _mm_and_si128(_mm_srli_epi16::<4>(bytes), halves), four(2 * at + 1))
-                    };
+            let mut products = [[Avx2::splat(0.0); VECTORS]; PARTS];
+            for (part, products) in products.iter_mut().enumerate() {
+                let x = x.as_ptr().add(part * BLOCK / PARTS).cast::<i32>();
+                let four = |at: usize| _mm256_cvtepi8_epi16(_mm_set1_epi32(x.add(at).read_unaligned()));
+                // Of each four rows, the sums of even and of odd pairs.
+                let mut pairs = [_mm256_setzero_si256(); QUARTERS];
+                for (at, line) in numbers.part(part, PARTS).iter().enumerate() {
+                    for (quarter, pairs) in pairs.iter_mut().enumerate() {
+                        let bytes = _mm_loadu_si128(line.0.as_ptr().add(16 * quarter).cast());
+                        *pairs = if BITS == 4 {
+                            let halves = _mm_set1_epi8(15);
+                            let low = add(*pairs, _mm_and_si128(bytes, halves), four(2 * at));
+                            add(low, _mm_and_si128(_mm_srli_epi16::<4>(bytes), halves), four(2 * at + 1))
+                        } else {
+                            add(*pairs, bytes, four(at))
+                        };
+                    }
+                }
+                for (half, product) in products.iter_mut().enumerate() {
+                    // Adding neighbours leaves the rows 0 1 4 5 2 3 6 7.
+                    let rows = _mm256_hadd_epi32(pairs[2 * half], pairs[2 * half + 1]);
+                    let rows = _mm256_permute4x64_epi64::<0b11_01_10_00>(rows);
+                    let sums = _mm256_add_epi32(rows, _mm256_set1_epi32(starts[part]));
+                    *product = Avx2::of(_mm256_cvtepi32_ps(sums));
                 }
             }
-            std::array::from_fn(|half| {
-                // Adding neighbours leaves the rows 0 1 4 5 2 3 6 7.
-                let rows = _mm256_hadd_epi32(pairs[2 * half], pairs[2 * half + 1]);
-                let rows = _mm256_permute4x64_epi64::<0b11_01_10_00>(rows);
-                Avx2::of(_mm256_cvtepi32_ps(_mm256_add_epi32(rows, _mm256_set1_epi32(start))))
-            })
+            products
         }
+    }
+
+    #[inline(always)]
+    unsafe fn integers(from: *const i8) -> Avx2 {
+        // SAFETY: the caller vouches for the instructions, and for eight integers.
+        Avx2::of(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
     }
 }

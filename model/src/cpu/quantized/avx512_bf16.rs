@@ -3,25 +3,46 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m512i, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_load_si512, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_srli_epi16,
+    __m512i, _mm_loadu_si128, _mm512_and_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32,
+    _mm512_load_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_slli_epi16, _mm512_srli_epi16,
+    _mm512_ternarylogic_epi32,
 };
 
 use super::kernel::Bytes;
-use super::{BLOCK, GroupBlock};
-use crate::cpu::simd::{Avx512, Avx512Bf16, prefetch};
+use super::{BLOCK, GroupBlock, REGISTERS};
+use crate::cpu::simd::{Avx512, Avx512Bf16, Vector, prefetch};
 
 /// How far ahead of its use memory is asked for, in bytes: two pages, the least at which a core waits for no memory
 /// (`cargo bench -p model --bench decode -- --weights int8 --layers 12`; one page takes a fifth longer).
 const AHEAD: usize = 8192;
-/// Registers that the numbers of a block of a group take, a byte each.
-const REGISTERS: usize = 8;
+
+/// Moves the bits of each byte that are wanted at `to` there from `from`. Others of the byte, and of its neighbour,
+/// come along.
+#[inline(always)]
+unsafe fn moved(bits: __m512i, from: usize, to: usize) -> __m512i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        match (to as isize) - (from as isize) {
+            4 => _mm512_slli_epi16::<4>(bits),
+            3 => _mm512_slli_epi16::<3>(bits),
+            2 => _mm512_slli_epi16::<2>(bits),
+            1 => _mm512_slli_epi16::<1>(bits),
+            0 => bits,
+            -1 => _mm512_srli_epi16::<1>(bits),
+            -2 => _mm512_srli_epi16::<2>(bits),
+            -3 => _mm512_srli_epi16::<3>(bits),
+            _ => unreachable!("no bits so far away"),
+        }
+    }
+}
 
 impl Bytes for Avx512Bf16 {
     type Numbers<'a> = [__m512i; REGISTERS];
 
     #[inline(always)]
-    unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> [__m512i; REGISTERS] {
+    unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> [__m512i; REGISTERS] {
+        /// `a | b & c`.
+        const OR_AND: i32 = 0b1111_1000;
         // SAFETY: the caller vouches for the instructions; a line is 64 bytes, and aligned to as many.
         unsafe {
             let line = |index: usize| {
@@ -29,7 +50,7 @@ impl Bytes for Avx512Bf16 {
                 prefetch(line.wrapping_add(AHEAD));
                 _mm512_load_si512(line.cast())
             };
-            if EIGHT {
+            if BITS == 8 {
                 return std::array::from_fn(line);
             }
             let halves = _mm512_set1_epi8(15);
@@ -39,24 +60,46 @@ impl Bytes for Avx512Bf16 {
                 numbers[0] = _mm512_and_si512(line, halves);
                 numbers[1] = _mm512_and_si512(_mm512_srli_epi16::<4>(line), halves);
             }
+            let bits = BITS - 4;
+            if bits > 0 {
+                let mask = _mm512_set1_epi8(((1 << bits) - 1) << 4);
+                for (at, numbers) in numbers.chunks_exact_mut(8 / bits).enumerate() {
+                    let high = line(4 + at);
+                    for (place, number) in numbers.iter_mut().enumerate() {
+                        let high = moved(high, place * bits, 4);
+                        *number = _mm512_ternarylogic_epi32::<OR_AND>(*number, high, mask);
+                    }
+                }
+            }
             numbers
         }
     }
 
     #[inline(always)]
-    unsafe fn products<const EIGHT: bool, const VECTORS: usize>(
+    unsafe fn products<const BITS: usize, const PARTS: usize, const VECTORS: usize>(
         numbers: &[__m512i; REGISTERS],
         x: &[i8; BLOCK],
-        start: i32,
-    ) -> [Avx512; VECTORS] {
+        starts: [i32; PARTS],
+    ) -> [[Avx512; VECTORS]; PARTS] {
         // SAFETY: the caller vouches for the instructions; a block is eight words, of which no alignment is asked.
         unsafe {
             let word = |at: usize| x.as_ptr().cast::<i32>().add(at).read_unaligned();
-            let mut product = _mm512_set1_epi32(start);
-            for (at, numbers) in numbers.iter().enumerate() {
-                product = _mm512_dpbusd_epi32(product, *numbers, _mm512_set1_epi32(word(at)));
+            let mut products = [[Avx512::splat(0.0); VECTORS]; PARTS];
+            for (part, product) in products.iter_mut().enumerate() {
+                let mut sums = _mm512_set1_epi32(starts[part]);
+                let first = part * REGISTERS / PARTS;
+                for (at, numbers) in (first..).zip(&numbers[first..first + REGISTERS / PARTS]) {
+                    sums = _mm512_dpbusd_epi32(sums, *numbers, _mm512_set1_epi32(word(at)));
+                }
+                *product = [Avx512::of(_mm512_cvtepi32_ps(sums)); VECTORS];
             }
-            [Avx512::of(_mm512_cvtepi32_ps(product)); VECTORS]
+            products
         }
+    }
+
+    #[inline(always)]
+    unsafe fn integers(from: *const i8) -> Avx512 {
+        // SAFETY: the caller vouches for the instructions, and for sixteen integers.
+        Avx512::of(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
     }
 }

@@ -5,8 +5,9 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::rows::{QuantizedRows, RowBlocks};
-use super::{BLOCK, Bits, GROUP, GroupBlock, Quantized, ScaleType, Sums, TILE};
+use super::rows::{QuantizedRows, RowBlock};
+use super::scaling::{Scale, ScaleAndOffset, Scaled, ScalesOfHalves, plus};
+use super::{BLOCK, GROUP, GroupBlock, Quantized, SHARING, Scaling, Sums, TILE};
 use crate::cpu::simd::{Multiplier, Routine, Vector};
 
 /// Instructions that multiply bytes and sum in 32 bits. All of its functions want the machine to have them.
@@ -14,14 +15,17 @@ pub(super) trait Bytes: Multiplier {
     /// The numbers of a block of a group, as products read them.
     type Numbers<'a>;
 
-    /// The numbers of a block, of 8 bits or of 4.
-    unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> Self::Numbers<'_>;
-    /// `start + Σ number · x` for each row of the group, in f32: `VECTORS` times as many lanes are a group.
-    unsafe fn products<const EIGHT: bool, const VECTORS: usize>(
+    /// The numbers of a block, of so many bits.
+    unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Self::Numbers<'_>;
+    /// `start + Σ number · x` for each part of the block and each row of the group, in f32: `VECTORS` times as many
+    /// lanes are a group.
+    unsafe fn products<const BITS: usize, const PARTS: usize, const VECTORS: usize>(
         numbers: &Self::Numbers<'_>,
         x: &[i8; BLOCK],
-        start: i32,
-    ) -> [Self::Sums; VECTORS];
+        starts: [i32; PARTS],
+    ) -> [[Self::Sums; VECTORS]; PARTS];
+    /// Small integers that lie side by side, as many as there are lanes.
+    unsafe fn integers(from: *const i8) -> Self::Sums;
 }
 
 /// The products of up to [`TILE`] rows with a group.
@@ -31,14 +35,7 @@ pub(super) trait Bytes: Multiplier {
 pub(super) unsafe fn tile<B: Bytes>(x: &QuantizedRows, rows: Range<usize>, weight: &Quantized, group: usize) -> Sums {
     let tile = Tile { x, rows, weight, group };
     // SAFETY: the caller vouches for the instructions.
-    unsafe {
-        match (weight.bits, B::Sums::LANES) {
-            (Bits::Eight, GROUP) => tile.of_vectors::<B, true, 1>(),
-            (Bits::Four, GROUP) => tile.of_vectors::<B, false, 1>(),
-            (Bits::Eight, _) => tile.of_vectors::<B, true, 2>(),
-            (Bits::Four, _) => tile.of_vectors::<B, false, 2>(),
-        }
-    }
+    unsafe { if B::Sums::LANES == GROUP { tile.of_scales::<B, 1>() } else { tile.of_scales::<B, 2>() } }
 }
 
 /// Rows and a group.
@@ -50,33 +47,50 @@ struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// Each number of rows is a function of its own, whose sums stay in registers.
-    unsafe fn of_vectors<B: Bytes, const EIGHT: bool, const VECTORS: usize>(self) -> Sums {
+    unsafe fn of_scales<B: Bytes, const VECTORS: usize>(self) -> Sums {
+        let layout = self.weight.layout;
         // SAFETY: the caller vouches for the instructions.
         unsafe {
-            match self.rows.len() {
-                1 => B::compiled(self.of::<B, 1, EIGHT, VECTORS>()),
-                2 => B::compiled(self.of::<B, 2, EIGHT, VECTORS>()),
-                3 => B::compiled(self.of::<B, 3, EIGHT, VECTORS>()),
-                4 => B::compiled(self.of::<B, 4, EIGHT, VECTORS>()),
-                5 => B::compiled(self.of::<B, 5, EIGHT, VECTORS>()),
-                6 => B::compiled(self.of::<B, 6, EIGHT, VECTORS>()),
-                7 => B::compiled(self.of::<B, 7, EIGHT, VECTORS>()),
-                _ => B::compiled(self.of::<B, TILE, EIGHT, VECTORS>()),
+            match (layout.scaling(), layout.bits()) {
+                (Scaling::Bf16 | Scaling::F16, 8) => self.of_rows::<B, Scale, 8, VECTORS>(),
+                (Scaling::Bf16 | Scaling::F16, 4) => self.of_rows::<B, Scale, 4, VECTORS>(),
+                (Scaling::WithOffset, 4) => self.of_rows::<B, ScaleAndOffset, 4, VECTORS>(),
+                (Scaling::WithOffset, 5) => self.of_rows::<B, ScaleAndOffset, 5, VECTORS>(),
+                (Scaling::OfHalves, 6) => self.of_rows::<B, ScalesOfHalves, 6, VECTORS>(),
+                _ => unreachable!("a layout of other numbers"),
             }
         }
     }
 
-    fn of<B, const ROWS: usize, const EIGHT: bool, const VECTORS: usize>(self) -> OfRows<'a, B, ROWS, EIGHT, VECTORS> {
+    /// Each number of rows is a function of its own, whose sums stay in registers.
+    unsafe fn of_rows<B: Bytes, S: Scaled, const BITS: usize, const VECTORS: usize>(self) -> Sums {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            match self.rows.len() {
+                1 => B::compiled(self.of::<B, S, 1, BITS, VECTORS>()),
+                2 => B::compiled(self.of::<B, S, 2, BITS, VECTORS>()),
+                3 => B::compiled(self.of::<B, S, 3, BITS, VECTORS>()),
+                4 => B::compiled(self.of::<B, S, 4, BITS, VECTORS>()),
+                5 => B::compiled(self.of::<B, S, 5, BITS, VECTORS>()),
+                6 => B::compiled(self.of::<B, S, 6, BITS, VECTORS>()),
+                7 => B::compiled(self.of::<B, S, 7, BITS, VECTORS>()),
+                _ => B::compiled(self.of::<B, S, TILE, BITS, VECTORS>()),
+            }
+        }
+    }
+
+    fn of<B, S, const ROWS: usize, const BITS: usize, const VECTORS: usize>(
+        self,
+    ) -> OfRows<'a, B, S, ROWS, BITS, VECTORS> {
         OfRows(self, PhantomData)
     }
 }
 
 /// A tile of so many rows.
-struct OfRows<'a, B, const ROWS: usize, const EIGHT: bool, const VECTORS: usize>(Tile<'a>, PhantomData<B>);
+struct OfRows<'a, B, S, const ROWS: usize, const BITS: usize, const VECTORS: usize>(Tile<'a>, PhantomData<(B, S)>);
 
-impl<B: Bytes, const ROWS: usize, const EIGHT: bool, const VECTORS: usize> Routine
-    for OfRows<'_, B, ROWS, EIGHT, VECTORS>
+impl<B: Bytes, S: Scaled, const ROWS: usize, const BITS: usize, const VECTORS: usize> Routine
+    for OfRows<'_, B, S, ROWS, BITS, VECTORS>
 {
     type Output = Sums;
 
@@ -84,26 +98,20 @@ impl<B: Bytes, const ROWS: usize, const EIGHT: bool, const VECTORS: usize> Routi
     unsafe fn run<V: Vector>(self) -> Sums {
         assert!(VECTORS * B::Sums::LANES == GROUP, "vectors of a group");
         let Tile { x, rows, weight, group } = self.0;
-        let rows: [RowBlocks<'_>; ROWS] = std::array::from_fn(|row| x.row(rows.start + row));
+        let rows: [&[RowBlock]; ROWS] = std::array::from_fn(|row| x.row(rows.start + row));
         let mut found = [[0.0; GROUP]; TILE];
-        // SAFETY: the caller vouches for the instructions; a group has as many scales and sums.
+        // SAFETY: the caller vouches for the instructions; a group has as many sums.
         unsafe {
-            let mut sums = [[B::Sums::splat(0.0); VECTORS]; ROWS];
+            let zero = [B::Sums::splat(0.0); VECTORS];
+            let (mut sums, mut wholes) = ([zero; ROWS], [zero; 2]);
             for (index, block) in weight.group(group).enumerate() {
-                let numbers = B::numbers::<EIGHT>(block);
-                let scales: [B::Sums; VECTORS] = std::array::from_fn(|vector| {
-                    let scales = block.scales.as_ptr().add(vector * B::Sums::LANES);
-                    match block.scale_type {
-                        ScaleType::Bf16 => B::Sums::load_bf16(scales.cast()),
-                        ScaleType::F16 => B::Sums::load_f16(scales.cast()),
-                    }
-                });
+                if index % SHARING == 0 {
+                    wholes = S::wholes::<B, VECTORS>(block, wholes);
+                }
+                let numbers = B::numbers::<BITS>(block);
+                let factors = S::factors::<B, VECTORS>(block, &wholes);
                 for (sums, row) in sums.iter_mut().zip(&rows) {
-                    let products = B::products::<EIGHT, VECTORS>(&numbers, &row.values[index], row.starts[index]);
-                    let factor = B::Sums::splat(row.scales[index]);
-                    for ((sum, product), scale) in sums.iter_mut().zip(products).zip(scales) {
-                        *sum = sum.add(product.mul(scale.mul(factor)));
-                    }
+                    *sums = plus(*sums, S::product::<B, BITS, VECTORS>(&numbers, &factors, &row[index]));
                 }
             }
             for (found, sums) in found.iter_mut().zip(sums) {

@@ -1,4 +1,5 @@
-//! Weights in blocks of 8- or 4-bit numbers: [`BlockFormat::Int8`] and [`BlockFormat::Int4`].
+//! Weights in blocks of numbers of 4 to 8 bits: [`BlockFormat::Int8`] and [`BlockFormat::Int4`], and what GGUF files
+//! store in blocks that have products of integers ([`Layout`]).
 //!
 //! A product widens them into a panel, forward and backward; or, for inference, what is multiplied with them is rounded
 //! to blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the products of
@@ -18,6 +19,7 @@ mod blocks;
 mod kernel;
 mod portable;
 mod rows;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -43,72 +45,124 @@ const GROUP: usize = 16;
 /// Rows of the left operand that a kernel takes at a time.
 const TILE: usize = 8;
 
-/// The type of a block's scale.
+/// Blocks that share their [`Quantized::wholes`].
+const SHARING: usize = 8;
+/// Numbers of a register, each in 8 bits, for a row; a block has as many as there are registers.
+const WORD: usize = 4;
+/// Registers of a block of a group, a byte for a number.
+const REGISTERS: usize = BLOCK / WORD;
+
+/// How the numbers of a weight and their scales are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScaleType {
-    /// Of blocks that are quantised here.
+pub(super) enum Layout {
+    /// [`BlockFormat::Int8`].
+    Int8,
+    /// [`BlockFormat::Int4`].
+    Int4,
+    /// ggml's blocks of these names.
+    Q8_0,
+    Q4_0,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+/// What the numbers of a block are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scaling {
+    /// A scale, in bf16.
     Bf16,
-    /// Of ggml's blocks.
+    /// A scale, in f16.
     F16,
+    /// A scale, and then an offset is taken away: both are small integers, times the two wholes.
+    WithOffset,
+    /// A scale for each half of the block: a small integer, times the whole.
+    OfHalves,
 }
 
-/// The bits of the scales of a block, one to a row.
-type Scales = [u16; GROUP];
-
-/// Bits of a quantised number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bits {
-    /// −127 to 127.
-    Eight,
-    /// −8 to 7.
-    Four,
-}
-
-impl Bits {
-    /// Those of ggml's blocks of a type that have products of integers, if they are no more than a format's.
+impl Layout {
+    /// That of ggml's blocks of a type that have products of integers, if they have no more bits than a format.
     pub(super) fn stored(tensor_type: TensorType, format: BlockFormat) -> Option<Self> {
-        match (tensor_type, format) {
-            (TensorType::Q8_0, BlockFormat::Int8) => Some(Self::Eight),
-            (TensorType::Q4_0, BlockFormat::Int8 | BlockFormat::Int4) => Some(Self::Four),
-            _ => None,
-        }
+        let layout = match tensor_type {
+            TensorType::Q8_0 => Self::Q8_0,
+            TensorType::Q4_0 => Self::Q4_0,
+            TensorType::Q4K => Self::Q4K,
+            TensorType::Q5K => Self::Q5K,
+            TensorType::Q6K => Self::Q6K,
+            TensorType::F32 | TensorType::F16 | TensorType::Bf16 | TensorType::Q5_0 | TensorType::Q5_1 => return None,
+        };
+        (layout.bits() <= Self::of(format)?.bits()).then_some(layout)
     }
 
-    /// Those of a format.
-    fn of(format: BlockFormat) -> Self {
+    /// That of a format that weights are quantised to, if it has products of integers.
+    fn of(format: BlockFormat) -> Option<Self> {
         match format {
-            BlockFormat::Int8 => Self::Eight,
-            BlockFormat::Int4 => Self::Four,
-            BlockFormat::Q8_0 | BlockFormat::Q4_0 => unreachable!("{} has no products of integers", format.name()),
+            BlockFormat::Int8 => Some(Self::Int8),
+            BlockFormat::Int4 => Some(Self::Int4),
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => None,
         }
     }
 
-    /// Lines of a block of a group.
-    const fn lines(self) -> usize {
+    /// Bits of a number, which are as many as lines of a block of a group.
+    const fn bits(self) -> usize {
         match self {
-            Self::Eight => 8,
-            Self::Four => 4,
+            Self::Int8 | Self::Q8_0 => 8,
+            Self::Q6K => 6,
+            Self::Q5K => 5,
+            Self::Int4 | Self::Q4_0 | Self::Q4K => 4,
         }
     }
 
-    /// A byte of zeros.
-    const fn zero(self) -> u8 {
+    const fn scaling(self) -> Scaling {
         match self {
-            Self::Eight => 0x80,
-            Self::Four => 0x88,
+            Self::Int8 | Self::Int4 => Scaling::Bf16,
+            Self::Q8_0 | Self::Q4_0 => Scaling::F16,
+            Self::Q4K | Self::Q5K => Scaling::WithOffset,
+            Self::Q6K => Scaling::OfHalves,
         }
     }
 
     /// What is added to a number, so that what is stored is not negative.
-    const fn offset(self) -> i32 {
+    const fn excess(self) -> i32 {
         match self {
-            Self::Eight => 128,
-            Self::Four => 8,
+            Self::Int8 | Self::Q8_0 => 128,
+            Self::Q6K => 32,
+            Self::Int4 | Self::Q4_0 => 8,
+            Self::Q4K | Self::Q5K => 0,
+        }
+    }
+
+    /// A byte of numbers that are zero, in a line of the lower bits.
+    const fn zero(self) -> u8 {
+        match self {
+            Self::Int8 | Self::Q8_0 => 0x80,
+            Self::Int4 | Self::Q4_0 => 0x88,
+            // Rows that are not there have scales of zero.
+            Self::Q4K | Self::Q5K | Self::Q6K => 0,
+        }
+    }
+
+    /// Sums of integers that the product with a block has: parts of it with a scale of their own.
+    const fn parts(self) -> usize {
+        match self.scaling() {
+            Scaling::Bf16 | Scaling::F16 | Scaling::WithOffset => 1,
+            Scaling::OfHalves => 2,
+        }
+    }
+
+    /// What small scales and offsets are multiplied with, for each row and [`SHARING`] blocks.
+    const fn wholes(self) -> usize {
+        match self.scaling() {
+            Scaling::Bf16 | Scaling::F16 => 0,
+            Scaling::OfHalves => 1,
+            Scaling::WithOffset => 2,
         }
     }
 }
 
-/// 64 bytes of a group: four numbers of each row in 8 bits, or eight in 4 bits, the first four in the lower halves.
+/// 64 bytes of a group: four numbers of each row in 8 bits, or the lower four bits of eight, those of the first four in
+/// the lower halves. What numbers have beyond four bits lies in lines behind these, one or two bits of each number in
+/// the order of the numbers, lowest first.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -120,26 +174,46 @@ impl Default for Line {
 }
 
 impl Plain for Line {}
+
+/// The scales of a block of a group, for each row 16 bits of a float; or two small integers for each row, those that
+/// come first before the others.
+type Scales = [u16; GROUP];
+
 impl Plain for Scales {}
+
+/// As two small integers for each row.
+#[inline(always)]
+fn small(scales: &Scales) -> &[[i8; GROUP]; 2] {
+    // SAFETY: both are as long, and any bytes are integers, of which no alignment is asked.
+    unsafe { &*std::ptr::from_ref(scales).cast() }
+}
+
+/// As [`small`], to be written.
+fn small_mut(scales: &mut Scales) -> &mut [[i8; GROUP]; 2] {
+    // SAFETY: as there.
+    unsafe { &mut *std::ptr::from_mut(scales).cast() }
+}
 
 /// A weight `[out, in]` in blocks.
 pub(super) struct Quantized {
-    bits: Bits,
+    layout: Layout,
     out_features: usize,
     in_features: usize,
     /// By group, block of the input, and line.
     lines: Memory<Line>,
-    scale_type: ScaleType,
-    /// By group, block, and row of the group.
+    /// By group and block.
     scales: Memory<Scales>,
+    /// What small scales and offsets are multiplied with, in f16: by group, [`SHARING`] blocks, and which of both.
+    wholes: Memory<Scales>,
 }
 
 /// A block of a group.
 #[derive(Clone, Copy)]
 struct GroupBlock<'a> {
+    layout: Layout,
     lines: &'a [Line],
-    scale_type: ScaleType,
     scales: &'a Scales,
+    wholes: &'a [Scales],
 }
 
 /// The sums of a kernel: for each of up to [`TILE`] rows those of a group.
@@ -157,26 +231,41 @@ impl Quantized {
 
     /// Block `index` of a group.
     fn block(&self, group: usize, index: usize) -> GroupBlock<'_> {
-        let (at, lines) = (group * self.blocks() + index, self.bits.lines());
-        let lines = &self.lines[at * lines..(at + 1) * lines];
-        GroupBlock { lines, scale_type: self.scale_type, scales: &self.scales[at] }
+        let (layout, at) = (self.layout, group * self.blocks() + index);
+        let (lines, wholes) = (layout.bits(), layout.wholes());
+        // Where there are wholes, all blocks that share them are there.
+        let shared = at / SHARING * wholes;
+        GroupBlock {
+            layout,
+            lines: &self.lines[at * lines..(at + 1) * lines],
+            scales: &self.scales[at],
+            wholes: &self.wholes[shared..shared + wholes],
+        }
     }
 
     /// The blocks of a group.
+    #[inline(always)]
     fn group(&self, group: usize) -> impl Iterator<Item = GroupBlock<'_>> {
-        let blocks = group * self.blocks()..(group + 1) * self.blocks();
-        let (lines, scale_type) = (self.bits.lines(), self.scale_type);
-        let lines = self.lines[blocks.start * lines..blocks.end * lines].chunks_exact(lines);
-        lines.zip(&self.scales[blocks]).map(move |(lines, scales)| GroupBlock { lines, scale_type, scales })
+        let (layout, blocks) = (self.layout, self.blocks());
+        let blocks = group * blocks..(group + 1) * blocks;
+        let lines = self.lines[blocks.start * layout.bits()..blocks.end * layout.bits()].chunks_exact(layout.bits());
+        let wholes = &self.wholes[blocks.start / SHARING * layout.wholes()..];
+        lines.zip(&self.scales[blocks]).enumerate().map(move |(index, (lines, scales))| {
+            let first = index / SHARING * layout.wholes();
+            // No panic here: what does not read them does not look for them either.
+            let wholes = wholes.get(first..first + layout.wholes()).unwrap_or_default();
+            GroupBlock { layout, lines, scales, wholes }
+        })
     }
 
-    /// Its format.
+    /// The format that it was quantised to.
     pub(super) fn format(&self) -> BlockFormat {
-        match (self.bits, self.scale_type) {
-            (Bits::Eight, ScaleType::Bf16) => BlockFormat::Int8,
-            (Bits::Four, ScaleType::Bf16) => BlockFormat::Int4,
-            (Bits::Eight, ScaleType::F16) => BlockFormat::Q8_0,
-            (Bits::Four, ScaleType::F16) => BlockFormat::Q4_0,
+        match self.layout {
+            Layout::Int8 => BlockFormat::Int8,
+            Layout::Int4 => BlockFormat::Int4,
+            Layout::Q8_0 | Layout::Q4_0 | Layout::Q4K | Layout::Q5K | Layout::Q6K => {
+                unreachable!("blocks of a file stand for no values that change")
+            }
         }
     }
 }
@@ -187,24 +276,21 @@ impl BlockWeight for Quantized {
     }
 
     fn bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.scales)
+        size_of_val(&*self.lines) + size_of_val(&*self.scales) + size_of_val(&*self.wholes)
     }
 
     fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
         let lane = row % GROUP;
         for (block, target) in self.group(row / GROUP).zip(target.chunks_mut(BLOCK)) {
-            let scale = factor * block.scale(lane);
-            for (index, target) in target.iter_mut().enumerate() {
-                *target = scale * block.number(self.bits, lane, index) as f32;
-            }
+            block.copy_row(lane, factor, target);
         }
     }
 
     fn fingerprint(&self) -> u64 {
         let of_lines = self.lines.iter().map(|line| fingerprint::of_bytes(&line.0));
-        let parts: Vec<u64> = of_lines
-            .chain(self.scales.iter().map(|scales| fingerprint::of_bf16(&scales.map(bf16::from_bits))))
-            .collect();
+        let scales = self.scales.iter().chain(self.wholes.iter());
+        let parts: Vec<u64> =
+            of_lines.chain(scales.map(|scales| fingerprint::of_bf16(&scales.map(bf16::from_bits)))).collect();
         fingerprint::of_parts(&parts)
     }
 
@@ -223,58 +309,84 @@ impl BlockWeight for Quantized {
                     Order::Columns => column * stride + row,
                 };
                 let part = (lanes.clone(), within, order);
-                widen_block(set, self.bits, self.block(group, index), part, stride, &mut target[first..]);
+                widen_block(set, self.block(group, index), part, stride, &mut target[first..]);
             }
         }
     }
 }
 
 impl GroupBlock<'_> {
-    /// The scale of a row.
+    /// What the numbers of each row are multiplied with, in the first half of the block and in the second, and what is
+    /// then taken away.
     #[inline(always)]
-    fn scale(self, lane: usize) -> f32 {
-        match self.scale_type {
-            ScaleType::Bf16 => bf16::from_bits(self.scales[lane]).widen(),
-            ScaleType::F16 => f16::from_bits(self.scales[lane]).to_f32_const(),
+    fn factors(self, lane: usize) -> ([f32; 2], f32) {
+        let of_f16 = |bits: u16| f16::from_bits(bits).to_f32_const();
+        let integers = small(self.scales);
+        let product = |which: usize, whole: &Scales| of_f16(whole[lane]) * f32::from(integers[which][lane]);
+        match self.layout.scaling() {
+            Scaling::Bf16 => ([bf16::from_bits(self.scales[lane]).widen(); 2], 0.0),
+            Scaling::F16 => ([of_f16(self.scales[lane]); 2], 0.0),
+            Scaling::WithOffset => ([product(0, &self.wholes[0]); 2], product(1, &self.wholes[1])),
+            Scaling::OfHalves => ([0, 1].map(|half| product(half, &self.wholes[0])), 0.0),
         }
+    }
+
+    /// Numbers of so many bits as they are stored, a byte each: the four of each row that begin at `WORD · register`.
+    #[inline(always)]
+    fn words(self, bits: usize, register: usize) -> [u32; GROUP] {
+        let words = |line: usize| self.lines[line].0.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let mut numbers = [0; GROUP];
+        if bits == 8 {
+            numbers.iter_mut().zip(words(register)).for_each(|(number, word)| *number = word);
+            return numbers;
+        }
+        let shift = 4 * (register % 2);
+        numbers.iter_mut().zip(words(register / 2)).for_each(|(number, word)| *number = word >> shift & 0x0f0f_0f0f);
+        let high_bits = bits - 4;
+        if high_bits > 0 {
+            let (line, place) = (4 + register * high_bits / 8, register * high_bits % 8);
+            let mask = 0x0101_0101 * ((1 << high_bits) - 1);
+            let high = words(line).map(|word| (word >> place & mask) << 4);
+            numbers.iter_mut().zip(high).for_each(|(number, high)| *number |= high);
+        }
+        numbers
     }
 
     /// Its values: for each number of the block, those of the rows.
     #[inline(always)]
-    fn widened(self, bits: Bits) -> [[f32; GROUP]; BLOCK] {
+    fn widened(self) -> [[f32; GROUP]; BLOCK] {
         let mut values = [[0.0; GROUP]; BLOCK];
-        let scales: [f32; GROUP] = std::array::from_fn(|lane| self.scale(lane));
-        for (line, values) in self.lines.iter().zip(values.chunks_exact_mut(BLOCK / bits.lines())) {
-            let words: [u32; GROUP] = std::array::from_fn(|lane| {
-                let bytes = &line.0[4 * lane..4 * lane + 4];
-                u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-            });
-            for (index, values) in values.iter_mut().enumerate() {
-                let (shift, mask) = match bits {
-                    Bits::Eight => (8 * index, 255),
-                    Bits::Four => (8 * (index % 4) + 4 * (index / 4), 15),
-                };
-                for ((value, word), scale) in values.iter_mut().zip(words).zip(scales) {
-                    let number = (word >> shift & mask).cast_signed() - bits.offset();
-                    *value = scale * number as f32;
+        let mut scales = [[0.0; GROUP]; 2];
+        let mut offsets = [0.0; GROUP];
+        for lane in 0..GROUP {
+            let (factors, offset) = self.factors(lane);
+            (scales[0][lane], scales[1][lane], offsets[lane]) = (factors[0], factors[1], offset);
+        }
+        for (register, values) in values.as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
+            let (words, scales) = (self.words(self.layout.bits(), register), &scales[register * WORD / (BLOCK / 2)]);
+            for (place, values) in values.iter_mut().enumerate() {
+                for (lane, value) in values.iter_mut().enumerate() {
+                    let number = (words[lane] >> (8 * place) & 255).cast_signed() - self.layout.excess();
+                    *value = scales[lane] * number as f32 - offsets[lane];
                 }
             }
         }
         values
     }
 
-    /// Number `index` of the block in one row of the group, without its scale.
-    fn number(&self, bits: Bits, lane: usize, index: usize) -> i32 {
-        let (line, shift) = match bits {
-            Bits::Eight => (index / 4, 0),
-            Bits::Four => (index / 8, 4 * (index / 4 % 2)),
-        };
-        let byte = self.lines[line].0[4 * lane + index % 4];
-        let stored = match bits {
-            Bits::Eight => byte,
-            Bits::Four => byte >> shift & 15,
-        };
-        i32::from(stored) - bits.offset()
+    /// The values of a row, times a factor.
+    fn copy_row(self, lane: usize, factor: f32, target: &mut [f32]) {
+        let (scales, offset) = self.factors(lane);
+        for (register, target) in target.chunks_mut(WORD).enumerate() {
+            let (word, scale) = (self.words(self.layout.bits(), register)[lane], scales[register * WORD / (BLOCK / 2)]);
+            for (place, target) in target.iter_mut().enumerate() {
+                let number = ((word >> (8 * place) & 255).cast_signed() - self.layout.excess()) as f32;
+                *target = match self.layout.scaling() {
+                    Scaling::Bf16 | Scaling::F16 => factor * scale * number,
+                    Scaling::WithOffset | Scaling::OfHalves => factor * (scale * number - offset),
+                };
+            }
+        }
     }
 }
 
@@ -282,13 +394,12 @@ multiversion! {
     /// Dequantises a part of a block of a group, some lanes and some numbers: number by number or row by row, `stride`
     /// apart.
     fn widen_block(
-        bits: Bits,
         block: GroupBlock<'_>,
         part: (Range<usize>, Range<usize>, Order),
         stride: usize,
         target: &mut [f32],
     ) {
-        let values = block.widened(bits);
+        let values = block.widened();
         let (lanes, within, order) = part;
         match order {
             Order::Columns => {
@@ -310,7 +421,7 @@ impl Cpu {
     pub(super) fn quantized_product(&self, x: Operand<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
         assert_eq!(c.shape(), (x.rows(), weight.out_features), "shape of a product");
         assert!(x.is_of(weight.in_features), "inner dimensions");
-        let x = QuantizedRows::new(self, x, weight.in_features, weight.bits);
+        let x = QuantizedRows::new(self, x, weight.in_features, weight.layout);
         let c = c.into_target();
         // Each part reads some hundreds of kilobytes of the weight, or works on it for as long.
         let groups_per_part = ((1 << 18) / (x.rows() * weight.in_features * GROUP).max(1)).max(1);

@@ -4,78 +4,72 @@ use std::sync::Mutex;
 
 use super::super::instructions::multiversion;
 use super::super::operand::Operand;
-use super::{BLOCK, Bits, Cpu};
+use super::{BLOCK, Cpu, Layout};
 
 /// Rows in blocks; the last block of a row may be filled up with zeros.
 pub(super) struct QuantizedRows {
     rows: usize,
+    /// Blocks of a row.
     blocks: usize,
     /// By row and block.
-    values: Vec<[i8; BLOCK]>,
-    /// Of each block.
-    scales: Vec<f32>,
-    /// Of each block, its numbers' sum times what the weight's numbers have too much: where a sum of products begins.
-    starts: Vec<i32>,
+    values: Vec<RowBlock>,
 }
 
-/// Blocks of one row.
-#[derive(Clone, Copy)]
-pub(super) struct RowBlocks<'a> {
+/// A block of a row: all that a kernel reads of it side by side.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RowBlock {
     /// Numbers.
-    pub(super) values: &'a [[i8; BLOCK]],
-    /// Scales.
-    pub(super) scales: &'a [f32],
-    /// Where the sums begin.
-    pub(super) starts: &'a [i32],
+    pub(super) numbers: [i8; BLOCK],
+    pub(super) scale: f32,
+    /// The sum of the values, by which the offsets of a weight are multiplied.
+    pub(super) sum: f32,
+    /// Of each part of the block that has a scale of its own in the weight, its numbers' sum times what the weight's
+    /// numbers have too much: where a sum of products begins.
+    pub(super) starts: [i32; 2],
 }
 
 impl QuantizedRows {
-    /// Quantises rows of so many columns for weights of so many bits.
-    pub(super) fn new(cpu: &Cpu, x: Operand<'_>, columns: usize, bits: Bits) -> Self {
+    /// Quantises rows of so many columns for weights of a layout.
+    pub(super) fn new(cpu: &Cpu, x: Operand<'_>, columns: usize, layout: Layout) -> Self {
         /// Rows of a part, which one thread quantises.
         const PART: usize = 16;
         let (rows, blocks) = (x.rows(), columns.div_ceil(BLOCK));
-        let mut values = vec![[0; BLOCK]; rows * blocks];
-        let (mut scales, mut starts) = (vec![0.0; rows * blocks], vec![0; rows * blocks]);
-        let size = (PART * blocks).max(1);
-        let parts = values.chunks_mut(size).zip(scales.chunks_mut(size)).zip(starts.chunks_mut(size));
-        let parts: Vec<_> = parts.map(Mutex::new).collect();
+        let mut values = vec![RowBlock::default(); rows * blocks];
+        let parts: Vec<_> = values.chunks_mut((PART * blocks).max(1)).map(Mutex::new).collect();
         cpu.each(parts.len(), rows * columns, |part| {
-            let mut place = parts[part].lock().expect("each part is taken once");
-            let ((values, scales), starts) = &mut *place;
-            let of_rows = values.chunks_mut(blocks).zip(scales.chunks_mut(blocks)).zip(starts.chunks_mut(blocks));
+            let mut values = parts[part].lock().expect("each part is taken once");
             let mut widened = Vec::new();
-            for (row, ((values, scales), starts)) in (part * PART..).zip(of_rows) {
-                let x = x.row_in_f32(row, columns, &mut widened);
-                quantize(cpu.set, x, bits.offset(), values, scales, starts);
+            for (row, values) in (part * PART..).zip(values.chunks_mut(blocks)) {
+                quantize(cpu.set, x.row_in_f32(row, columns, &mut widened), layout, values);
             }
         });
-        Self { rows, blocks, values, scales, starts }
+        Self { rows, blocks, values }
     }
 
     pub(super) fn rows(&self) -> usize {
         self.rows
     }
 
-    pub(super) fn row(&self, row: usize) -> RowBlocks<'_> {
-        let range = row * self.blocks..(row + 1) * self.blocks;
-        RowBlocks {
-            values: &self.values[range.clone()],
-            scales: &self.scales[range.clone()],
-            starts: &self.starts[range],
-        }
+    pub(super) fn row(&self, row: usize) -> &[RowBlock] {
+        &self.values[row * self.blocks..(row + 1) * self.blocks]
     }
 }
 
 multiversion! {
     /// Quantises one row.
-    fn quantize(x: &[f32], offset: i32, values: &mut [[i8; BLOCK]], scales: &mut [f32], starts: &mut [i32]) {
-        let blocks = values.iter_mut().zip(scales).zip(starts).zip(x.chunks(BLOCK));
-        for (((values, scale), start), x) in blocks {
+    fn quantize(x: &[f32], layout: Layout, blocks: &mut [RowBlock]) {
+        for (target, x) in blocks.iter_mut().zip(x.chunks(BLOCK)) {
             let mut block = [0.0; BLOCK];
             block[..x.len()].copy_from_slice(x);
-            *scale = quantize_block(&block, values);
-            *start = -offset * values.iter().map(|value| i32::from(*value)).sum::<i32>();
+            target.scale = quantize_block(&block, &mut target.numbers);
+            let halves = [0, 1].map(|half| {
+                let numbers = &target.numbers[half * (BLOCK / 2)..][..BLOCK / 2];
+                numbers.iter().map(|number| i32::from(*number)).sum::<i32>()
+            });
+            let whole = halves[0] + halves[1];
+            target.sum = target.scale * whole as f32;
+            let of_parts = if layout.parts() == 2 { halves } else { [whole, 0] };
+            target.starts = of_parts.map(|sum| -layout.excess() * sum);
         }
     }
 }

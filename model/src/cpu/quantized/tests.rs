@@ -1,14 +1,20 @@
 //! Tests of quantised weights.
 
-use half::bf16;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::SafeTensors;
 
 use super::super::operand::Operand;
-use super::super::product::{BlockWeight, Element, Finish, View, ViewMut};
-use super::rows::QuantizedRows;
-use super::{BLOCK, Bits, Cpu, GROUP, InstructionSet, Quantized};
-use crate::checkpoint::{CheckpointError, RowBytes};
-use crate::ops::{Compute, Write};
-use crate::weights::{Activations, BlockFormat, Quantization, TensorType};
+use super::super::product::{BlockWeight, Element, Finish, Order, View, ViewMut, WeightBlock};
+use super::super::weight::Values;
+use super::rows::{QuantizedRows, RowBlock};
+use super::{BLOCK, Cpu, GROUP, InstructionSet, Layout, Quantized};
+use crate::checkpoint::{BlockRows, CheckpointError, RowBytes, Rows};
+use crate::ops::{Compute, WeightRole, Write};
+use crate::weights::{
+    Activations, BlockDecoder, BlockFormat, Q4K, Q5K, Q6K, QuantisedScales, Quantization, TensorType,
+};
 
 const FORMATS: [BlockFormat; 2] = [BlockFormat::Int8, BlockFormat::Int4];
 /// Rows, outputs, inputs.
@@ -143,14 +149,14 @@ fn a_product_is_that_of_the_numbers() {
                 &cpu,
                 Operand::F32(View::new(&x, rows, in_features, in_features)),
                 in_features,
-                Bits::of(format),
+                Layout::of(format).unwrap(),
             );
             let weights = values(&weight);
             for (index, found) in found.into_iter().enumerate() {
                 let (row, column) = (index / out_features, index % out_features);
                 let numbers = quantized.row(row);
                 let x = |at: usize| {
-                    f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK])
+                    f64::from(numbers[at / BLOCK].numbers[at % BLOCK]) * f64::from(numbers[at / BLOCK].scale)
                 };
                 let expected: f64 =
                     (0..in_features).map(|at| x(at) * f64::from(weights[column * in_features + at])).sum();
@@ -191,60 +197,235 @@ fn what_is_not_finite_stays_so_and_nothing_stays_zero() {
 
 /// Rows in ggml's blocks, in memory.
 struct Blocks {
+    tensor_type: TensorType,
     bytes: Vec<u8>,
-    row_bytes: usize,
+    in_features: usize,
 }
 
 impl Blocks {
     fn new(tensor_type: TensorType, values: &[f32], in_features: usize) -> Self {
         let mut bytes = vec![0; tensor_type.bytes(values.len())];
         tensor_type.encode(values, &mut bytes);
-        Self { bytes, row_bytes: tensor_type.bytes(in_features) }
+        Self { tensor_type, bytes, in_features }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.tensor_type.bytes(self.in_features)
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.bytes.len() / self.row_bytes(), self.in_features]
+    }
+
+    fn dequantised(&self) -> Vec<f32> {
+        let [out_features, in_features] = self.shape();
+        let mut values = vec![f32::NAN; out_features * in_features];
+        self.tensor_type.decode(&self.bytes, &mut values);
+        values
+    }
+
+    fn weight(&self, cpu: &Cpu) -> Quantized {
+        let layout = Layout::stored(self.tensor_type, BlockFormat::Int8).unwrap();
+        Quantized::of_blocks(cpu, self.shape(), self.as_blocks().unwrap(), layout).unwrap()
+    }
+}
+
+impl Rows for Blocks {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        values.copy_from_slice(&self.dequantised()[first * self.in_features..][..values.len()]);
+        Ok(())
+    }
+
+    fn as_blocks(&self) -> Option<BlockRows<'_>> {
+        Some(BlockRows { tensor_type: self.tensor_type, bytes: self })
     }
 }
 
 impl RowBytes for Blocks {
     fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        bytes.copy_from_slice(&self.bytes[first * self.row_bytes..][..bytes.len()]);
+        bytes.copy_from_slice(&self.bytes[first * self.row_bytes()..][..bytes.len()]);
         Ok(())
     }
 }
 
-#[test]
-fn blocks_of_ggml_are_multiplied_as_they_are_stored() {
-    for (tensor_type, format) in [(TensorType::Q8_0, BlockFormat::Int8), (TensorType::Q4_0, BlockFormat::Int4)] {
-        let bits = Bits::stored(tensor_type, format).unwrap();
-        for [rows, out_features, in_features] in [[1, 16, 32], [3, 17, 96], [8, 50, 256], [11, 1, 64]] {
-            let mut exact = normal(out_features * in_features, 4);
+/// Those with products of integers.
+const STORED: [TensorType; 5] = [TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4K, TensorType::Q5K, TensorType::Q6K];
+
+/// Products of rows, and blocks of a weight, of several shapes: rows that fill no group, and no tile.
+fn each_stored(mut check: impl FnMut(TensorType, usize, &Blocks, &[f32])) {
+    for tensor_type in STORED {
+        for [rows, out_features, blocks] in [[1, 16, 1], [3, 17, 3], [8, 50, 2], [11, 1, 2], [20, 33, 5]] {
+            let in_features = blocks * tensor_type.block_values();
+            // Around some number other than zero, so that there are offsets.
+            let mut exact: Vec<f32> = normal(out_features * in_features, 4).iter().map(|x| x + 0.02).collect();
             exact[..32].copy_from_slice(&[-1.0; 32]);
-            let blocks = Blocks::new(tensor_type, &exact, in_features);
-            let mut dequantised = vec![0.0; exact.len()];
-            tensor_type.decode(&blocks.bytes, &mut dequantised);
             let x = normal(rows * in_features, 9);
-            let of = |set| {
-                let cpu = cpu(2, set);
-                let weight = Quantized::of_blocks(&cpu, [out_features, in_features], &blocks, bits).unwrap();
-                assert_eq!(values(&weight), dequantised, "{tensor_type:?}");
-                let found = product(&cpu, &x, &weight, Write::Replace, rows);
-                let view = View::new(&x, rows, in_features, in_features);
-                (found, QuantizedRows::new(&cpu, Operand::F32(view), in_features, bits))
-            };
-            let (expected, quantized) = of(InstructionSet::Portable);
-            for (index, found) in expected.iter().enumerate() {
-                let (row, column) = (index / out_features, index % out_features);
-                let numbers = quantized.row(row);
-                let terms = (0..in_features).map(|at| {
-                    let x = f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK]);
-                    x * f64::from(dequantised[column * in_features + at])
-                });
-                let sum: f64 = terms.sum();
-                assert!((f64::from(*found) - sum).abs() < 1e-4, "{tensor_type:?}: {found} {sum}");
-            }
-            for set in sets() {
-                assert_eq!(of(set).0, expected, "{tensor_type:?} {}", set.name());
-            }
+            check(tensor_type, rows, &Blocks::new(tensor_type, &exact, in_features), &x);
         }
     }
-    assert_eq!(Bits::stored(TensorType::Q8_0, BlockFormat::Int4), None, "rounded to the 4 bits that are asked for");
-    assert_eq!(Bits::stored(TensorType::Q4K, BlockFormat::Int8), None);
+}
+
+fn rounded(cpu: &Cpu, x: &[f32], rows: usize, layout: Layout) -> QuantizedRows {
+    let columns = x.len() / rows;
+    QuantizedRows::new(cpu, Operand::F32(View::new(x, rows, columns, columns)), columns, layout)
+}
+
+#[test]
+fn blocks_of_ggml_are_multiplied_as_they_are_stored() {
+    each_stored(|tensor_type, rows, blocks, x| {
+        let dequantised = blocks.dequantised();
+        let [out_features, in_features] = blocks.shape();
+        let portable = cpu(1, InstructionSet::Portable);
+        let weight = blocks.weight(&portable);
+        assert_eq!(values(&weight), dequantised, "{tensor_type:?}");
+        let expected = product(&portable, x, &weight, Write::Replace, rows);
+        let quantized = rounded(&portable, x, rows, weight.layout);
+        for (index, found) in expected.iter().enumerate() {
+            let (row, column) = (index / out_features, index % out_features);
+            let numbers = quantized.row(row);
+            let terms = (0..in_features).map(|at| {
+                let x = f64::from(numbers[at / BLOCK].numbers[at % BLOCK]) * f64::from(numbers[at / BLOCK].scale);
+                x * f64::from(dequantised[column * in_features + at])
+            });
+            let sum: f64 = terms.sum();
+            assert!((f64::from(*found) - sum).abs() < 1e-4, "{tensor_type:?}: {found} {sum}");
+        }
+        for (set, threads) in sets().flat_map(|set| [(set, 1), (set, 3)]) {
+            let cpu = cpu(threads, set);
+            let weight = blocks.weight(&cpu);
+            let found = product(&cpu, x, &weight, Write::Replace, rows);
+            assert_eq!(found, expected, "{tensor_type:?} {}, {threads} threads", set.name());
+            for (x, expected) in x.chunks(in_features).zip(expected.chunks(out_features)) {
+                let alone = product(&cpu, x, &weight, Write::Replace, 1);
+                assert_eq!(alone, expected, "{tensor_type:?} {}: a row alone", set.name());
+            }
+        }
+    });
+}
+
+/// The product of a row with one in the blocks of a K format, by sums of integers that nothing rounds, and the sum of
+/// the magnitudes of what is added.
+fn integer_product<D: QuantisedScales>(blocks: &[u8], x: &[RowBlock]) -> (f64, f64) {
+    let (mut product, mut magnitude) = (0.0, 0.0);
+    for (index, RowBlock { numbers: x, scale, .. }) in x.iter().enumerate() {
+        let block = &blocks[index / D::PARTS * D::BLOCK_BYTES..][..D::BLOCK_BYTES];
+        let part = index % D::PARTS;
+        let (numbers, scales) = (D::numbers(block, part), D::scales(block, part).map(f64::from));
+        let wholes = D::wholes(block).map(|whole| f64::from(f16::from_bits(whole)));
+        let sum = |half: usize, of: &dyn Fn(usize) -> i64| -> f64 {
+            (half * BLOCK / 2..(half + 1) * BLOCK / 2).map(of).sum::<i64>() as f64
+        };
+        let products = [0, 1].map(|half| sum(half, &|at| i64::from(numbers[at]) * i64::from(x[at])));
+        let sums = [0, 1].map(|half| sum(half, &|at| i64::from(x[at])));
+        let terms = if D::BLOCK_BYTES == <Q6K as BlockDecoder>::BLOCK_BYTES {
+            let halves = [0, 1].map(|half| wholes[0] * scales[half] * (products[half] - 32.0 * sums[half]));
+            [halves[0], halves[1]]
+        } else {
+            let [scaled, offsets] = [products, sums].map(|[first, second]| first + second);
+            [wholes[0] * scales[0] * scaled, -wholes[1] * scales[1] * offsets]
+        };
+        for term in terms {
+            product += f64::from(*scale) * term;
+            magnitude += (f64::from(*scale) * term).abs();
+        }
+    }
+    (product, magnitude)
+}
+
+#[test]
+fn a_product_with_k_blocks_is_that_of_sums_of_integers() {
+    each_stored(|tensor_type, rows, blocks, x| {
+        let of_row = match tensor_type {
+            TensorType::Q4K => integer_product::<Q4K>,
+            TensorType::Q5K => integer_product::<Q5K>,
+            TensorType::Q6K => integer_product::<Q6K>,
+            _ => return,
+        };
+        let cpu = cpu(2, InstructionSet::detect());
+        let weight = blocks.weight(&cpu);
+        let found = product(&cpu, x, &weight, Write::Replace, rows);
+        let quantized = rounded(&cpu, x, rows, weight.layout);
+        let [out_features, in_features] = blocks.shape();
+        for (index, found) in found.into_iter().enumerate() {
+            let (row, column) = (index / out_features, index % out_features);
+            let stored = &blocks.bytes[column * blocks.row_bytes()..][..blocks.row_bytes()];
+            let (expected, magnitude) = of_row(stored, quantized.row(row));
+            // A few roundings of each block's product, and one of each sum.
+            let most = (in_features / BLOCK + 5) as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude;
+            let error = (f64::from(found) - expected).abs();
+            assert!(error <= most, "{tensor_type:?}: {found} {expected}, {error} of {most}");
+        }
+    });
+}
+
+/// Of ggml's own blocks, by its own quantiser: those of constant values, spikes, zeros, denormal scales.
+#[test]
+fn ggmls_own_blocks_widen_to_its_values() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/blocks.safetensors"));
+    let file = std::fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    for tensor_type in STORED {
+        let cases = tensors.names().into_iter().filter(|name| name.ends_with(&format!(".{}", tensor_type.name())));
+        let mut compared = 0;
+        for name in cases {
+            let dequantised = tensors.tensor(&format!("{name}.dequantised")).unwrap().data().to_vec();
+            let expected: Vec<f32> = dequantised.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let bytes = tensors.tensor(name).unwrap().data().to_vec();
+            let blocks = Blocks { tensor_type, bytes, in_features: 256 };
+            for set in sets() {
+                let weight = blocks.weight(&cpu(2, set));
+                let [out_features, in_features] = weight.shape();
+                assert_eq!(bits(&values(&weight)), bits(&expected), "{name}");
+                for (rows, columns) in [(0..out_features, 0..in_features), (out_features / 2..out_features, 30..199)] {
+                    for order in [Order::Rows, Order::Columns] {
+                        let [height, width] = [rows.len(), columns.len()];
+                        let stride = if order == Order::Rows { width } else { height };
+                        let part = WeightBlock { rows: rows.clone(), columns: columns.clone(), order, stride };
+                        let mut found = vec![f32::NAN; height * width];
+                        weight.widen(set, part, &mut found);
+                        let element = |index: usize| match order {
+                            Order::Rows => (index / width, index % width),
+                            Order::Columns => (index % height, index / height),
+                        };
+                        let expected = (0..height * width).map(|index| {
+                            let (row, column) = element(index);
+                            expected[(rows.start + row) * in_features + columns.start + column]
+                        });
+                        assert_eq!(bits(&found), bits(&expected.collect::<Vec<_>>()), "{name} {}", set.name());
+                    }
+                }
+            }
+            compared += 1;
+        }
+        assert!(compared > 3, "{compared} cases of {}", tensor_type.name());
+    }
+}
+
+#[test]
+fn a_format_takes_stored_blocks_of_no_more_bits() {
+    let taken = |format, role| {
+        let cpu = Cpu::with_instructions(1, Compute::F32, InstructionSet::detect()).unwrap();
+        let cpu = cpu.quantizing(Quantization { format, activations: Activations::Int8 });
+        STORED.map(|tensor_type| {
+            let blocks = Blocks::new(tensor_type, &normal(2 * 256, 3), 256);
+            let weight = cpu.frozen_weight(role, blocks.shape(), &blocks).unwrap();
+            let Values::Integers(weight) = weight.values else { panic!("no products of integers") };
+            values(&weight) == blocks.dequantised()
+        })
+    };
+    assert_eq!(taken(BlockFormat::Int8, WeightRole::Matrix), [true; 5]);
+    // Of other types what is stored is rounded to the 4 bits that are asked for; of embeddings to 8.
+    assert_eq!(taken(BlockFormat::Int4, WeightRole::Matrix), [false, true, true, false, false]);
+    assert_eq!(taken(BlockFormat::Int4, WeightRole::Table), [true; 5]);
+}
+
+#[test]
+fn k_blocks_take_about_the_bytes_of_their_file() {
+    for (tensor_type, most) in [(TensorType::Q4K, 1.03), (TensorType::Q5K, 1.03), (TensorType::Q6K, 1.0)] {
+        let blocks = Blocks::new(tensor_type, &normal(32 * 512, 3), 512);
+        let weight = blocks.weight(&cpu(1, InstructionSet::detect()));
+        let share = weight.bytes() as f64 / blocks.bytes.len() as f64;
+        assert!((1.0..=most).contains(&share), "{tensor_type:?}: {share}");
+    }
 }

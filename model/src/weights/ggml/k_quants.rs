@@ -150,15 +150,21 @@ impl Search {
     }
 }
 
+/// Scale and offset of a sub-block, as they are quantised: 6 bits each.
+#[inline(always)]
+fn quantised_scales(header: &[u8], j: usize) -> [u8; 2] {
+    let s = &header[4..16];
+    if j < 4 {
+        [s[j] & 63, s[j + 4] & 63]
+    } else {
+        [s[j + 4] & 15 | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4]
+    }
+}
+
 /// Scale and offset of a sub-block.
 #[inline(always)]
 fn sub_block(header: &[u8], j: usize) -> (f32, f32) {
-    let s = &header[4..16];
-    let (scale, offset) = if j < 4 {
-        (s[j] & 63, s[j + 4] & 63)
-    } else {
-        (s[j + 4] & 15 | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4)
-    };
+    let [scale, offset] = quantised_scales(header, j);
     (f16_at(header, 0) * f32::from(scale), f16_at(header, 2) * f32::from(offset))
 }
 
@@ -196,19 +202,54 @@ pub(crate) struct Q4K;
 pub(crate) struct Q5K;
 pub(crate) struct Q6K;
 
+/// A K format as products of integers read it: numbers and quantised scales, not multiplied with one another.
+pub(crate) trait QuantisedScales: BlockDecoder {
+    /// The bits, in f16, of what the quantised scales and the quantised offsets of a block are multiplied with. `q6_K`
+    /// has no offsets.
+    fn wholes(block: &[u8]) -> [u16; 2];
+
+    /// Of a part of a block its quantised scale and offset, or of `q6_K` the quantised scales of its halves.
+    fn scales(block: &[u8], part: usize) -> [i8; 2];
+
+    /// The numbers of a part of a block as they are stored, not negative.
+    fn numbers(block: &[u8], part: usize) -> [u8; BLOCK];
+}
+
+/// The values of a part of a block that has an offset.
+#[inline(always)]
+fn decode_with_offset<D: QuantisedScales>(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
+    let (scale, offset) = sub_block(block, part);
+    *x = D::numbers(block, part).map(|number| scale * f32::from(number) - offset);
+}
+
 impl BlockDecoder for Q4K {
     const BLOCK_BYTES: usize = 144;
     const PARTS: usize = 8;
 
     #[inline(always)]
     fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        let (header, nibbles) = block.split_at(16);
-        let (scale, offset) = sub_block(header, part);
-        let nibbles = &nibbles[SUB_BLOCK * (part / 2)..][..SUB_BLOCK];
+        decode_with_offset::<Self>(block, part, x);
+    }
+}
+
+impl QuantisedScales for Q4K {
+    fn wholes(block: &[u8]) -> [u16; 2] {
+        [0, 2].map(|at| u16::from_le_bytes([block[at], block[at + 1]]))
+    }
+
+    fn scales(block: &[u8], part: usize) -> [i8; 2] {
+        quantised_scales(block, part).map(u8::cast_signed)
+    }
+
+    #[inline(always)]
+    fn numbers(block: &[u8], part: usize) -> [u8; BLOCK] {
+        let nibbles = &block[16 + SUB_BLOCK * (part / 2)..][..SUB_BLOCK];
         let shift = 4 * (part % 2);
-        for (x, byte) in x.iter_mut().zip(nibbles) {
-            *x = scale * f32::from(byte >> shift & 15) - offset;
+        let mut numbers = [0; BLOCK];
+        for (number, byte) in numbers.iter_mut().zip(nibbles) {
+            *number = byte >> shift & 15;
         }
+        numbers
     }
 }
 
@@ -218,14 +259,29 @@ impl BlockDecoder for Q5K {
 
     #[inline(always)]
     fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        let (header, rest) = block.split_at(16);
-        let (fifth_bits, nibbles) = rest.split_at(SUB_BLOCK);
-        let (scale, offset) = sub_block(header, part);
+        decode_with_offset::<Self>(block, part, x);
+    }
+}
+
+impl QuantisedScales for Q5K {
+    fn wholes(block: &[u8]) -> [u16; 2] {
+        [0, 2].map(|at| u16::from_le_bytes([block[at], block[at + 1]]))
+    }
+
+    fn scales(block: &[u8], part: usize) -> [i8; 2] {
+        quantised_scales(block, part).map(u8::cast_signed)
+    }
+
+    #[inline(always)]
+    fn numbers(block: &[u8], part: usize) -> [u8; BLOCK] {
+        let (fifth_bits, nibbles) = block[16..].split_at(SUB_BLOCK);
         let nibbles = &nibbles[SUB_BLOCK * (part / 2)..][..SUB_BLOCK];
         let shift = 4 * (part % 2);
-        for ((x, byte), fifth) in x.iter_mut().zip(nibbles).zip(fifth_bits) {
-            *x = scale * f32::from(byte >> shift & 15 | (fifth >> part & 1) << 4) - offset;
+        let mut numbers = [0; BLOCK];
+        for ((number, byte), fifth) in numbers.iter_mut().zip(nibbles).zip(fifth_bits) {
+            *number = byte >> shift & 15 | (fifth >> part & 1) << 4;
         }
+        numbers
     }
 }
 
@@ -235,16 +291,36 @@ impl BlockDecoder for Q6K {
 
     #[inline(always)]
     fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        let (low, high, header) = (&block[..128], &block[128..192], &block[192..]);
+        let whole = f16_at(block, 208);
+        let scales = Self::scales(block, part).map(|scale| whole * f32::from(scale));
+        let numbers = Self::numbers(block, part);
+        for (at, (x, number)) in x.iter_mut().zip(numbers).enumerate() {
+            *x = scales[at / SMALL_SUB_BLOCK] * (f32::from(number) - 32.0);
+        }
+    }
+}
+
+impl QuantisedScales for Q6K {
+    fn wholes(block: &[u8]) -> [u16; 2] {
+        [u16::from_le_bytes([block[208], block[209]]), 0]
+    }
+
+    #[inline(always)]
+    fn scales(block: &[u8], part: usize) -> [i8; 2] {
+        [0, 1].map(|at| block[192 + 2 * part + at].cast_signed())
+    }
+
+    #[inline(always)]
+    fn numbers(block: &[u8], part: usize) -> [u8; BLOCK] {
+        let (low, high) = (&block[..128], &block[128..192]);
         let (n, g) = (part / 4, part % 4);
         let low = &low[64 * n + 32 * (g % 2)..][..32];
         let high = &high[32 * n..][..32];
-        let whole = f16_at(header, 16);
-        let scales = [0, 1].map(|at| whole * f32::from(header[2 * part + at].cast_signed()));
-        for (l, ((x, low), high)) in x.iter_mut().zip(low).zip(high).enumerate() {
-            let number = low >> (4 * (g / 2)) & 15 | (high >> (2 * g) & 3) << 4;
-            *x = scales[l / SMALL_SUB_BLOCK] * (f32::from(number) - 32.0);
+        let mut numbers = [0; BLOCK];
+        for ((number, low), high) in numbers.iter_mut().zip(low).zip(high) {
+            *number = low >> (4 * (g / 2)) & 15 | (high >> (2 * g) & 3) << 4;
         }
+        numbers
     }
 }
 

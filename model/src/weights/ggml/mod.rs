@@ -6,7 +6,7 @@ mod k_quants;
 use half::{bf16, f16};
 
 pub(crate) use blocks::{Q5_0, Q5_1};
-pub(crate) use k_quants::{Q4K, Q5K, Q6K};
+pub(crate) use k_quants::{Q4K, Q5K, Q6K, QuantisedScales};
 
 use super::{BLOCK, BlockCodec, BlockDecoder, Q4_0, Q8_0};
 

@@ -21,9 +21,10 @@ pub(super) const CHATML: &str = "{%- for message in messages %}\
     {%- endfor %}\
     {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr (as
-/// in the alignment handbook) and DeepSeek (LLM and V2); Vicuna v1.5 has none, and its turns are those of FastChat's
-/// `vicuna_v1.1`; Alpaca has none, and its prompt is Stanford's, in turns as LLaMA-Factory's `alpaca` has them.
+/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr
+/// (as in the alignment handbook) and DeepSeek (LLM and V2); Vicuna v1.5 has none, and its turns are those of
+/// FastChat's `vicuna_v1.1`; Alpaca has none, and its prompt is Stanford's, in turns as LLaMA-Factory's `alpaca` has
+/// them.
 pub(super) const ALL: &[NamedTemplate] = &[
     NamedTemplate { name: "chatml", text: CHATML, special_tokens: &["<|im_start|>", "<|im_end|>"] },
     NamedTemplate {

@@ -143,8 +143,8 @@ pub struct Command {
     /// Environment variables. Their values may contain `${inputs.x}`, `${files.x}` and `${outputs.x}`.
     #[semantic(default)]
     pub env: Mapping<String>,
-    /// Environment variables that are passed on from the environment of `pipeline run`: secrets, and values that change
-    /// no result. Their names are in the key, their values are not.
+    /// Environment variables that are passed on from the environment of `pipeline run`: secrets, and values that
+    /// change no result. Their names are in the key, their values are not.
     #[semantic(default)]
     pub pass_env: Vec<String>,
 }

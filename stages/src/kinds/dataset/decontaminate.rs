@@ -10,8 +10,8 @@ use crate::data::overlap::Sought;
 /// Rows that are held out.
 #[derive(Parameters, Debug)]
 pub struct HeldOut {
-    /// Evaluation rows of another stage: a row that contains one of them (13 consecutive words, or nearly all of it) is
-    /// left out, and counted.
+    /// Evaluation rows of another stage: a row that contains one of them (13 consecutive words, or nearly all of it)
+    /// is left out, and counted.
     #[semantic]
     pub decontaminate: Option<Input<Rows>>,
 }

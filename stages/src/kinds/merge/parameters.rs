@@ -32,8 +32,8 @@ pub struct Merge {
     /// error for others.
     #[semantic(omit_default)]
     pub into: Option<IntoWeights>,
-    /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }` means all
-    /// children of a sweep.
+    /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }` means
+    /// all children of a sweep.
     #[semantic(default)]
     pub adapters: Vec<Weighted>,
     /// The name of the base in adapters of other programs (`base_model_name_or_path`); default: the name on the Hub

@@ -1,5 +1,5 @@
-//! `uses: quantize`: a model in the Hub's form with its linear layers quantised as bitsandbytes stores them, and how far
-//! that is from what it was: each tensor, and the perplexity of given rows.
+//! `uses: quantize`: a model in the Hub's form with its linear layers quantised as bitsandbytes stores them, and how
+//! far that is from what it was: each tensor, and the perplexity of given rows.
 
 mod perplexity;
 

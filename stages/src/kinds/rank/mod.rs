@@ -1,5 +1,5 @@
-//! `uses: rank`: of several answers to each prompt the ones to learn from, by a score: a pair of the best and the worst,
-//! or the best alone (rejection sampling).
+//! `uses: rank`: of several answers to each prompt the ones to learn from, by a score: a pair of the best and the
+//! worst, or the best alone (rejection sampling).
 //!
 //! Prompts are those of the very rows that `generate` asked, turn by turn and column by column, so that what is trained
 //! on is rendered as it was asked. Rows and answers are read side by side, a prompt at a time.

@@ -74,8 +74,8 @@ pub struct Tokenize {
     /// Maximum length of a row, in tokens. Default: no limit.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// The tokens that are trained. Default: `assistant`, for preference rows `response`; there `assistant` also trains
-    /// the turns of the prompt, as torchtune does.
+    /// The tokens that are trained. Default: `assistant`, for preference rows `response`; there `assistant` also
+    /// trains the turns of the prompt, as torchtune does.
     #[semantic]
     pub train_on: Option<TrainOn>,
     /// torchtune's name for `train_on: all`; `false` means `assistant`.
@@ -88,8 +88,8 @@ pub struct Tokenize {
     /// What happens to a row without a token to train on.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
-    /// The column of a row with a prompt, or the field of an assistant's message, that contains its weight in the loss.
-    /// Default weight: 1; with 0 nothing is trained.
+    /// The column of a row with a prompt, or the field of an assistant's message, that contains its weight in the
+    /// loss. Default weight: 1; with 0 nothing is trained.
     #[semantic(omit_default)]
     pub weight: Option<String>,
     /// Whether the `reasoning_content` of an assistant's messages is trained, if the chat template renders it.

@@ -1,5 +1,5 @@
-//! Evaluation tasks: which ones ([`parameters`]), their rows as requests ([`prepared`], [`rows`], [`row_requests`]), the
-//! answers ([`answers`], [`earlier`]), and what they come to ([`outcome`], [`beside`], [`contamination`]).
+//! Evaluation tasks: which ones ([`parameters`]), their rows as requests ([`prepared`], [`rows`], [`row_requests`]),
+//! the answers ([`answers`], [`earlier`]), and what they come to ([`outcome`], [`beside`], [`contamination`]).
 //!
 //! All that can be wrong with a task, its rows and its prompts is found before the model is loaded.
 
