@@ -357,6 +357,35 @@ mod tests {
     }
 
     #[test]
+    fn a_seen_result_is_taken_as_long_as_its_record_and_its_files_are_there() {
+        let (_home, store) = store();
+        let tree = add(&store, &[("a", "first")]);
+        let (_, mut record) = record("4");
+        record.outputs.values_mut().for_each(|output| output.tree = tree);
+        let key = record.key.result_key();
+        assert!(store.see(&key).is_none());
+        store.record(&key, &record).unwrap();
+        let see = || store.see(&key).unwrap();
+        assert_eq!(store.take_seen(see()).unwrap().as_ref(), Some(&record.outputs));
+
+        // Another process has made it anew since, with other facts.
+        let seen = see();
+        let mut newer = record.clone();
+        newer.outputs.values_mut().for_each(|output| drop(output.facts.insert("rows".to_owned(), 2.into())));
+        store.record(&key, &newer).unwrap();
+        assert_eq!(store.take_seen(seen).unwrap(), Some(newer.outputs));
+
+        let seen = see();
+        store.forget(&key).unwrap();
+        assert_eq!(store.take_seen(seen).unwrap(), None);
+
+        store.record(&key, &record).unwrap();
+        let seen = see();
+        store.evict(&Digest::of(b"first")).unwrap();
+        assert_eq!(store.take_seen(seen).unwrap(), None);
+    }
+
+    #[test]
     fn taking_a_result_writes_down_its_use_but_not_over_and_over() {
         let (_home, store) = store();
         let tree = add(&store, &[("a", "first")]);
