@@ -174,9 +174,9 @@ impl Gate {
     }
 }
 
-/// A thread in the gate.
+/// A thread that keeps garbage from being collected.
 #[derive(Debug)]
-pub(crate) struct Passage<'a> {
+pub struct Passage<'a> {
     gate: &'a Gate,
 }
 

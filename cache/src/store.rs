@@ -342,8 +342,12 @@ impl Store {
         Lock::try_take(&self.lock_path(name)?)
     }
 
-    /// Keeps garbage from being collected until the passage is dropped. To be held for a moment only.
-    pub(crate) fn pass(&self) -> Result<Passage<'_>, StoreError> {
+    /// Keeps garbage from being collected until the passage is dropped. To be held for a moment only: by who takes many
+    /// results, of which each would be a passage of its own.
+    ///
+    /// # Errors
+    /// Fails where the lock does.
+    pub fn pass(&self) -> Result<Passage<'_>, StoreError> {
         self.opened.gate.pass()
     }
 

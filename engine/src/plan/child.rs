@@ -1,5 +1,6 @@
 //! One child of a sweep: the stage as the file declares it, with the values of one combination put in.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -105,16 +106,28 @@ pub(super) fn axes_named(stage: &Entry, of_axes: &HashSet<Span>) -> HashSet<Stri
     if of_axes.is_empty() {
         return named;
     }
-    // The walk is one that changes; nothing is changed here.
-    let mut copy = stage.value.clone();
-    each_text(&mut copy, of_axes, &mut |node| {
-        let Value::String(text) = &node.value else { return };
+    see_texts(&stage.value, of_axes, &mut |text, _| {
         with_axes(text, &mut |_, axis| {
             named.insert(axis.to_owned());
             Some(Value::Null)
         });
     });
     named
+}
+
+/// A stage as its children are made of it: without its `matrix:`, which may be long, unless a text in that names an
+/// axis.
+pub(super) fn without_matrix<'a>(stage: &'a Entry, of_axes: &HashSet<Span>) -> Cow<'a, Entry> {
+    let Value::Map(entries) = &stage.value.value else { return Cow::Borrowed(stage) };
+    let mut names_axes = false;
+    let matrix = entries.iter().filter(|entry| entry.key == "matrix");
+    matrix.for_each(|entry| see_texts(&entry.value, of_axes, &mut |_, _| names_axes = true));
+    if names_axes {
+        return Cow::Borrowed(stage);
+    }
+    let others = entries.iter().filter(|entry| entry.key != "matrix").cloned().collect();
+    let value = Node { span: stage.value.span, value: Value::Map(others) };
+    Cow::Owned(Entry { key: stage.key.clone(), key_span: stage.key_span, value })
 }
 
 /// Reports each `${matrix.x}` of an axis that the child does not have.
@@ -124,14 +137,11 @@ pub(super) fn report_unknown_axes(
     of_axes: &HashSet<Span>,
     problems: &mut Vec<Problem>,
 ) {
-    let mut copy = stage.value.clone();
-    each_text(&mut copy, of_axes, &mut |node| {
-        let Value::String(text) = &node.value else { return };
-        let text = text.clone();
-        with_axes(&text, &mut |whole, axis| {
+    see_texts(&stage.value, of_axes, &mut |text, span| {
+        with_axes(text, &mut |whole, axis| {
             if !settings.iter().any(|setting| setting.axis == axis) {
                 let axes = settings.iter().map(|setting| setting.axis.as_str());
-                problems.push(unknown_axis(&stage.key, whole, axis, axes, node.span));
+                problems.push(unknown_axis(&stage.key, whole, axis, axes, span));
             }
             Some(Value::Null)
         });
@@ -167,7 +177,17 @@ fn put_values(node: &mut Node, settings: &[Setting]) {
     }
 }
 
-/// Visits the texts that hold `${matrix.x}`.
+/// Looks at the texts that hold `${matrix.x}`, each with its place.
+fn see_texts(node: &Node, of_axes: &HashSet<Span>, see: &mut dyn FnMut(&str, Span)) {
+    match &node.value {
+        Value::String(text) if of_axes.contains(&node.span) => see(text, node.span),
+        Value::List(items) => items.iter().for_each(|item| see_texts(item, of_axes, see)),
+        Value::Map(entries) => entries.iter().for_each(|entry| see_texts(&entry.value, of_axes, see)),
+        _ => {}
+    }
+}
+
+/// Visits the texts that hold `${matrix.x}`, to change them.
 fn each_text(node: &mut Node, of_axes: &HashSet<Span>, see: &mut dyn FnMut(&mut Node)) {
     match &mut node.value {
         Value::String(_) if of_axes.contains(&node.span) => see(node),

@@ -1,6 +1,7 @@
 //! What a stage's own matrix makes of it: the stage once for each combination, before anything is known of what it
 //! reads; and which of its axes change no result.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -34,7 +35,8 @@ pub(super) struct Declared<'a> {
     pub id: String,
     /// Where its id stands.
     pub span: Span,
-    pub raw: Option<&'a Entry>,
+    /// As its children are made of it.
+    pub raw: Option<Cow<'a, Entry>>,
     pub axes: Vec<OwnAxis>,
     pub units: Vec<Unit>,
 }
@@ -75,10 +77,12 @@ pub(super) fn declare<'a>(stages: Vec<Candidate>, file: &File<'a>, problems: &mu
                 bound.problems.retain(|problem| problem.code != "missing-key");
             }
             let units = vec![Unit { values: Vec::new(), entry, bound }];
-            return Declared { id, span, raw, axes: Vec::new(), units };
+            return Declared { id, span, raw: raw.map(Cow::Borrowed), axes: Vec::new(), units };
         };
-        let units = matrix.combinations.iter().map(|values| unit(stage, matrix, values, file)).collect();
-        Declared { id, span, raw, axes: own_axes(stage, matrix, file), units }
+        let stage = child::without_matrix(stage, file.of_axes);
+        let units = matrix.combinations.iter().map(|values| unit(&stage, matrix, values, file)).collect();
+        let axes = own_axes(&stage, matrix, file);
+        Declared { id, span, raw: Some(stage), axes, units }
     };
     stages.into_iter().map(declare).collect()
 }

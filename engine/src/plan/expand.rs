@@ -104,7 +104,7 @@ impl Expansion<'_, '_> {
     /// The children of a stage whose inputs have theirs.
     fn stage(&mut self, place: usize, stage: Declared<'_>) -> Vec<Candidate> {
         let Declared { id, span, raw, axes: own, units } = stage;
-        let head = Head { place, id: &id, span, raw, own: &own };
+        let head = Head { place, id: &id, span, raw: raw.as_deref(), own: &own };
         let own_values: Vec<HashSet<String>> =
             (0..own.len()).map(|axis| units.iter().map(|unit| unit.values[axis].identity.clone()).collect()).collect();
         let mut made: Vec<(Vec<Setting>, Candidate)> = Vec::with_capacity(units.len());

@@ -137,9 +137,12 @@ impl<'a> Scheduler<'a> {
     /// chain of work first, those that do.
     fn advance(&mut self) {
         loop {
+            // Where this fails, so will who needs it, and says so.
+            let passage = self.store.pass().ok();
             while let Some(stage) = self.stages.next_changed() {
                 self.advance_stage(stage);
             }
+            drop(passage);
             self.start_what_fits();
             if !self.stages.have_changed() {
                 break;
