@@ -126,9 +126,9 @@ impl Progress {
                 self.leave(stage);
                 self.say(Mark::Good, stage, &format!("fetched {} from {remote}", words::bytes(*bytes)));
             }
-            RunEvent::ResultRefused { stage, messages, .. } => {
+            RunEvent::ResultRefused { stage, failure, .. } => {
                 self.leave(stage);
-                self.say(Mark::Bad, stage, &format!("{}; the stage runs instead", messages.join(": ")));
+                self.say(Mark::Bad, stage, &format!("{}; the stage runs instead", failure.messages.join(": ")));
             }
             RunEvent::ResultSent { stage, key, remote, files, bytes, .. } => {
                 let name = stage.clone().unwrap_or_else(|| key.short());
@@ -138,13 +138,14 @@ impl Progress {
                     self.detail(&name, &format!("in {remote} already"));
                 }
             }
-            RunEvent::ResultNotSent { stage, key, messages } => {
+            RunEvent::ResultNotSent { stage, key, failure } => {
                 let name = stage.clone().unwrap_or_else(|| key.short());
-                self.say(Mark::Bad, &name, &format!("not sent: {}", messages.join(": ")));
+                self.say(Mark::Bad, &name, &format!("not sent: {}", failure.messages.join(": ")));
             }
-            RunEvent::RemoteFailed { messages, help, .. } => {
-                let help = help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
-                self.say(Mark::Bad, "warning", &format!("{}; the run continues without it{help}", messages.join(": ")));
+            RunEvent::RemoteFailed { failure, .. } => {
+                let help = failure.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
+                let text = format!("{}; the run continues without it{help}", failure.messages.join(": "));
+                self.say(Mark::Bad, "warning", &text);
             }
             RunEvent::StageStarted { stage, why, attempt, executor, devices, .. } => {
                 let text = match executor {

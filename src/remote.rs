@@ -7,7 +7,7 @@ use clap::Args;
 use engine::plan::Plan;
 use engine::remote::RemoteSettings;
 
-use crate::render::{Exit, Failure, Message};
+use crate::render::{Failure, Message};
 
 /// The variable that names the shared cache.
 const VARIABLE: &str = "PIPELINE_REMOTE";
@@ -63,17 +63,7 @@ impl From<BadPlace> for Failure {
 
 impl From<RemoteError> for Failure {
     fn from(error: RemoteError) -> Self {
-        let exit = match &error {
-            RemoteError::Refused { .. } | RemoteError::Missing { .. } => Exit::StageFailed,
-            RemoteError::Stopped => Exit::Interrupted,
-            RemoteError::Unreachable { .. }
-            | RemoteError::Denied { .. }
-            | RemoteError::NoBucket { .. }
-            | RemoteError::Settings { .. }
-            | RemoteError::Version { .. }
-            | RemoteError::Machine { .. }
-            | RemoteError::Store(_) => Exit::Machine,
-        };
+        let exit = engine::error::Failure::from(&error).cause.into();
         let help = error.help().map(str::to_owned);
         Failure::Told { exit, message: Message::of(&error) }.with_help_if(help)
     }

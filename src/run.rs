@@ -471,12 +471,12 @@ impl RunReport {
                 let help = (!help.is_empty()).then(|| help.join("\n"));
                 self.fail(failure.cause.into(), text, &failure.messages, help);
             }
-            RunEvent::ResultNotSent { stage, key, messages } if self.hands_over => {
+            RunEvent::ResultNotSent { stage, key, failure } if self.hands_over => {
                 let name = stage.clone().unwrap_or_else(|| key.short());
-                self.lost(format!("the result of `{name}` did not arrive in the shared cache"), messages, None);
+                self.lost(format!("the result of `{name}` did not arrive in the shared cache"), failure);
             }
-            RunEvent::RemoteFailed { messages, help, .. } if self.hands_over => {
-                self.lost("nothing can be handed over through the shared cache".to_owned(), messages, help.clone());
+            RunEvent::RemoteFailed { failure, .. } if self.hands_over => {
+                self.lost("nothing can be handed over through the shared cache".to_owned(), failure);
             }
             RunEvent::GateJudged { gate, holds, because, .. } => {
                 if !holds {
@@ -520,9 +520,9 @@ impl RunReport {
         }
     }
 
-    fn lost(&mut self, text: String, messages: &[String], help: Option<String>) {
+    fn lost(&mut self, text: String, failure: &engine::error::Failure) {
         self.not_handed_over = true;
-        self.fail(Exit::Machine, text, messages, help);
+        self.fail(Exit::Machine, text, &failure.messages, failure.help.clone());
     }
 
     fn fail(&mut self, exit: Exit, text: String, messages: &[String], help: Option<String>) {

@@ -14,6 +14,7 @@ pub mod error;
 pub mod execute;
 pub mod executor;
 pub mod explain;
+pub mod figure;
 pub mod file;
 pub mod forecast;
 pub mod history;

@@ -15,6 +15,7 @@ use crate::artifact::Output;
 use crate::change::{StoredArtifact, TableChange};
 use crate::context::StageContext;
 use crate::error::StageError;
+use crate::figure::Foreseen;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
@@ -165,6 +166,11 @@ pub trait Stage: Parameter + Send + Sync + 'static {
     /// What it would do and cost, what is known of its outputs before it runs, and what its files show to be wrong.
     fn forecast(&self, _ahead: &Ahead<'_>) -> Forecast {
         Forecast::default()
+    }
+
+    /// What is known of a figure of its result, which a gate names, before it runs.
+    fn figure(&self, _name: &str) -> Foreseen {
+        Foreseen::Nothing
     }
 
     /// What this machine lacks that the stage needs to run on it, whatever it reads.

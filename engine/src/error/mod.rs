@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use cache::Digest;
+use cache::remote::RemoteError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +106,25 @@ impl Failure {
     }
 }
 
+impl From<&RemoteError> for Failure {
+    fn from(error: &RemoteError) -> Self {
+        let cause = match error {
+            RemoteError::Unreachable { .. } | RemoteError::Denied { .. } | RemoteError::NoBucket { .. } => {
+                Cause::Network
+            }
+            RemoteError::Refused { .. } | RemoteError::Missing { .. } => Cause::BadData,
+            RemoteError::Settings { .. } | RemoteError::Version { .. } => Cause::Machine,
+            RemoteError::Machine { .. } | RemoteError::Store(_) => by_system_error(error).unwrap_or(Cause::Machine),
+            RemoteError::Stopped => Cause::Cancelled,
+        };
+        let failure = Self::new(cause, chain(error));
+        match error.help() {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+}
+
 impl From<&StageError> for Failure {
     fn from(error: &StageError) -> Self {
         let failure = Self::new(error.known_cause(), chain(error));
@@ -145,4 +165,19 @@ pub(crate) fn chain(error: &dyn Error) -> Vec<String> {
         next = source.source();
     }
     messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_of_a_shared_cache_has_a_cause_its_messages_and_its_remedy() {
+        let (remote, source) = ("s3://bucket".to_owned(), std::io::Error::from(std::io::ErrorKind::StorageFull));
+        let failure = Failure::from(&RemoteError::Machine { remote: remote.clone(), source });
+        assert_eq!(failure.cause, Cause::DiskFull);
+        let failure = Failure::from(&RemoteError::Denied { remote, reason: "no".to_owned() });
+        assert_eq!(failure.cause, Cause::Network);
+        assert!(failure.help.is_some_and(|help| help.contains("credentials")));
+    }
 }

@@ -379,7 +379,7 @@ impl RecordedStage {
             }
             RunEvent::Worker { said: WorkerEvent::Warning { message }, .. } => self.warnings.push(message),
             RunEvent::Worker { said: WorkerEvent::Report { text, .. }, .. } => self.reports.push(text),
-            RunEvent::ResultRefused { messages, .. } => self.warnings.push(messages.join(": ")),
+            RunEvent::ResultRefused { failure, .. } => self.warnings.push(failure.messages.join(": ")),
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
             | RunEvent::StageJob { .. }

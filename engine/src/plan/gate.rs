@@ -1,9 +1,12 @@
 //! Gates: what figures must be like before anything is published.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::entry::{Document, GateEntry, Text};
+use super::entry::{Document, GateEntry, StageEntry, Text};
 use super::publish::Targets;
+use super::resolve::Bound as BoundStage;
+use crate::figure::{Foreseen, Unit};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
@@ -93,6 +96,66 @@ impl Gate {
             Bound::Figure(figure) => Some(figure.stage.as_str()),
         };
         std::iter::once(self.figure.stage.as_str()).chain(other)
+    }
+
+    /// The figures that it is judged by.
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures = vec![self.figure.clone()];
+        if let Bound::Figure(other) = &self.bound {
+            figures.push(other.clone());
+        }
+        if self.margin == Margin::StandardError {
+            figures.extend(figures.clone().iter().map(Figure::standard_error));
+        }
+        figures
+    }
+
+    /// What is wrong with it, from what is known of figures before there is one.
+    fn problem(&self, foreseen: impl Fn(&Figure) -> Foreseen) -> Option<Problem> {
+        for figure in self.figures() {
+            if let Foreseen::Absent { others } = foreseen(&figure) {
+                let message = format!("`{}` will not have the metric `{}`", figure.stage, figure.name);
+                let label = "this gate could never hold";
+                let help = format!("it will have: {}", others.join(", "));
+                return Some(Problem::error("unknown-metric", self.span, message, label).with_help(help));
+            }
+        }
+        let Foreseen::In(unit) = foreseen(&self.figure) else { return None };
+        match &self.bound {
+            Bound::Number(number) => self.beside_range(*number, unit),
+            Bound::Figure(other) => match foreseen(other) {
+                Foreseen::In(of_other) if of_other != unit => {
+                    let message = format!("`{}` and `{other}` are not in the same unit", self.figure);
+                    let label = format!("{unit}; `{}`: {of_other}", other.name);
+                    Some(Problem::error("wrong-unit", self.span, message, label))
+                }
+                _ => None,
+            },
+        }
+    }
+
+    /// What is wrong with a bound for a figure in such a unit.
+    fn beside_range(&self, number: f64, unit: Unit) -> Option<Problem> {
+        let (least, most) = unit.limits()?;
+        let never = match self.side {
+            Side::Above => number >= most,
+            Side::Below => number <= least,
+        };
+        if never {
+            let message = format!("`{self}` can never hold");
+            return Some(Problem::error(
+                "out-of-range",
+                self.span,
+                message,
+                format!("`{}` is {unit}", self.figure.name),
+            ));
+        }
+        let taken_for_share = unit == Unit::Points && number > 0.0 && number <= 1.0;
+        taken_for_share.then(|| {
+            let message = format!("`{}` is in points of a hundred, and the bound is {number}", self.figure);
+            let help = format!("write {} if you mean {} %", number * 100.0, number * 100.0);
+            Problem::warning("wrong-unit", self.span, message, format!("{unit}")).with_help(help)
+        })
     }
 }
 
@@ -245,9 +308,27 @@ fn figures(text: &Text, targets: &Targets<'_>, problems: &mut Vec<Problem>) -> V
     found.into_iter().map(|id| Figure { stage: id.to_owned(), name: name.clone() }).collect()
 }
 
+/// Finds gates that no result can open: hours of training would end with nothing published.
+pub(super) fn check(gates: &[Gate], entries: &[StageEntry], bound: &[BoundStage], problems: &mut Vec<Problem>) {
+    if gates.is_empty() {
+        return;
+    }
+    let stages: HashMap<&str, &BoundStage> = entries.iter().map(|entry| entry.id.text.as_str()).zip(bound).collect();
+    let foreseen = |figure: &Figure| {
+        let stage = stages.get(figure.stage.as_str()).and_then(|bound| bound.kind.as_ref());
+        stage.map_or(Foreseen::Nothing, |stage| stage.figure(&figure.name))
+    };
+    // The children of a sweep have the same mistake.
+    let mut seen = HashSet::new();
+    for gate in gates {
+        problems.extend(gate.problem(foreseen).filter(|_| seen.insert(gate.span)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::problem::Severity;
 
     #[test]
     fn a_figure_may_have_dots_and_commas_and_so_may_the_name_of_a_child() {
@@ -258,6 +339,41 @@ mod tests {
         assert_eq!(parsed("evaluated"), None);
         assert_eq!(parsed("evaluated."), None);
         assert_eq!(parsed(".perplexity"), None);
+    }
+
+    #[test]
+    fn a_gate_that_no_result_can_open_is_found_before_anything_runs() {
+        let others = || vec!["bleu".to_owned(), "rouge1".to_owned()];
+        let foreseen = |figure: &Figure| match (figure.stage.as_str(), figure.name.as_str()) {
+            ("other", _) => Foreseen::Nothing,
+            (_, "bleu") => Foreseen::In(Unit::Points),
+            (_, "rouge1" | "rouge2") => Foreseen::In(Unit::Share),
+            (_, "perplexity") => Foreseen::In(Unit::Number),
+            _ => Foreseen::Absent { others: others() },
+        };
+        let figure = |text: &str| Figure::parse(text).expect("a figure");
+        let code = |text: &str, side, bound, margin| {
+            let gate = Gate { figure: figure(text), side, bound, margin, span: Span::default() };
+            gate.problem(foreseen).map(|problem| (problem.code, problem.severity))
+        };
+        let error = |code| Some((code, Severity::Error));
+        let number = |text: &str, side, number| code(text, side, Bound::Number(number), Margin::None);
+        assert_eq!(number("s.rouge1", Side::Above, 0.3), None);
+        assert_eq!(number("s.rouge1", Side::Above, 30.0), error("out-of-range"));
+        assert_eq!(number("s.rouge1", Side::Below, 0.0), error("out-of-range"));
+        assert_eq!(number("s.bleu", Side::Above, 30.0), None);
+        assert_eq!(number("s.bleu", Side::Above, 0.3), Some(("wrong-unit", Severity::Warning)));
+        assert_eq!(number("s.perplexity", Side::Below, 1e9), None);
+        assert_eq!(number("s.exact_match", Side::Above, 0.1), error("unknown-metric"));
+        assert_eq!(number("other.exact_match", Side::Above, 0.1), None);
+
+        let beside = |text: &str, other: &str, margin| code(text, Side::Above, Bound::Figure(figure(other)), margin);
+        assert_eq!(beside("s.rouge1", "s.rouge2", Margin::None), None);
+        assert_eq!(beside("s.rouge1", "other.points", Margin::None), None);
+        assert_eq!(beside("s.bleu", "s.rouge1", Margin::None), error("wrong-unit"));
+        assert_eq!(beside("s.rouge1", "s.exact_match", Margin::None), error("unknown-metric"));
+        assert_eq!(beside("s.rouge1", "t.rouge1", Margin::StandardError), error("unknown-metric"));
+        assert_eq!(beside("other.a", "other.b", Margin::StandardError), None);
     }
 
     #[test]

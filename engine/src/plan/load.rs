@@ -173,6 +173,7 @@ fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked
     let targets = publish::Targets::new(&document.stages, &bound);
     let publish = publish::resolve(&document, &targets, file.of_axes, problems);
     let gates = gate::resolve(&document, &targets, problems);
+    gate::check(&gates, &document.stages, &bound, problems);
     let order = order::order(&document.stages, &bound, problems)?;
     let left_out = LeftOuts::find(&document.stages, &bound, &order);
     order::warn_unused(&document.stages, &bound, (&publish, &gates), &left_out, file.registry, problems);

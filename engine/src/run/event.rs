@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cache::{Digest, OutputRecord};
 use devices::DeviceKind;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::device::DeviceGrant;
 use crate::error::{Cause, Failure};
@@ -71,10 +71,9 @@ pub enum RunEvent {
         stage: String,
         /// The shared cache.
         remote: String,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
-        /// What to do about it.
-        help: Option<String>,
+        /// Why, among the event's own fields.
+        #[serde(flatten, deserialize_with = "of_shared_cache")]
+        failure: Failure,
     },
     /// A result was sent to the shared cache, or was there already.
     ResultSent {
@@ -97,17 +96,17 @@ pub enum RunEvent {
         stage: Option<String>,
         /// The key of its result.
         key: Digest,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
+        /// Why, among the event's own fields.
+        #[serde(flatten, deserialize_with = "of_shared_cache")]
+        failure: Failure,
     },
     /// The shared cache cannot be used; the run continues without it.
     RemoteFailed {
         /// The shared cache.
         remote: String,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
-        /// What to do about it.
-        help: Option<String>,
+        /// Why, among the event's own fields.
+        #[serde(flatten, deserialize_with = "of_shared_cache")]
+        failure: Failure,
     },
     /// The stage's process was started.
     StageStarted {
@@ -341,4 +340,36 @@ pub struct Counts {
     pub failed: usize,
     /// Not run, since another failed or the user stopped the run.
     pub skipped: usize,
+}
+
+/// Reads a failure of the shared cache, of which earlier versions recorded no cause.
+fn of_shared_cache<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Failure, D::Error> {
+    #[derive(Deserialize)]
+    struct Recorded {
+        cause: Option<Cause>,
+        messages: Vec<String>,
+        help: Option<String>,
+    }
+    let Recorded { cause, messages, help } = Recorded::deserialize(deserializer)?;
+    Ok(Failure { cause: cause.unwrap_or(Cause::Network), messages, help, object: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_earlier_versions_recorded_of_a_shared_cache_is_read() {
+        let line = r#"{ "event": "result_not_sent", "stage": "rows", "key": "KEY", "messages": ["not whole"] }"#;
+        let line = line.replace("KEY", &Digest::of(b"").to_string());
+        let RunEvent::ResultNotSent { failure, .. } = serde_json::from_str(&line).expect("an event") else {
+            panic!("another event")
+        };
+        assert_eq!((failure.cause, failure.messages), (Cause::Network, vec!["not whole".to_owned()]));
+
+        let failure = Failure::new(Cause::DiskFull, vec!["no room".to_owned()]);
+        let told = RunEvent::RemoteFailed { remote: "s3://bucket".to_owned(), failure };
+        let read: RunEvent = serde_json::from_value(serde_json::to_value(&told).expect("JSON")).expect("an event");
+        assert_eq!(read, told);
+    }
 }

@@ -12,7 +12,7 @@ use super::scheduler::Scheduler;
 use super::stages::State;
 use super::stopping::Stopping;
 use super::transfers::TransferEvent;
-use crate::error::chain;
+use crate::error::{Cause, Failure};
 use crate::protocol::WorkerEvent;
 
 impl Scheduler<'_> {
@@ -64,8 +64,8 @@ impl Scheduler<'_> {
         }
         let found = match found {
             Ok(Some(record)) if !self.fits(stage, &record) => {
-                let messages = vec![format!("the outputs in record {} are not those of this stage", key.short())];
-                self.tell_refused(stage, messages, None);
+                let message = format!("the outputs in record {} are not those of this stage", key.short());
+                self.tell_refused(stage, Failure::new(Cause::BadData, vec![message]));
                 None
             }
             Ok(found) => found,
@@ -115,7 +115,7 @@ impl Scheduler<'_> {
                 self.recorder.tell(RunEvent::ResultSent { stage, key, remote, files, bytes, seconds });
             }
             Err(error) if error.is_of_one_result() => {
-                self.recorder.tell(RunEvent::ResultNotSent { stage, key, messages: chain(&error) });
+                self.recorder.tell(RunEvent::ResultNotSent { stage, key, failure: (&error).into() });
             }
             Err(error) => self.tell_failure(None, &error),
         }
@@ -123,24 +123,22 @@ impl Scheduler<'_> {
 
     /// Says what failed: of one result, or of the shared cache, which is then asked no more.
     fn tell_failure(&mut self, stage: Option<usize>, error: &RemoteError) {
-        let messages = chain(error);
-        let help = error.help().map(str::to_owned);
         match (error, stage) {
             (RemoteError::Stopped, _) => {}
-            (error, Some(stage)) if error.is_of_one_result() => self.tell_refused(stage, messages, help),
+            (error, Some(stage)) if error.is_of_one_result() => self.tell_refused(stage, error.into()),
             _ => {
                 if self.remote_cache.give_up() {
                     let remote = self.remote_cache.name();
-                    self.recorder.tell(RunEvent::RemoteFailed { remote, messages, help });
+                    self.recorder.tell(RunEvent::RemoteFailed { remote, failure: error.into() });
                 }
             }
         }
     }
 
-    fn tell_refused(&mut self, stage: usize, messages: Vec<String>, help: Option<String>) {
+    fn tell_refused(&mut self, stage: usize, failure: Failure) {
         if self.stopping == Stopping::No {
             let (stage, remote) = (self.id(stage), self.remote_cache.name());
-            self.recorder.tell(RunEvent::ResultRefused { stage, remote, messages, help });
+            self.recorder.tell(RunEvent::ResultRefused { stage, remote, failure });
         }
     }
 }

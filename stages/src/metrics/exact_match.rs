@@ -1,6 +1,7 @@
 //! The share of answers that are the reference.
 
 use engine::error::StageError;
+use engine::figure::Unit;
 use engine::parameter::Parameters;
 use serde_json::json;
 
@@ -8,7 +9,7 @@ use super::{Better, Column, Definition, Found, Headline, Measurement, Observed, 
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
-    headlines: &[Headline { name: "exact_match", at: "/value", better: Better::Higher }],
+    headlines: &[Headline { name: "exact_match", at: "/value", unit: Unit::Share, better: Better::Higher }],
     columns: &[Column::Flags("exact_match")],
     start: |options| Box::new(Matches { normalization: options.normalization, matches: 0, rows: 0 }),
 };

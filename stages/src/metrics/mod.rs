@@ -12,6 +12,7 @@ pub mod rouge;
 mod token_accuracy;
 
 use engine::error::StageError;
+use engine::figure::{Foreseen, Unit};
 use engine::parameter::Parameters;
 use serde_json::Value;
 
@@ -129,6 +130,7 @@ pub(crate) struct Headline {
     pub name: &'static str,
     /// Where it is in the metric's figure, as a JSON pointer.
     pub at: &'static str,
+    pub unit: Unit,
     pub better: Better,
 }
 
@@ -171,9 +173,22 @@ pub(crate) struct Found {
 /// Which way a figure is better, by its name: one of `evaluate`, or one of an evaluation task with its filter
 /// (`acc,none`). None where neither makes it, or it is a count.
 pub fn better(name: &str) -> Option<Better> {
-    let of_metrics = Metric::ALL.into_iter().flat_map(|metric| metric.definition().headlines);
-    let headline = of_metrics.into_iter().find(|headline| headline.name == name).map(|headline| headline.better);
-    headline.or_else(|| Kind::of_name(name.split(',').next()?).map(Kind::better))
+    headline(name).map(|headline| headline.better).or_else(|| of_task(name).map(Kind::better))
+}
+
+/// What is known of a figure of evaluation tasks before they are asked: `arc_easy.acc,none`.
+pub(crate) fn foreseen_of_task(name: &str) -> Foreseen {
+    let kind = name.rsplit('.').next().and_then(of_task);
+    kind.map_or(Foreseen::Nothing, |kind| Foreseen::In(kind.unit()))
+}
+
+fn headline(name: &str) -> Option<&'static Headline> {
+    Metric::ALL.iter().flat_map(|metric| metric.definition().headlines).find(|headline| headline.name == name)
+}
+
+/// Of a figure of an evaluation task, what is measured.
+fn of_task(name: &str) -> Option<Kind> {
+    Kind::of_name(name.split(',').next()?)
 }
 
 #[cfg(test)]

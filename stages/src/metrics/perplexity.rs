@@ -1,13 +1,14 @@
 //! Perplexity of the responses, weighted by tokens.
 
 use engine::error::{Cause, StageError};
+use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Better, Definition, Found, Headline, Measurement, Observed, Reads};
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Likelihood,
-    headlines: &[Headline { name: "perplexity", at: "/value", better: Better::Lower }],
+    headlines: &[Headline { name: "perplexity", at: "/value", unit: Unit::Number, better: Better::Lower }],
     columns: &[],
     start: |_| Box::new(Perplexity::default()),
 };

@@ -1,6 +1,7 @@
 //! The share of pairs whose better response is the likelier one.
 
 use engine::error::StageError;
+use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Better, Definition, Found, Headline, Measurement, Observed, Reads};
@@ -8,8 +9,8 @@ use super::{Better, Definition, Found, Headline, Measurement, Observed, Reads};
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Pair,
     headlines: &[
-        Headline { name: "preference_accuracy", at: "/value", better: Better::Higher },
-        Headline { name: "preference_margin", at: "/mean_margin", better: Better::Higher },
+        Headline { name: "preference_accuracy", at: "/value", unit: Unit::Share, better: Better::Higher },
+        Headline { name: "preference_margin", at: "/mean_margin", unit: Unit::Nats, better: Better::Higher },
     ],
     columns: &[],
     start: |_| Box::new(Preferred::default()),

@@ -1,13 +1,14 @@
 //! The share of response tokens that the model finds the most likely.
 
 use engine::error::StageError;
+use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Better, Definition, Found, Headline, Measurement, Observed, Reads};
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Likelihood,
-    headlines: &[Headline { name: "token_accuracy", at: "/value", better: Better::Higher }],
+    headlines: &[Headline { name: "token_accuracy", at: "/value", unit: Unit::Share, better: Better::Higher }],
     columns: &[],
     start: |_| Box::new(TokenAccuracy::default()),
 };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use engine::figure::Unit;
 use rayon::prelude::*;
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -66,22 +67,22 @@ pub enum Worth {
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str, Better); 12] = [
-        (Self::Acc, "acc", Better::Higher),
-        (Self::AccNorm, "acc_norm", Better::Higher),
-        (Self::AccBytes, "acc_bytes", Better::Higher),
-        (Self::AccMutualInfo, "acc_mutual_info", Better::Higher),
-        (Self::ExactMatch, "exact_match", Better::Higher),
-        (Self::F1, "f1", Better::Higher),
-        (Self::Mcc, "mcc", Better::Higher),
-        (Self::Brier, "brier_score", Better::Lower),
-        (Self::Perplexity, "perplexity", Better::Lower),
-        (Self::WordPerplexity, "word_perplexity", Better::Lower),
-        (Self::BytePerplexity, "byte_perplexity", Better::Lower),
-        (Self::BitsPerByte, "bits_per_byte", Better::Lower),
+    const ALL: [(Self, &'static str, Unit, Better); 12] = [
+        (Self::Acc, "acc", Unit::Share, Better::Higher),
+        (Self::AccNorm, "acc_norm", Unit::Share, Better::Higher),
+        (Self::AccBytes, "acc_bytes", Unit::Share, Better::Higher),
+        (Self::AccMutualInfo, "acc_mutual_info", Unit::Share, Better::Higher),
+        (Self::ExactMatch, "exact_match", Unit::Share, Better::Higher),
+        (Self::F1, "f1", Unit::Share, Better::Higher),
+        (Self::Mcc, "mcc", Unit::Correlation, Better::Higher),
+        (Self::Brier, "brier_score", Unit::Number, Better::Lower),
+        (Self::Perplexity, "perplexity", Unit::Number, Better::Lower),
+        (Self::WordPerplexity, "word_perplexity", Unit::Number, Better::Lower),
+        (Self::BytePerplexity, "byte_perplexity", Unit::Number, Better::Lower),
+        (Self::BitsPerByte, "bits_per_byte", Unit::Bits, Better::Lower),
     ];
 
-    fn row(self) -> &'static (Self, &'static str, Better) {
+    fn row(self) -> &'static (Self, &'static str, Unit, Better) {
         Self::ALL.iter().find(|(kind, ..)| *kind == self).expect("every kind is listed")
     }
 
@@ -91,11 +92,16 @@ impl Kind {
 
     /// Which way its figures are better, unless a task says otherwise.
     pub fn better(self) -> Better {
+        self.row().3
+    }
+
+    /// What its figures are in.
+    pub fn unit(self) -> Unit {
         self.row().2
     }
 
     pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(kind, ..)| *kind)
+        Self::ALL.iter().find(|(_, known, ..)| *known == name).map(|(kind, ..)| *kind)
     }
 
     fn fits(self, output_type: OutputType) -> bool {

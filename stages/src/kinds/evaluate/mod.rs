@@ -19,6 +19,7 @@ use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use engine::figure::{Foreseen, Unit};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast, Work};
@@ -34,7 +35,7 @@ use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
 use crate::kinds::dataset::pin_on_hub;
-use crate::metrics::{Found, Metric, MetricOptions, Reads};
+use crate::metrics::{self, Found, Metric, MetricOptions, Reads};
 use crate::smoke;
 use answers::Answers;
 use examples::{Example, ExamplesWriter};
@@ -141,6 +142,19 @@ impl Stage for Evaluate {
                 .push(Problem::error("bad-value", span, message, format!("`{name}` is requested here")).at("metrics"));
         }
         problems
+    }
+
+    fn figure(&self, name: &str) -> Foreseen {
+        if self.data.is_none() {
+            return metrics::foreseen_of_task(name);
+        }
+        let headlines = self.metrics.iter().flat_map(|metric| metric.definition().headlines);
+        let known = headlines.map(|headline| (headline.name, headline.unit)).chain([("rows", Unit::Number)]);
+        let known: Vec<(&str, Unit)> = known.collect();
+        match known.iter().find(|(known, _)| *known == name) {
+            Some((_, unit)) => Foreseen::In(*unit),
+            None => Foreseen::Absent { others: known.iter().map(|(name, _)| (*name).to_owned()).collect() },
+        }
     }
 
     fn outside(&self) -> Vec<Outside> {

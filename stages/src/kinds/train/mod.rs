@@ -34,6 +34,7 @@ use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::StageError;
+use engine::figure::Foreseen;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast};
@@ -57,6 +58,7 @@ use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Kernels};
 use crate::data::artifact::{Adapter, Metrics, Model, OutputKind};
 use crate::kinds::dataset::pin_on_hub;
+use crate::metrics;
 use crate::smoke::{self, Lowered};
 
 impl StageKind for Train {
@@ -109,6 +111,11 @@ impl Stage for Train {
             Method::Full => Model::output("model"),
         };
         vec![trained, Metrics::output("metrics")]
+    }
+
+    /// Evaluation tasks may be asked while it trains.
+    fn figure(&self, name: &str) -> Foreseen {
+        metrics::foreseen_of_task(name)
     }
 
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {

@@ -1,6 +1,7 @@
 //! BLEU as a metric of `evaluate`: of all answers together.
 
 use engine::error::StageError;
+use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Bleu, Counts};
@@ -8,7 +9,7 @@ use crate::metrics::{Better, Column, Definition, Found, Headline, Measurement, O
 
 pub(in crate::metrics) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
-    headlines: &[Headline { name: "bleu", at: "/score", better: Better::Higher }],
+    headlines: &[Headline { name: "bleu", at: "/score", unit: Unit::Points, better: Better::Higher }],
     columns: &[Column::Numbers("bleu")],
     start: |_| Box::new(Corpus::default()),
 };

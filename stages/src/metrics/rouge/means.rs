@@ -1,6 +1,7 @@
 //! ROUGE as a metric of `evaluate`: means over rows.
 
 use engine::error::StageError;
+use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Rouge, Score, Stemming, rouge};
@@ -9,10 +10,10 @@ use crate::metrics::{Better, Column, Definition, Found, Headline, Measurement, O
 pub(in crate::metrics) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
     headlines: &[
-        Headline { name: "rouge1", at: "/rouge1/fmeasure", better: Better::Higher },
-        Headline { name: "rouge2", at: "/rouge2/fmeasure", better: Better::Higher },
-        Headline { name: "rougeL", at: "/rougeL/fmeasure", better: Better::Higher },
-        Headline { name: "rougeLsum", at: "/rougeLsum/fmeasure", better: Better::Higher },
+        Headline { name: "rouge1", at: "/rouge1/fmeasure", unit: Unit::Share, better: Better::Higher },
+        Headline { name: "rouge2", at: "/rouge2/fmeasure", unit: Unit::Share, better: Better::Higher },
+        Headline { name: "rougeL", at: "/rougeL/fmeasure", unit: Unit::Share, better: Better::Higher },
+        Headline { name: "rougeLsum", at: "/rougeLsum/fmeasure", unit: Unit::Share, better: Better::Higher },
     ],
     columns: &[
         Column::Numbers("rouge1"),
