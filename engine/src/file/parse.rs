@@ -1,14 +1,12 @@
 //! Text to tree: YAML 1.2, every key and value with its place, nothing merged, dropped or guessed.
 //!
-//! The parser is asked for bare events with positions; what a plain scalar stands for ([`super::scalar`]), where a
-//! container ends, and what to think of duplicate keys and `<<` is decided here.
+//! The parser is asked for bare events with positions. What a plain scalar stands for ([`super::scalar`]), what an alias
+//! is, and what to think of duplicate keys, tags and `<<` is decided here.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_yaml::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
-use serde_yaml::{Location, Spanned};
+use granit_parser::{Event, Options, Parser, ScalarStyle, StrInput, StructureStyle, Tag};
 
 use super::problem::Problem;
 use super::scalar;
@@ -19,11 +17,15 @@ use super::tree::{Entry, MAX_DEPTH, Node, Value};
 /// The largest pipeline file.
 pub const MAX_BYTES: usize = 1 << 20;
 
-/// How many values a file may hold, aliases written out; a thousand stages have about fifty thousand.
+/// How many values a file may hold, keys among them and aliases written out; a thousand stages have about fifty
+/// thousand.
 const MAX_VALUES: usize = 250_000;
 
-/// How many values may come from aliases: enough to share a block between all stages, far from an alias bomb.
-const MAX_ALIASED_EVENTS: usize = 100_000;
+/// How many of them may come from aliases: enough to share a block between all stages, far from an alias bomb.
+const MAX_ALIASED_VALUES: usize = 100_000;
+
+/// From how many entries on the keys of a mapping are looked up rather than gone through.
+const MANY_ENTRIES: usize = 16;
 
 /// Reads a text. Duplicate keys and the like are added to `problems` and the tree goes on without them; a text that is
 /// not YAML is the error, and the only one.
@@ -31,7 +33,7 @@ const MAX_ALIASED_EVENTS: usize = 100_000;
 /// # Errors
 /// The text is not one YAML document, or is larger or deeper than a pipeline file can be.
 pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
-    read(source, text, options(), problems)
+    read(source, text, UnknownTags::Refused, problems)
 }
 
 /// Reads a text of another tool, in which a value may have a tag of that tool's: the value is what it would be without.
@@ -39,237 +41,331 @@ pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Resul
 /// # Errors
 /// As for [`parse`].
 pub fn parse_tagged(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
-    let mut options = options();
-    options.reject_unsupported_tags = false;
-    read(source, text, options, problems)
+    read(source, text, UnknownTags::Ignored, problems)
 }
 
 fn read(
     source: SourceId,
     text: &str,
-    options: serde_yaml::Options,
+    unknown_tags: UnknownTags,
     problems: &mut Vec<Problem>,
 ) -> Result<Node, Box<Problem>> {
     if text.len() > MAX_BYTES {
         let message = format!("the file is {} bytes long, and at most {MAX_BYTES} are read", text.len());
-        return Err(Problem::error(
-            "too-large",
-            Span { source, offset: 0, len: 0 },
-            message,
-            "a pipeline file is small",
-        )
-        .into());
+        let span = Span { source, offset: 0, len: 0 };
+        return Err(Problem::error("too-large", span, message, "a pipeline file is small").into());
     }
-    let raw: Spanned<Raw> = serde_yaml::from_str_with_options(text, options)
-        .map_err(|error| Box::new(syntax_error::explain(&error, source, text)))?;
-    Ok(Builder { source, text, problems }.node(raw))
+    let mut options = Options::default();
+    options.set_emit_comments(false);
+    options.emit_unresolved_aliases = true;
+    options.flow_nesting_limit = MAX_DEPTH;
+    let parser = Parser::new_from_str_with_options(text, options);
+    let mut builder =
+        Builder { parser, source, text, unknown_tags, anchors: HashMap::new(), values: 0, aliased: 0, problems };
+    builder.document()
 }
 
-fn options() -> serde_yaml::Options {
-    serde_yaml::options! {
-        strict_booleans: true,
-        reject_unsupported_tags: true,
-        with_snippet: false,
-        // All three are reported by the builder or by the field that is read, beside the other problems.
-        duplicate_keys: DuplicateKeyPolicy::LastWins,
-        merge_keys: MergeKeyPolicy::AsOrdinary,
-        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
-        alias_limits: serde_yaml::alias_limits! { max_total_replayed_events: MAX_ALIASED_EVENTS },
-        budget: serde_yaml::budget! {
-            max_nodes: MAX_VALUES,
-            max_depth: MAX_DEPTH,
-            flow_nesting_limit: MAX_DEPTH,
-        },
-    }
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UnknownTags {
+    Refused,
+    Ignored,
 }
 
-/// A value as the parser hands it over.
-enum Raw {
-    Null,
-    Bool,
-    Number(f64),
-    Text(String),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<Raw>, Spanned<Raw>)>),
-}
-
-struct RawVisitor;
-
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Null)
-    }
-
-    fn visit_none<E>(self) -> Result<Raw, E> {
-        Ok(Raw::Null)
-    }
-
-    fn visit_bool<E>(self, _value: bool) -> Result<Raw, E> {
-        Ok(Raw::Bool)
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Number(value as f64))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Number(value as f64))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Number(value))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-        Ok(Raw::Text(value.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Raw, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
-        }
-        Ok(Raw::List(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Raw, A::Error> {
-        let mut map = Vec::new();
-        while let Some(entry) = entries.next_entry()? {
-            map.push(entry);
-        }
-        Ok(Raw::Map(map))
-    }
-}
-
-impl<'de> Deserialize<'de> for Raw {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(RawVisitor)
-    }
-}
-
-/// Turns what the parser hands over into the tree.
+/// What a text is read into the tree with.
 struct Builder<'a> {
+    parser: Parser<'a, StrInput<'a>>,
     source: SourceId,
     text: &'a str,
+    unknown_tags: UnknownTags,
+    /// What each anchor stands for, by the parser's number of it; nothing as long as its value is not whole.
+    anchors: HashMap<usize, Option<Anchored>>,
+    /// Values and keys so far.
+    values: usize,
+    /// Those of them that came from aliases.
+    aliased: usize,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Builder<'_> {
-    fn node(&mut self, raw: Spanned<Raw>) -> Node {
-        let used = self.span(&raw.referenced);
-        let value = match raw.value {
-            Raw::Null => Value::Null,
-            Raw::Bool => scalar::plain(self.slice(self.span(&raw.defined))),
-            Raw::Number(value) => self.number(value, self.span(&raw.defined)),
-            Raw::Text(text) => Value::String(text),
-            Raw::List(items) => Value::List(items.into_iter().map(|item| self.node(item)).collect()),
-            Raw::Map(entries) => Value::Map(self.entries(entries)),
-        };
-        let span = match &value {
-            Value::List(items) => self.whole(used, ']', items.first().map(|i| i.span), items.last().map(|i| i.span)),
-            Value::Map(entries) => {
-                self.whole(used, '}', entries.first().map(|e| e.key_span), entries.last().map(|e| e.value.span))
-            }
-            _ => used,
-        };
-        Node { span, value }
-    }
+/// A value with an anchor.
+struct Anchored {
+    node: Node,
+    /// The values and keys in it.
+    values: usize,
+    /// How deep it nests: 0 for a scalar.
+    height: usize,
+}
 
-    /// A number is what its text says, unless it is tagged (`!!float "1"`), where the parser knows.
-    fn number(&self, parsed: f64, defined: Span) -> Value {
-        match scalar::plain(self.slice(defined)) {
-            Value::String(text) if text.starts_with(['"', '\'']) => Value::Float(parsed),
-            value => value,
+type Failed = Box<Problem>;
+
+impl<'a> Builder<'a> {
+    /// The one document of the text; an empty text is nothing.
+    fn document(&mut self) -> Result<Node, Failed> {
+        let mut root = None;
+        loop {
+            match self.next()? {
+                (Event::StreamEnd, span) => {
+                    return Ok(root.unwrap_or(Node { span: Span { len: 0, ..span }, value: Value::Null }));
+                }
+                (Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd, _) => {}
+                (_, span) if root.is_some() => return Err(syntax_error::second_document(span)),
+                (event, span) => root = Some(self.node(event, span, 0)?),
+            }
         }
     }
 
-    fn entries(&mut self, raw: Vec<(Spanned<Raw>, Spanned<Raw>)>) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = Vec::with_capacity(raw.len());
-        let mut places: HashMap<String, Span> = HashMap::with_capacity(raw.len());
-        for (key, value) in raw {
-            let key_span = self.span(&key.referenced);
-            let value = self.node(value);
-            let Some(key) = self.key(key, key_span) else { continue };
-            if let Some(first) = places.get(&key) {
+    /// The next event and its place.
+    fn next(&mut self) -> Result<(Event<'a>, Span), Failed> {
+        match self.parser.next_event() {
+            Some(Ok((event, span))) => {
+                let offset = |marker: granit_parser::Marker| marker.byte_offset().unwrap_or(0);
+                let (from, to) = (offset(span.start), offset(span.end));
+                let place = self.place(from, to);
+                if let Some(tag) = tag(&event).filter(|tag| self.refuses(tag, &event)) {
+                    let place = span.tag_span().map_or(place, |span| self.place(offset(span.start), offset(span.end)));
+                    return Err(syntax_error::unknown_tag(&tag.original(), place));
+                }
+                Ok((event, place))
+            }
+            Some(Err(error)) => Err(syntax_error::explain(&error, self.source, self.text)),
+            None => Ok((Event::StreamEnd, self.place(self.text.len(), self.text.len()))),
+        }
+    }
+
+    /// A place, without the line end that closes a block scalar.
+    fn place(&self, from: usize, to: usize) -> Span {
+        let text = self.text.get(from..to).unwrap_or("");
+        Span { source: self.source, offset: from.min(self.text.len()), len: text.trim_end().len() }
+    }
+
+    fn slice(&self, span: Span) -> &'a str {
+        self.text.get(span.offset..span.end()).unwrap_or("")
+    }
+
+    /// Whether a tag is neither one of the core schema for such a value nor `!`, which makes a string of any scalar.
+    fn refuses(&self, tag: &Tag, event: &Event<'_>) -> bool {
+        let fits = match (tag.core_suffix(), event) {
+            (Some("seq"), Event::SequenceStart(..)) | (Some("map"), Event::MappingStart(..)) => true,
+            (Some("null" | "bool" | "int" | "float" | "str"), Event::Scalar(..)) => true,
+            (None, Event::Scalar(..)) => is_of_string(tag),
+            _ => false,
+        };
+        self.unknown_tags == UnknownTags::Refused && !fits
+    }
+
+    /// A value with all that is in it, so deep in others.
+    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Failed> {
+        let nests = matches!(event, Event::SequenceStart(..) | Event::MappingStart(..));
+        if nests && depth == MAX_DEPTH {
+            return Err(syntax_error::too_deep(span));
+        }
+        let before = self.values;
+        let anchor = anchor(&event);
+        if anchor != 0 {
+            self.anchors.insert(anchor, None);
+        }
+        let node = match event {
+            Event::Alias(target) => return self.alias(target, span, depth),
+            Event::UnresolvedAlias(_) => return Err(syntax_error::unknown_anchor(span)),
+            Event::Scalar(text, style, _, tag) => {
+                self.count(1, span)?;
+                Node { span, value: scalar_value(text, style, tag.as_deref(), span)? }
+            }
+            Event::SequenceStart(style, ..) => {
+                self.count(1, span)?;
+                self.list(style, span, depth + 1)?
+            }
+            Event::MappingStart(style, ..) => {
+                self.count(1, span)?;
+                self.map(style, span, depth + 1)?
+            }
+            _ => return Err(syntax_error::not_a_value(span)),
+        };
+        if anchor != 0 {
+            let anchored = Anchored { values: self.values - before, height: height(&node), node: node.clone() };
+            self.anchors.insert(anchor, Some(anchored));
+        }
+        Ok(node)
+    }
+
+    /// What an alias stands for, as if all of it stood where the alias does.
+    fn alias(&mut self, target: usize, span: Span, depth: usize) -> Result<Node, Failed> {
+        let Some(found) = self.anchors.get(&target) else { return Err(syntax_error::unknown_anchor(span)) };
+        let Some(Anchored { node, values, height }) = found else { return Err(syntax_error::alias_in_itself(span)) };
+        if depth + height > MAX_DEPTH {
+            return Err(syntax_error::too_deep(span));
+        }
+        if self.aliased + values > MAX_ALIASED_VALUES {
+            return Err(syntax_error::too_many_aliases(span));
+        }
+        let (mut node, values) = (node.clone(), *values);
+        self.aliased += values;
+        self.count(values, span)?;
+        put_at(&mut node, span);
+        Ok(node)
+    }
+
+    fn count(&mut self, values: usize, span: Span) -> Result<(), Failed> {
+        self.values += values;
+        if self.values > MAX_VALUES { Err(syntax_error::too_many_values(span)) } else { Ok(()) }
+    }
+
+    fn list(&mut self, style: StructureStyle, start: Span, depth: usize) -> Result<Node, Failed> {
+        let mut items: Vec<Node> = Vec::new();
+        let end = loop {
+            match self.next()? {
+                (Event::SequenceEnd, end) => break end,
+                (event, span) => items.push(self.node(event, span, depth)?),
+            }
+        };
+        let first = items.first().map(|item| item.span);
+        let span = self.whole(style, (start, end), first, items.last().map(|item| item.span));
+        Ok(Node { span, value: Value::List(items) })
+    }
+
+    fn map(&mut self, style: StructureStyle, start: Span, depth: usize) -> Result<Node, Failed> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut places: HashMap<String, Span> = HashMap::new();
+        let end = loop {
+            let (event, key_span) = match self.next()? {
+                (Event::MappingEnd, end) => break end,
+                key => key,
+            };
+            let key = self.key(event, key_span, depth)?;
+            let (event, span) = self.next()?;
+            let value = self.node(event, span, depth)?;
+            let Some(key) = key else { continue };
+            if entries.len() == MANY_ENTRIES {
+                places.extend(entries.iter().map(|entry| (entry.key.clone(), entry.key_span)));
+            }
+            let first = if entries.len() < MANY_ENTRIES {
+                entries.iter().find(|entry| entry.key == key).map(|entry| entry.key_span)
+            } else {
+                places.get(&key).copied()
+            };
+            if let Some(first) = first {
                 self.problems.push(
                     Problem::error("duplicate-key", key_span, format!("`{key}` is set twice"), "the second time")
-                        .with_related(*first, "the first time")
+                        .with_related(first, "the first time")
                         .with_help("remove one of the two"),
                 );
                 continue;
             }
-            places.insert(key.clone(), key_span);
+            if entries.len() >= MANY_ENTRIES {
+                places.insert(key.clone(), key_span);
+            }
             entries.push(Entry { key, key_span, value });
+        };
+        let first = entries.first().map(|entry| entry.key_span);
+        let span = self.whole(style, (start, end), first, entries.last().map(|entry| entry.value.span));
+        Ok(Node { span, value: Value::Map(entries) })
+    }
+
+    /// The text of a key, as it is written where it has no quotes; what is no text, and `<<`, is reported.
+    fn key(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Option<String>, Failed> {
+        let aliased = matches!(event, Event::Alias(_));
+        if let Event::Scalar(text, style, 0, _) = event {
+            self.count(1, span)?;
+            if style == ScalarStyle::Plain && text == "<<" {
+                let message = "merge keys (`<<`) are not read";
+                self.problems.push(
+                    Problem::error("merge-key", span, message, "not a key of YAML 1.2")
+                        .with_help("write the keys out, or give the whole mapping by an alias"),
+                );
+                return Ok(None);
+            }
+            // The parser says `~` where a key is missing.
+            return Ok(Some(if span.len == 0 { String::new() } else { text.into_owned() }));
         }
-        entries
-    }
-
-    /// The text of a key; what is no text, and `<<`, is reported.
-    fn key(&mut self, raw: Spanned<Raw>, span: Span) -> Option<String> {
-        let plain = !self.slice(span).starts_with(['"', '\'']);
-        let problem = match raw.value {
-            Raw::Text(text) if text == "<<" && plain => {
-                Problem::error("merge-key", span, "merge keys (`<<`) are not read", "not a key of YAML 1.2")
-                    .with_help("write the keys out, or give the whole mapping by an alias")
+        match self.node(event, span, depth)?.value {
+            Value::String(text) => Ok(Some(text)),
+            Value::List(_) | Value::Map(_) => {
+                let message = "a key must be a string, not a list or a mapping";
+                self.problems.push(Problem::error("bad-key", span, message, "not a string"));
+                Ok(None)
             }
-            Raw::Text(text) => return Some(text),
-            Raw::Number(_) | Raw::Bool | Raw::Null => return Some(self.slice(self.span(&raw.defined)).to_owned()),
-            Raw::List(_) | Raw::Map(_) => {
-                Problem::error("bad-key", span, "a key must be a string, not a list or a mapping", "not a string")
+            Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) if !aliased => {
+                Ok(Some(self.slice(span).to_owned()))
             }
-        };
-        self.problems.push(problem);
-        None
+            value => Ok(Some(Node { span, value }.to_json().to_string())),
+        }
     }
 
-    /// The span of a whole list or mapping, of which the parser gives the first byte.
-    fn whole(&self, start: Span, close: char, first: Option<Span>, last: Option<Span>) -> Span {
-        let opening = self.text[start.offset.min(self.text.len())..].chars().next();
-        let from = match opening {
-            Some('*') => return start,
-            Some('[' | '{') => start.offset,
-            Some('-') if close == ']' => start.offset,
-            _ => first.map_or(start.offset, |first| first.offset),
+    /// The place of a whole list or mapping. In flow form its brackets are at both ends, which a mapping in a list may
+    /// lack: of `[a: 1]` it is `a: 1`. In block form it is what is in it, with the first dash.
+    fn whole(
+        &self,
+        style: StructureStyle,
+        (start, end): (Span, Span),
+        first: Option<Span>,
+        last: Option<Span>,
+    ) -> Span {
+        let opening = self.text.as_bytes().get(start.offset);
+        let (from, to) = match (style, opening) {
+            (StructureStyle::Flow, Some(b'[' | b'{')) => (start.offset, end.end()),
+            (StructureStyle::Block, Some(b'-')) => (start.offset, last.unwrap_or(start).end()),
+            _ => (first.unwrap_or(start).offset, last.unwrap_or(start).end()),
         };
-        let inner_end = last.map_or(from + opening.map_or(0, char::len_utf8), Span::end);
-        let end = match opening {
-            Some('[' | '{') => closing(self.text, inner_end, close).unwrap_or(inner_end),
-            _ => inner_end,
-        };
-        Span { source: self.source, offset: from, len: end.saturating_sub(from) }
-    }
-
-    /// Where the parser says a value stands, without the line end that closes a block scalar.
-    fn span(&self, location: &Location) -> Span {
-        let span = location.span();
-        let offset = span.byte_offset().map_or(0, |offset| offset as usize).min(self.text.len());
-        let end = (offset + span.byte_len().map_or(0, |len| len as usize)).min(self.text.len());
-        let text = self.text.get(offset..end).unwrap_or("");
-        Span { source: self.source, offset, len: text.trim_end().len() }
-    }
-
-    fn slice(&self, span: Span) -> &str {
-        self.text.get(span.offset..span.end()).unwrap_or("")
+        Span { source: self.source, offset: from, len: to.saturating_sub(from) }
     }
 }
 
-/// The end of a container in flow form: past white space, commas and comments stands its closing bracket.
-fn closing(text: &str, from: usize, close: char) -> Option<usize> {
-    let mut in_comment = false;
-    for (at, letter) in text.get(from..)?.char_indices() {
-        match letter {
-            '\n' => in_comment = false,
-            _ if in_comment => {}
-            '#' => in_comment = true,
-            letter if letter == close => return Some(from + at + letter.len_utf8()),
-            _ => {}
+fn anchor(event: &Event<'_>) -> usize {
+    match event {
+        Event::Scalar(_, _, anchor, _) | Event::SequenceStart(_, anchor, _) | Event::MappingStart(_, anchor, _) => {
+            *anchor
         }
+        _ => 0,
     }
-    None
+}
+
+fn tag<'e>(event: &'e Event<'_>) -> Option<&'e Tag> {
+    match event {
+        Event::Scalar(.., tag) | Event::SequenceStart(.., tag) | Event::MappingStart(.., tag) => tag.as_deref(),
+        _ => None,
+    }
+}
+
+/// `!`, which says that a scalar is a string whatever it looks like.
+fn is_of_string(tag: &Tag) -> bool {
+    tag.original() == "!"
+}
+
+/// What a scalar stands for: by its tag, by its quotes, or by what it looks like.
+fn scalar_value(text: Cow<'_, str>, style: ScalarStyle, tag: Option<&Tag>, span: Span) -> Result<Value, Failed> {
+    let kind = tag.and_then(Tag::core_suffix);
+    let value = match kind {
+        Some("null" | "bool" | "int" | "float") => scalar::plain(&text),
+        Some("str") => return Ok(Value::String(text.into_owned())),
+        None if style == ScalarStyle::Plain && !tag.is_some_and(is_of_string) => return Ok(scalar::plain(&text)),
+        _ => return Ok(Value::String(text.into_owned())),
+    };
+    match (kind, value) {
+        (Some("float"), Value::Integer(value)) => Ok(Value::Float(value as f64)),
+        (Some("null"), value @ Value::Null)
+        | (Some("bool"), value @ Value::Bool(_))
+        | (Some("int"), value @ Value::Integer(_))
+        | (Some("float"), value @ Value::Float(_)) => Ok(value),
+        (kind, _) => Err(syntax_error::not_as_tagged(&text, kind.unwrap_or_default(), span)),
+    }
+}
+
+fn height(node: &Node) -> usize {
+    match &node.value {
+        Value::List(items) => 1 + items.iter().map(height).max().unwrap_or(0),
+        Value::Map(entries) => 1 + entries.iter().map(|entry| height(&entry.value)).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Makes all of a value stand at one place.
+fn put_at(node: &mut Node, span: Span) {
+    node.span = span;
+    match &mut node.value {
+        Value::List(items) => items.iter_mut().for_each(|item| put_at(item, span)),
+        Value::Map(entries) => entries.iter_mut().for_each(|entry| {
+            entry.key_span = span;
+            put_at(&mut entry.value, span);
+        }),
+        _ => {}
+    }
 }

@@ -1,90 +1,83 @@
 //! What the parser says of a text that is not YAML, in our words and with a place in bytes.
 
-use serde_yaml::Error;
-use serde_yaml::budget::BudgetBreach;
+use granit_parser::{ErrorKind, ScanError};
 
 use super::problem::Problem;
 use super::source::{SourceId, Span};
 use super::tree::MAX_DEPTH;
 
 /// The one problem of a text that could not be parsed.
-pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {
-    let message = message_of(error);
-    let span = place_of(error, source, text);
-    let report = |code, message: String, label: &str| Problem::error(code, span, message, label);
-    match inner(error) {
-        Error::MultipleDocuments { .. } => {
-            report("second-document", "the file contains a second document".to_owned(), "it begins here")
-                .with_help("one file is one pipeline: remove the `---`")
-        }
-        Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => too_deep(span),
-        _ if message.contains("recursion limit") => too_deep(span),
-        Error::Budget { .. } => {
-            report("too-large", "the file contains too many values".to_owned(), "the limit is reached here")
-        }
-        Error::AliasReplayLimitExceeded { .. }
-        | Error::AliasExpansionLimitExceeded { .. }
-        | Error::AliasReplayStackDepthExceeded { .. } => {
-            report("too-many-aliases", "aliases stand for too many values".to_owned(), "the limit is reached here")
-        }
-        Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            report("syntax", "an alias is inside its own anchor".to_owned(), "it would never end")
-        }
-        Error::UnknownAnchor { .. } => report("syntax", "the alias has no anchor".to_owned(), "no anchor of this name")
-            .with_help("a string that begins with `*` needs quotes"),
-        _ if message.starts_with("unsupported tag") => {
-            let tag = message.split('`').nth(1).unwrap_or_default();
-            Problem::error("unknown-tag", tag_before(text, span, tag), format!("unknown tag `{tag}`"), "not read")
-                .with_help("remove it, or put a string that begins with `!` in quotes")
-        }
+pub(super) fn explain(error: &ScanError, source: SourceId, text: &str) -> Box<Problem> {
+    let (kind, span) = (error.kind(), place_of(error, source, text));
+    let message = kind.to_string();
+    let problem = match kind {
+        ErrorKind::RecursionLimitExceeded => return too_deep(span),
+        ErrorKind::UnknownAnchor => return unknown_anchor(span),
         _ if message.contains("tab") => {
             Problem::error("syntax", tab_after(text, span), "a tab in the indentation", "a tab")
                 .with_help("indent with spaces")
         }
-        _ => {
-            report("syntax", format!("not YAML: {message}"), "here").with_help_if(advice(&message, line_of(text, span)))
-        }
-    }
+        _ => Problem::error("syntax", span, format!("not YAML: {message}"), "here")
+            .with_help_if(advice(&message, line_of(text, span))),
+    };
+    problem.into()
 }
 
-fn too_deep(span: Span) -> Problem {
-    Problem::error("too-deep", span, format!("nested deeper than {MAX_DEPTH} levels"), "the limit is reached here")
+pub(super) fn second_document(span: Span) -> Box<Problem> {
+    Problem::error("second-document", span, "the file contains a second document", "it begins here")
+        .with_help("one file is one pipeline: remove the `---`")
+        .into()
 }
 
-fn inner(error: &Error) -> &Error {
-    match error.without_snippet() {
-        Error::AliasError { error, .. } => inner(error),
-        error => error,
-    }
+pub(super) fn too_deep(span: Span) -> Box<Problem> {
+    let message = format!("nested deeper than {MAX_DEPTH} levels");
+    Problem::error("too-deep", span, message, "the limit is reached here").into()
 }
 
-/// The parser's own message; it ends with ` at line 3, column 1`, which the span says.
-fn message_of(error: &Error) -> String {
-    let message = error.to_string();
-    match message.find(" at line ") {
-        Some(at) => message[..at].to_owned(),
-        None => message,
-    }
+pub(super) fn too_many_values(span: Span) -> Box<Problem> {
+    Problem::error("too-large", span, "the file contains too many values", "the limit is reached here").into()
+}
+
+pub(super) fn too_many_aliases(span: Span) -> Box<Problem> {
+    Problem::error("too-many-aliases", span, "aliases stand for too many values", "the limit is reached here").into()
+}
+
+pub(super) fn alias_in_itself(span: Span) -> Box<Problem> {
+    Problem::error("syntax", span, "an alias is inside its own anchor", "it would never end").into()
+}
+
+pub(super) fn unknown_anchor(span: Span) -> Box<Problem> {
+    Problem::error("syntax", span, "the alias has no anchor", "no anchor of this name")
+        .with_help("a string that begins with `*` needs quotes")
+        .into()
+}
+
+pub(super) fn unknown_tag(tag: &str, span: Span) -> Box<Problem> {
+    Problem::error("unknown-tag", span, format!("unknown tag `{tag}`"), "not read")
+        .with_help("remove it, or put a string that begins with `!` in quotes")
+        .into()
+}
+
+/// A scalar whose tag (`int`) says what it is not.
+pub(super) fn not_as_tagged(text: &str, tag: &str, span: Span) -> Box<Problem> {
+    Problem::error("syntax", span, format!("`{text}` is not what its tag `!!{tag}` says"), "here")
+        .with_help("remove the tag")
+        .into()
+}
+
+/// An event where there can be none.
+pub(super) fn not_a_value(span: Span) -> Box<Problem> {
+    Problem::error("syntax", span, "not YAML: a value is missing", "here").into()
 }
 
 /// Scan errors come with line and column alone, and those count characters.
-fn place_of(error: &Error, source: SourceId, text: &str) -> Span {
-    let Some(location) = error.location() else { return Span { source, offset: 0, len: 0 } };
-    let line = (location.line() as usize).saturating_sub(1);
+fn place_of(error: &ScanError, source: SourceId, text: &str) -> Span {
+    let line = error.marker().line().saturating_sub(1);
     let line_start = text.split_inclusive('\n').take(line).map(str::len).sum::<usize>().min(text.len());
     let rest = &text[line_start..];
-    let column = (location.column() as usize).saturating_sub(1);
-    let offset = line_start + rest.char_indices().nth(column).map_or(rest.trim_end().len(), |(at, _)| at);
+    let offset = line_start + rest.char_indices().nth(error.marker().col()).map_or(rest.trim_end().len(), |(at, _)| at);
     let len = text[offset..].chars().next().filter(|letter| *letter != '\n').map_or(0, char::len_utf8);
     Span { source, offset, len }
-}
-
-/// The parser points behind a tag.
-fn tag_before(text: &str, span: Span, tag: &str) -> Span {
-    match text[..span.offset].rfind(tag) {
-        Some(offset) if !tag.is_empty() => Span { offset, len: tag.len(), ..span },
-        _ => span,
-    }
 }
 
 /// The first tab at or behind the place where the parser noticed.

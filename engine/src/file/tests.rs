@@ -85,6 +85,14 @@ fn an_alias_stands_where_it_is_used() {
     let b = tree(text).get("b").unwrap().clone();
     assert_eq!((at(text, b.span), at(text, b.get("q").unwrap().span)), ("*x", "*x"));
     assert_eq!(b.to_json().to_string(), r#"{"q":17}"#);
+    assert_eq!(tree("a: &x b\n*x : 1\n&y 2: *y\n").to_json().to_string(), r#"{"a":"b","b":1,"2":2}"#);
+}
+
+#[test]
+fn a_mapping_of_one_in_a_list_needs_no_braces() {
+    let text = "[a: 1 , b]";
+    let Value::List(items) = tree(text).value else { panic!("a list") };
+    assert_eq!((items.len(), at(text, items[0].span)), (2, "a: 1"));
 }
 
 #[test]
@@ -115,10 +123,19 @@ fn what_is_not_yaml_is_one_problem_at_its_place() {
         ("a: {b: ${vars.x}}\n", "syntax 1:9"),
         ("a: !include é.yaml\n", "unknown-tag 1:4"),
         ("é: !!set x\n", "unknown-tag 1:4"),
+        ("a: !!map [x]\n", "unknown-tag 1:4"),
+        ("a: !!int x\n", "syntax 1:4"),
+        // What comes behind the document is read, too.
+        ("\"a\" b\n", "syntax 1:5"),
+        ("a: 1\n...\n@\n", "syntax 3:1"),
     ] {
         assert_eq!(wrong(text), [expected], "{text}");
     }
     assert_eq!(wrong("---\na: 1\n...\n"), [""; 0]);
+}
+
+fn alias_of(level: usize) -> String {
+    if level == 0 { "x".to_owned() } else { format!("*a{}", level - 1) }
 }
 
 #[test]
@@ -128,11 +145,13 @@ fn hostile_texts_end_early() {
         format!("{text}a{level}: &a{level} [{}]\n", vec![alias; 9].join(", "))
     });
     let deep_block: String = (0..1000).map(|level| format!("{}a:\n", " ".repeat(level))).collect();
+    let deep_aliases: String = (0..1000).map(|level| format!("a{level}: &a{level} [{}]\n", alias_of(level))).collect();
     for (text, expected) in [
         ("[".repeat(20_000), "too-deep 1:65"),
         ("{a: ".repeat(20_000), "too-deep 1:257"),
         (deep_block, "too-deep 65:65"),
         (bomb, "too-many-aliases 6:10"),
+        (deep_aliases, "too-deep 65:9"),
         (format!("a: [{}]", "1, ".repeat(300_000)), "too-large 1:749996"),
         (" ".repeat((1 << 20) + 1), "too-large 1:1"),
     ] {
