@@ -1,7 +1,7 @@
 //! Text to tree: YAML 1.2, every key and value with its place, nothing merged, dropped or guessed.
 //!
-//! The parser is asked for bare events with positions. What a plain scalar stands for ([`super::scalar`]), what an alias
-//! is, and what to think of duplicate keys, tags and `<<` is decided here.
+//! The parser is asked for bare events with positions. What a plain scalar stands for ([`super::scalar`]), what an
+//! alias is, and what to think of duplicate keys, tags and `<<` is decided here.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -5,19 +5,29 @@ use engine::figure::Unit;
 use engine::parameter::Parameters;
 use serde_json::json;
 
+use super::standard_error::Mean;
 use super::{Better, Column, Definition, Found, Headline, Measurement, Observed, Reads};
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
-    headlines: &[Headline { name: "exact_match", at: "/value", unit: Unit::Share, better: Better::Higher }],
+    headlines: &[Headline {
+        name: "exact_match",
+        at: "/value",
+        error_at: Some("/stderr"),
+        unit: Unit::Share,
+        better: Better::Higher,
+    }],
     columns: &[Column::Flags("exact_match")],
-    start: |options| Box::new(Matches { normalization: options.normalization, matches: 0, rows: 0 }),
+    start: |options| {
+        Box::new(Matches { normalization: options.normalization, matches: 0, rows: 0, mean: Mean::default() })
+    },
 };
 
 struct Matches {
     normalization: Normalization,
     matches: u64,
     rows: u64,
+    mean: Mean,
 }
 
 impl Measurement for Matches {
@@ -26,17 +36,25 @@ impl Measurement for Matches {
         let is_equal = self.normalization.equal(prediction, reference);
         self.rows += 1;
         self.matches += u64::from(is_equal);
-        vec![f64::from(u8::from(is_equal))]
+        let cell = f64::from(u8::from(is_equal));
+        self.mean.add(cell);
+        vec![cell]
     }
 
     fn figure(&self, _: u64) -> Result<Found, StageError> {
-        let Self { matches, rows, .. } = *self;
+        let Self { matches, rows, mean, .. } = *self;
         let words = self.normalization.words();
         let convention = format!("share of answers that are the reference, {words}; answers are greedy");
         let value = matches as f64 / rows as f64;
         Ok(Found {
             meaning: format!("exact_match: {convention}; {matches} of {rows} rows"),
-            figure: json!({ "value": value, "matches": matches, "rows": rows, "convention": convention }),
+            figure: json!({
+                "value": value,
+                "stderr": mean.standard_error(),
+                "matches": matches,
+                "rows": rows,
+                "convention": convention,
+            }),
         })
     }
 }

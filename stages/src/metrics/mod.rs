@@ -9,6 +9,7 @@ pub mod exact_match;
 mod perplexity;
 mod preference_accuracy;
 pub mod rouge;
+mod standard_error;
 mod token_accuracy;
 
 use engine::error::StageError;
@@ -114,6 +115,13 @@ pub(crate) enum Observed<'a> {
     },
 }
 
+impl Headline {
+    /// The name of its standard error among facts, as lm-eval names those of tasks.
+    pub(crate) fn error_name(&self) -> Option<String> {
+        self.error_at.map(|_| format!("{}_stderr", self.name))
+    }
+}
+
 impl Observed<'_> {
     pub(crate) fn reads(&self) -> Reads {
         match self {
@@ -130,6 +138,8 @@ pub(crate) struct Headline {
     pub name: &'static str,
     /// Where it is in the metric's figure, as a JSON pointer.
     pub at: &'static str,
+    /// Where its standard error is, for metrics that have one.
+    pub error_at: Option<&'static str>,
     pub unit: Unit,
     pub better: Better,
 }

@@ -4,13 +4,26 @@ use engine::error::StageError;
 use engine::figure::Unit;
 use serde_json::json;
 
+use super::standard_error::Mean;
 use super::{Better, Definition, Found, Headline, Measurement, Observed, Reads};
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Pair,
     headlines: &[
-        Headline { name: "preference_accuracy", at: "/value", unit: Unit::Share, better: Better::Higher },
-        Headline { name: "preference_margin", at: "/mean_margin", unit: Unit::Nats, better: Better::Higher },
+        Headline {
+            name: "preference_accuracy",
+            at: "/value",
+            error_at: Some("/stderr"),
+            unit: Unit::Share,
+            better: Better::Higher,
+        },
+        Headline {
+            name: "preference_margin",
+            at: "/mean_margin",
+            error_at: Some("/mean_margin_stderr"),
+            unit: Unit::Nats,
+            better: Better::Higher,
+        },
     ],
     columns: &[],
     start: |_| Box::new(Preferred::default()),
@@ -28,6 +41,9 @@ struct Preferred {
     preferred_by_token: u64,
     /// Summed difference of the log-probabilities, in nats.
     margin: f64,
+    /// Successes and margins of each pair.
+    success: Mean,
+    margins: Mean,
 }
 
 impl Measurement for Preferred {
@@ -39,6 +55,8 @@ impl Measurement for Preferred {
         self.preferred += u64::from(margin > 0.0);
         self.preferred_by_token += u64::from(by_token > 0.0);
         self.margin += margin;
+        self.success.add(f64::from(u8::from(margin > 0.0)));
+        self.margins.add(margin);
         Vec::new()
     }
 
@@ -49,8 +67,10 @@ impl Measurement for Preferred {
         Ok(Found {
             figure: json!({
                 "value": of_pairs(preferred as f64),
+                "stderr": self.success.standard_error(),
                 "by_token": by_token,
                 "mean_margin": of_pairs(self.margin),
+                "mean_margin_stderr": self.margins.standard_error(),
                 "preferred": preferred,
                 "pairs": pairs,
                 "skipped_rows": skipped_rows,

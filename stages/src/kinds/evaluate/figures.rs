@@ -7,7 +7,7 @@ use engine::error::{Cause, OrFail, StageError};
 use serde_json::{Map, Value};
 
 use super::write_text;
-use crate::metrics::Metric;
+use crate::metrics::{Headline, Metric};
 
 /// The file inside a Metrics artefact.
 const FILE: &str = "metrics.json";
@@ -28,20 +28,29 @@ impl Figures {
 
     /// Name and value of each headline figure.
     pub(super) fn headlines(&self) -> Vec<(&'static str, f64)> {
-        let of_metric = |metric: Metric| {
-            let figure = self.0.get(metric.name());
-            let headlines = metric.definition().headlines.iter();
-            headlines.filter_map(move |headline| Some((headline.name, figure?.pointer(headline.at)?.as_f64()?)))
-        };
-        Metric::ALL.into_iter().flat_map(of_metric).collect()
+        let of =
+            |(headline, figure): (&Headline, &Value)| Some((headline.name, figure.pointer(headline.at)?.as_f64()?));
+        self.with_figures().filter_map(of).collect()
     }
 
-    /// The headline figures as facts of the artefact.
+    /// The headline figures and their standard errors as facts of the artefact.
     pub(super) fn facts(&self) -> Facts {
-        let mut facts: Facts =
-            self.headlines().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+        let mut facts = Facts::new();
+        for (headline, figure) in self.with_figures() {
+            let number = |at: &str| figure.pointer(at).filter(|value| value.is_number()).cloned();
+            facts.extend(number(headline.at).map(|value| (headline.name.to_owned(), value)));
+            facts.extend(headline.error_name().zip(headline.error_at.and_then(number)));
+        }
         facts.extend(self.0.get_key_value("rows").map(|(name, rows)| (name.clone(), rows.clone())));
         facts
+    }
+
+    /// The headlines of what was measured, each with its metric's figure.
+    fn with_figures(&self) -> impl Iterator<Item = (&'static Headline, &Value)> {
+        Metric::ALL.into_iter().flat_map(|metric| {
+            let figure = self.0.get(metric.name());
+            metric.definition().headlines.iter().filter_map(move |headline| Some((headline, figure?)))
+        })
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<(), StageError> {

@@ -35,7 +35,7 @@ use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
 use crate::kinds::dataset::pin_on_hub;
-use crate::metrics::{self, Found, Metric, MetricOptions, Reads};
+use crate::metrics::{self, Found, Headline, Metric, MetricOptions, Reads};
 use crate::smoke;
 use answers::Answers;
 use examples::{Example, ExamplesWriter};
@@ -91,7 +91,7 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
+    const VERSION: u32 = 7; // 7: metrics have standard errors.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
@@ -149,11 +149,15 @@ impl Stage for Evaluate {
             return metrics::foreseen_of_task(name);
         }
         let headlines = self.metrics.iter().flat_map(|metric| metric.definition().headlines);
-        let known = headlines.map(|headline| (headline.name, headline.unit)).chain([("rows", Unit::Number)]);
-        let known: Vec<(&str, Unit)> = known.collect();
-        match known.iter().find(|(known, _)| *known == name) {
+        let with_error = |headline: &Headline| {
+            let error = headline.error_name().map(|name| (name, headline.unit));
+            std::iter::once((headline.name.to_owned(), headline.unit)).chain(error)
+        };
+        let known: Vec<(String, Unit)> =
+            headlines.flat_map(with_error).chain([("rows".to_owned(), Unit::Number)]).collect();
+        match known.iter().find(|(known, _)| known == name) {
             Some((_, unit)) => Foreseen::In(*unit),
-            None => Foreseen::Absent { others: known.iter().map(|(name, _)| (*name).to_owned()).collect() },
+            None => Foreseen::Absent { others: known.into_iter().map(|(name, _)| name).collect() },
         }
     }
 

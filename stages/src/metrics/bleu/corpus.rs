@@ -9,7 +9,14 @@ use crate::metrics::{Better, Column, Definition, Found, Headline, Measurement, O
 
 pub(in crate::metrics) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
-    headlines: &[Headline { name: "bleu", at: "/score", unit: Unit::Points, better: Better::Higher }],
+    headlines: &[Headline {
+        name: "bleu",
+        at: "/score",
+        // It is of all rows together, and no mean of theirs.
+        error_at: None,
+        unit: Unit::Points,
+        better: Better::Higher,
+    }],
     columns: &[Column::Numbers("bleu")],
     start: |_| Box::new(Corpus::default()),
 };

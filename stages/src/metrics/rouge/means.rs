@@ -5,15 +5,16 @@ use engine::figure::Unit;
 use serde_json::json;
 
 use super::{Rouge, Score, Stemming, rouge};
+use crate::metrics::standard_error::Mean;
 use crate::metrics::{Better, Column, Definition, Found, Headline, Measurement, Observed, Reads};
 
 pub(in crate::metrics) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
     headlines: &[
-        Headline { name: "rouge1", at: "/rouge1/fmeasure", unit: Unit::Share, better: Better::Higher },
-        Headline { name: "rouge2", at: "/rouge2/fmeasure", unit: Unit::Share, better: Better::Higher },
-        Headline { name: "rougeL", at: "/rougeL/fmeasure", unit: Unit::Share, better: Better::Higher },
-        Headline { name: "rougeLsum", at: "/rougeLsum/fmeasure", unit: Unit::Share, better: Better::Higher },
+        of("rouge1", "/rouge1/fmeasure", "/stderr/rouge1"),
+        of("rouge2", "/rouge2/fmeasure", "/stderr/rouge2"),
+        of("rougeL", "/rougeL/fmeasure", "/stderr/rougeL"),
+        of("rougeLsum", "/rougeLsum/fmeasure", "/stderr/rougeLsum"),
     ],
     columns: &[
         Column::Numbers("rouge1"),
@@ -21,8 +22,19 @@ pub(in crate::metrics) const DEFINITION: Definition = Definition {
         Column::Numbers("rougeL"),
         Column::Numbers("rougeLsum"),
     ],
-    start: |options| Box::new(Sums { use_stemmer: options.use_stemmer, rows: 0, sums: [Score::default(); 4] }),
+    start: |options| {
+        Box::new(Sums {
+            use_stemmer: options.use_stemmer,
+            rows: 0,
+            sums: Default::default(),
+            means: Default::default(),
+        })
+    },
 };
+
+const fn of(name: &'static str, at: &'static str, error_at: &'static str) -> Headline {
+    Headline { name, at, error_at: Some(error_at), unit: Unit::Share, better: Better::Higher }
+}
 
 const CONVENTION: &str =
     "as rouge_score: lower case, a-z and 0-9 only, mean over rows, from 0 to 1; answers are greedy";
@@ -31,6 +43,8 @@ struct Sums {
     use_stemmer: bool,
     rows: u64,
     sums: [Score; 4],
+    /// The F-measures.
+    means: [Mean; 4],
 }
 
 impl Measurement for Sums {
@@ -45,17 +59,20 @@ impl Measurement for Sums {
             sum.recall += score.recall;
             sum.fmeasure += score.fmeasure;
         }
-        scores.map(|score| score.fmeasure).to_vec()
+        let cells = scores.map(|score| score.fmeasure);
+        self.means.iter_mut().zip(cells).for_each(|(mean, cell)| mean.add(cell));
+        cells.to_vec()
     }
 
     fn figure(&self, skipped_rows: u64) -> Result<Found, StageError> {
-        let Self { use_stemmer, rows, sums } = *self;
+        let Self { use_stemmer, rows, sums, means } = *self;
         let by = rows as f64;
         let [rouge1, rouge2, rouge_l, rouge_lsum] = sums.map(|Score { precision, recall, fmeasure }| Score {
             precision: precision / by,
             recall: recall / by,
             fmeasure: fmeasure / by,
         });
+        let errors = means.map(|mean| mean.standard_error());
         let stems = if use_stemmer { "by stems" } else { "word by word" };
         Ok(Found {
             figure: json!({
@@ -63,6 +80,12 @@ impl Measurement for Sums {
                 "rouge2": rouge2,
                 "rougeL": rouge_l,
                 "rougeLsum": rouge_lsum,
+                "stderr": {
+                    "rouge1": errors[0],
+                    "rouge2": errors[1],
+                    "rougeL": errors[2],
+                    "rougeLsum": errors[3],
+                },
                 "rows": rows,
                 "skipped_rows": skipped_rows,
                 "use_stemmer": use_stemmer,
@@ -90,6 +113,9 @@ mod tests {
         let Found { figure, meaning } = sums.figure(3).unwrap();
         let means = DEFINITION.headlines.iter().map(|headline| figure.pointer(headline.at).unwrap().as_f64().unwrap());
         assert_eq!(means.collect::<Vec<_>>(), [0.5, 0.5, 0.5, 0.5]);
+        // Of 1 and 0: √(1/2) / √2.
+        let errors = DEFINITION.headlines.iter().filter_map(|headline| figure.pointer(headline.error_at?)?.as_f64());
+        assert_eq!(errors.collect::<Vec<_>>(), [0.5, 0.5, 0.5, 0.5]);
         assert_eq!(figure["skipped_rows"], 3);
         assert!(meaning.contains("by stems") && meaning.ends_with("; 2 rows"), "{meaning}");
     }

@@ -609,16 +609,18 @@ fn a_run_that_is_killed_between_any_two_messages_ends_as_if_it_had_not_been() {
             continue;
         }
         let expected = trained(&Bench::new(backend), steps, usize::MAX).unwrap();
-        // Each attempt goes on from what the one before it saved, and is killed a message later.
+        // Each attempt goes on from what the one before it saved, and is killed a message later, or three where there
+        // are several processes to start.
+        let further = if backend.ranks() == 1 || do_everything() { 1 } else { 3 };
         let bench = Bench::new(backend);
-        let mut attempts = 1;
+        let mut messages = 1;
         let found = loop {
-            if let Some(found) = trained(&bench, steps, attempts) {
+            if let Some(found) = trained(&bench, steps, messages) {
                 break found;
             }
-            attempts += 1;
+            messages += further;
         };
-        assert!(attempts > 5, "{backend:?} was killed {attempts} times");
+        assert!(messages > 5, "{backend:?} was killed before {messages} messages");
         assert_eq!(found, expected, "{backend:?}");
     }
 }
