@@ -66,39 +66,55 @@ impl Gates {
 }
 
 fn verdict<'a>(gate: &Gate, outputs: impl Fn(&str) -> Option<&'a BTreeMap<String, OutputRecord>>) -> Verdict {
-    let of = |figure: &Figure| value(figure, outputs(&figure.stage));
-    let judged = || {
-        let value = of(&gate.figure)?;
-        let (other, origin) = match &gate.bound {
-            Bound::Number(number) => return Ok((value, *number, number.to_string())),
-            Bound::Figure(figure) => (of(figure)?, figure),
-        };
-        let (margin, of_what) = match gate.margin {
-            Margin::None => return Ok((value, other, format!("{other}, `{origin}`"))),
-            Margin::Number(margin) => (margin, "the margin"),
-            Margin::StandardError => {
-                let error = of(&gate.figure.standard_error())?.hypot(of(&origin.standard_error())?);
-                (error, "the standard error of their difference")
-            }
-        };
-        let (bound, sign) = match gate.side {
-            Side::Above => (other + margin, '+'),
-            Side::Below => (other - margin, '−'),
-        };
-        Ok((value, bound, format!("{bound}, which is `{origin}` {other} {sign} {of_what} {margin}")))
-    };
-    match judged() {
-        Ok((value, bound, words)) => {
-            // What is no number is on neither side.
-            let (holds, side) = match gate.side {
-                Side::Above => (value > bound, "above"),
-                Side::Below => (value < bound, "below"),
-            };
-            let is = if holds { "is" } else { "is not" };
-            Verdict { holds, value: Some(value), bound: Some(bound), because: format!("{value} {is} {side} {words}") }
-        }
+    match judged(gate, |figure: &Figure| value(figure, outputs(&figure.stage))) {
+        Ok(verdict) => verdict,
         Err(because) => Verdict { holds: false, value: None, bound: None, because },
     }
+}
+
+fn judged(gate: &Gate, of: impl Fn(&Figure) -> Result<f64, String>) -> Result<Verdict, String> {
+    let value = of(&gate.figure)?;
+    let (other, origin) = match &gate.bound {
+        Bound::Number(number) => (*number, None),
+        Bound::Figure(figure) => (of(figure)?, Some(figure)),
+    };
+    let margin = match (gate.margin, origin) {
+        (Margin::Number(margin), Some(_)) => Some((margin, "the margin")),
+        (Margin::StandardError, Some(origin)) => {
+            let error = of(&gate.figure.standard_error())?.hypot(of(&origin.standard_error())?);
+            Some((error, "the standard error of their difference"))
+        }
+        (Margin::None, _) | (_, None) => None,
+    };
+    let (by, _) = margin.unwrap_or_default();
+    // What is no number is on neither side.
+    let (bound, holds, side, sign) = match gate.side {
+        Side::Above => (other + by, value > other + by, "above", '+'),
+        Side::Below => (other - by, value < other - by, "below", '−'),
+    };
+    let shown = |number| rounded(number, digits_apart(value, bound));
+    let is = if holds { "is" } else { "is not" };
+    let mut because = format!("{} {is} {side} {}", shown(value), shown(bound));
+    if let Some(origin) = origin {
+        because += &match margin {
+            None => format!(", `{origin}`"),
+            Some((by, what)) => format!(", which is `{origin}` {} {sign} {what} {}", shown(other), shown(by)),
+        };
+    }
+    Ok(Verdict { holds, value: Some(value), bound: Some(bound), because })
+}
+
+/// With how many digits two numbers are shown: with so many that it is seen that they are not the same.
+fn digits_apart(one: f64, other: f64) -> usize {
+    const FEW: usize = 5;
+    const ALL: usize = 17;
+    let differ = |digits: &usize| rounded(one, *digits) != rounded(other, *digits);
+    if one == other { FEW } else { (FEW..ALL).find(differ).unwrap_or(ALL) }
+}
+
+/// A number in at most so many digits that count.
+fn rounded(number: f64, digits: usize) -> f64 {
+    format!("{number:.*e}", digits - 1).parse().unwrap_or(number)
 }
 
 /// A figure among the facts of a stage's outputs; or why there is none.
@@ -164,6 +180,14 @@ mod tests {
             "0.5 is not above 0.5, which is `before.acc,none` 0.45 + the standard error of their difference 0.05"
         );
         assert!(!judged(Side::Below, before("acc,none"), Margin::None).0);
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_tell_them_apart() {
+        let because = |number| judged(Side::Above, Bound::Number(number), Margin::None).1;
+        assert_eq!(because(1.0 / 3.0), "0.5 is above 0.33333");
+        assert_eq!(because(0.500_000_1), "0.5 is not above 0.5000001");
+        assert_eq!(because(4068.704_742_806_4), "0.5 is not above 4068.7");
     }
 
     #[test]
