@@ -98,6 +98,11 @@ fn perplexity_is_over_the_tokens_of_all_responses() {
     let value = found["perplexity"]["value"].as_f64().unwrap();
     assert!(close(value, (total / tokens as f64).exp()), "{value}");
     assert_eq!(output.description.facts["perplexity"], value);
+    // Of the linearised ratio, in nats, through the slope of `exp`.
+    let residual = |(nll, length): &(f64, u64)| (nll - total / tokens as f64 * *length as f64).powi(2);
+    let rows = each.len() as f64;
+    let error = value * (each.iter().map(residual).sum::<f64>() * rows / (rows - 1.0)).sqrt() / tokens as f64;
+    assert!(close(output.description.facts["perplexity_stderr"].as_f64().unwrap(), error), "{error}");
     assert!(found.get("rouge").is_none());
 
     let examples = output.folder.join("examples.parquet");
@@ -132,17 +137,20 @@ fn rouge_is_of_the_greedy_answers() {
     let parameters = json!({"model": "base", "data": "rows", "metrics": ["rouge", "perplexity"], "max_new_tokens": 12});
     let output = &tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"];
     let predictions = greedy_answers(&tiny, 12);
-    let sum: f64 = predictions
-        .iter()
-        .zip(PAIRS)
-        .map(|(prediction, (_, answer))| rouge(prediction, answer, Stemming::Porter).rouge1.fmeasure)
-        .sum();
+    let of_row = |(prediction, (_, answer)): (&String, &(&str, &str))| {
+        rouge(prediction, answer, Stemming::Porter).rouge1.fmeasure
+    };
+    let each: Vec<f64> = predictions.iter().zip(PAIRS).map(of_row).collect();
+    let (sum, rows) = (each.iter().sum::<f64>(), each.len() as f64);
     let examples = output.folder.join("examples.parquet");
     assert_eq!(tiny::texts(&examples, "prediction"), predictions);
     assert_eq!(tiny::texts(&examples, "reference"), PAIRS.iter().map(|(_, answer)| *answer).collect::<Vec<_>>());
     let found = metrics(output);
     assert_eq!(found["rouge"]["rows"], PAIRS.len());
-    assert!((found["rouge"]["rouge1"]["fmeasure"].as_f64().unwrap() - sum / PAIRS.len() as f64).abs() < 1e-12);
+    assert!((found["rouge"]["rouge1"]["fmeasure"].as_f64().unwrap() - sum / rows).abs() < 1e-12);
+    let squares: f64 = each.iter().map(|value| (value - sum / rows).powi(2)).sum();
+    let error = output.description.facts["rouge1_stderr"].as_f64().unwrap();
+    assert!((error - (squares / (rows - 1.0) / rows).sqrt()).abs() < 1e-12, "{error}");
     assert!(found["perplexity"]["value"].as_f64().unwrap() > 1.0);
 }
 

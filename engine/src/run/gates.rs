@@ -187,7 +187,7 @@ mod tests {
         let because = |number| judged(Side::Above, Bound::Number(number), Margin::None).1;
         assert_eq!(because(1.0 / 3.0), "0.5 is above 0.33333");
         assert_eq!(because(0.500_000_1), "0.5 is not above 0.5000001");
-        assert_eq!(because(4068.704_742_806_4), "0.5 is not above 4068.7");
+        assert_eq!(because(4_068.704_742_806_4), "0.5 is not above 4068.7");
     }
 
     #[test]
