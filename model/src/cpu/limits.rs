@@ -16,6 +16,8 @@ use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
 use super::simd::{Floats, Multiplier, Portable, Routine, Vector};
+#[cfg(target_arch = "aarch64")]
+use super::simd::{Neon, NeonBf16};
 use super::{Cpu, InstructionSet, Rates};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
@@ -40,6 +42,8 @@ impl Cpu {
                 set if set == InstructionSet::Avx512 || set.multiplies_pairs() => flops::<Floats<Avx512>>(),
                 #[cfg(target_arch = "x86_64")]
                 InstructionSet::Avx2 => flops::<Floats<Avx2>>(),
+                #[cfg(target_arch = "aarch64")]
+                InstructionSet::Neon | InstructionSet::NeonDot | InstructionSet::NeonBf16 => flops::<Floats<Neon>>(),
                 _ => flops::<Floats<Portable>>(),
             }
         });
@@ -50,6 +54,9 @@ impl Cpu {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             set if set.multiplies_pairs() => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            InstructionSet::NeonBf16 => side_by_side(threads, || unsafe { flops::<NeonBf16>() }),
             _ => f32_flops,
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
@@ -70,6 +77,12 @@ impl Rates {
             let [pairs, widened] = unsafe { [flops::<Avx512Bf16>(), flops::<Floats<Avx512>>()] };
             let [pairs, tiles, widened] = [pairs, tiles, widened].map(|rate| rate / 1e9);
             return Self { pairs, tiles, widened };
+        }
+        #[cfg(target_arch = "aarch64")]
+        if InstructionSet::NeonBf16.is_available() {
+            // SAFETY: the machine has both sets.
+            let [pairs, widened] = unsafe { [flops::<NeonBf16>(), flops::<Floats<Neon>>()] };
+            return Self { pairs: pairs / 1e9, tiles: 0.0, widened: widened / 1e9 };
         }
         Self::default()
     }
@@ -93,7 +106,14 @@ pub(super) fn processor() -> String {
         let tiles = amx::permission().is_ok();
         format!("{} {signature:x} {features:x?} tiles: {tiles}", String::from_utf8_lossy(&brand).trim())
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        // What identifies it is read by the system, whose first processor stands for all.
+        let register = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        let register = std::fs::read_to_string(register).unwrap_or_default();
+        format!("aarch64 {} {}", register.trim(), InstructionSet::detect())
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     std::env::consts::ARCH.to_owned()
 }
 
@@ -234,7 +254,7 @@ mod tests {
     #[test]
     fn rates_are_of_what_the_machine_has() {
         let Rates { pairs, tiles, widened } = Rates::measure();
-        let has = InstructionSet::Avx512Bf16.is_available();
+        let has = InstructionSet::detect().multiplies_pairs();
         assert_eq!((pairs > 0.1, widened > 0.1), (has, has), "{pairs} {widened}");
         assert_eq!(tiles > 0.1, InstructionSet::Amx.is_available(), "{tiles}");
         assert!(!processor().is_empty() && processor() == processor());
