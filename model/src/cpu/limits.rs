@@ -27,6 +27,8 @@ const CHAINS: usize = 12;
 const ROUNDS: usize = 1 << 12;
 /// Looks at the clock, of which the best counts.
 const SAMPLES: usize = 512;
+/// A value, and twice in a pair, that sums of so many products of stay finite.
+const WORD: u32 = 0x3c00_3c00;
 /// What is read from memory at a time, far more than the caches hold.
 const BYTES: usize = 256 << 20;
 
@@ -56,7 +58,7 @@ impl Cpu {
             set if set.multiplies_pairs() => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as above.
-            InstructionSet::NeonBf16 => side_by_side(threads, || unsafe { flops::<NeonBf16>() }),
+            InstructionSet::NeonBf16 => side_by_side(threads, || unsafe { square_flops() }),
             _ => f32_flops,
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
@@ -81,7 +83,7 @@ impl Rates {
         #[cfg(target_arch = "aarch64")]
         if InstructionSet::NeonBf16.is_available() {
             // SAFETY: the machine has both sets.
-            let [pairs, widened] = unsafe { [flops::<NeonBf16>(), flops::<Floats<Neon>>()] };
+            let [pairs, widened] = unsafe { [square_flops(), flops::<Floats<Neon>>()] };
             return Self { pairs: pairs / 1e9, tiles: 0.0, widened: widened / 1e9 };
         }
         Self::default()
@@ -145,6 +147,48 @@ unsafe fn flops<M: Multiplier>() -> f64 {
     operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
 }
 
+/// Operations per second of one thread that multiplies bf16 in registers, in squares as large products are.
+///
+/// # Safety
+/// The machine has the instructions.
+#[cfg(target_arch = "aarch64")]
+unsafe fn square_flops() -> f64 {
+    /// Products of a square: four values of two rows and two columns.
+    const PRODUCTS: usize = 16;
+    let sample = |_| {
+        let began = Instant::now();
+        // SAFETY: the caller vouches for the instructions.
+        black_box(unsafe { NeonBf16::compiled(Squares) });
+        began.elapsed().as_secs_f64()
+    };
+    (2 * PRODUCTS * CHAINS * ROUNDS) as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+}
+
+/// As [`Rounds`], of squares.
+#[cfg(target_arch = "aarch64")]
+struct Squares;
+
+#[cfg(target_arch = "aarch64")]
+impl Routine for Squares {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) -> f32 {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let (a, b) = (black_box(WORD), black_box(WORD));
+            let [a, b] = [&a, &b].map(|word| NeonBf16::splat(word));
+            let mut sums = [(); CHAINS].map(|()| black_box(Neon::splat(1e-3)));
+            for _ in 0..ROUNDS {
+                for sums in &mut sums {
+                    *sums = NeonBf16::multiply_add_square(a, b, *sums);
+                }
+            }
+            sums.into_iter().map(Vector::sum).sum()
+        }
+    }
+}
+
 /// Operations per second of one thread in tiles that stay in the first-level cache.
 ///
 /// # Safety
@@ -187,8 +231,6 @@ impl<M: Multiplier> Routine for Rounds<M> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) -> f32 {
-        /// A value, and twice in a pair, that sums of so many products of stay finite.
-        const WORD: u32 = 0x3c00_3c00;
         // SAFETY: the caller vouches for the instructions; a word is of 32 bits.
         unsafe {
             let (a, b) = (black_box(WORD), black_box(WORD));

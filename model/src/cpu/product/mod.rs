@@ -15,6 +15,8 @@ mod operands;
 mod pack;
 mod portable;
 mod right;
+#[cfg(target_arch = "aarch64")]
+mod squares;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

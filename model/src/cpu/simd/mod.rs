@@ -34,6 +34,8 @@ pub(super) use avx512_bf16::{Avx512Bf16, as_words, first};
 pub(super) use neon::Neon;
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon_bf16::NeonBf16;
+#[cfg(all(test, target_arch = "aarch64"))]
+pub(super) use neon_bf16::tests::pair as neon_pair;
 pub(super) use portable::Portable;
 pub(super) use products::{Floats, Loads, Multiplier};
 

@@ -12,6 +12,7 @@ pub(super) mod neon;
 
 use std::ops::Range;
 
+use super::kernel::{self, Tile};
 use super::{InstructionSet, PairsRight, Right};
 use crate::cpu::simd::Multiplier;
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +20,18 @@ use crate::cpu::simd::{Avx2, Floats};
 
 /// A kernel that can pack operands of a type.
 pub(super) trait Pack<R>: Multiplier {
+    /// Steps along the inner dimension that tiles take at once: a panel has them whole.
+    const STEPS: usize = 1;
+
+    /// A tile of so many rows and vectors.
+    ///
+    /// # Safety
+    /// As for [`kernel::tile`]; the panel is one of this kernel.
+    unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, Self::Word>) {
+        // SAFETY: the caller vouches for it.
+        unsafe { kernel::tile::<Self>(rows, vectors, tile) }
+    }
+
     /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns
     /// beyond the last are zero.
     ///

@@ -4,7 +4,8 @@
 
 use std::ops::Range;
 
-use super::super::{InstructionSet, PairsRight, Right};
+use super::super::kernel::Tile;
+use super::super::{InstructionSet, PairsRight, Right, squares};
 use super::{Pack, pack_floats, pack_words};
 use crate::cpu::simd::{Floats, Neon, NeonBf16, Vector};
 
@@ -20,8 +21,19 @@ impl<R: Right> Pack<R> for Floats<Neon> {
 }
 
 impl<R: PairsRight> Pack<R> for NeonBf16 {
+    const STEPS: usize = squares::STEPS;
+
+    unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, u32>) {
+        // SAFETY: the caller vouches for it.
+        unsafe { squares::tile(rows, vectors, tile) }
+    }
+
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack_words::<Self, R>(InstructionSet::NeonBf16, b, inner, columns, panel) }
+        unsafe {
+            let (steps, width) = (inner.len(), columns.len().next_multiple_of(Neon::LANES));
+            pack_words::<Self, R>(InstructionSet::NeonBf16, b, inner, columns, panel);
+            squares::interleave(panel, steps, width);
+        }
     }
 }
