@@ -32,13 +32,18 @@ impl Rates {
     /// The set that computes them fastest. Within a tenth they are equally fast, and the first in this order is it:
     /// pairs, tiles, widened to f32.
     pub fn fastest(self) -> InstructionSet {
-        let ways = [
-            (InstructionSet::Avx512Bf16, self.pairs),
-            (InstructionSet::Amx, self.tiles),
-            (InstructionSet::Avx512, self.widened),
-        ];
+        let ways = if cfg!(target_arch = "aarch64") {
+            // Products of bytes are as fast in whichever way those of bf16 are.
+            vec![(InstructionSet::NeonBf16, self.pairs), (InstructionSet::NeonDot, self.widened)]
+        } else {
+            vec![
+                (InstructionSet::Avx512Bf16, self.pairs),
+                (InstructionSet::Amx, self.tiles),
+                (InstructionSet::Avx512, self.widened),
+            ]
+        };
         let best = ways.iter().fold(0.0, |best: f64, (_, rate)| best.max(*rate));
-        ways.into_iter().find(|(_, rate)| 1.1 * rate >= best).map_or(InstructionSet::Avx512Bf16, |(set, _)| set)
+        ways.into_iter().find(|(_, rate)| 1.1 * rate >= best).expect("the best is one of them").0
     }
 }
 
@@ -57,7 +62,7 @@ impl InstructionSet {
     /// there.
     pub fn chosen(compute: Compute, folder: Option<&Path>) -> Self {
         static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
-        if compute == Compute::F32 || Self::detect() != Self::Avx512Bf16 {
+        if compute == Compute::F32 || !Self::detect().multiplies_pairs() {
             return Self::detect();
         }
         *CHOSEN.get_or_init(|| choose(&machine(), folder, Rates::measure))
@@ -152,17 +157,30 @@ fn keep(path: &Path, choice: &Kept) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    /// The set of this architecture that multiplies pairs.
+    const PAIRS: InstructionSet =
+        if cfg!(target_arch = "aarch64") { InstructionSet::NeonBf16 } else { InstructionSet::Avx512Bf16 };
+    /// The one that widens them to f32.
+    const WIDENED: InstructionSet =
+        if cfg!(target_arch = "aarch64") { InstructionSet::NeonDot } else { InstructionSet::Avx512 };
+
     #[test]
     fn the_fastest_is_chosen_and_of_equally_fast_ones_the_first() {
-        for ((pairs, tiles, widened), expected) in [
-            // Zen 4 and later; Sapphire Rapids with its tiles, and where the system refuses them.
-            ((211.0, 0.0, 106.0), InstructionSet::Avx512Bf16),
-            ((113.0, 2240.0, 225.0), InstructionSet::Amx),
-            ((113.0, 0.0, 225.0), InstructionSet::Avx512),
-            ((100.0, 109.0, 104.0), InstructionSet::Avx512Bf16),
-            ((100.0, 120.0, 125.0), InstructionSet::Amx),
-            ((0.0, 0.0, 0.0), InstructionSet::Avx512Bf16),
-        ] {
+        // Zen 4 and later; Sapphire Rapids with its tiles, and where the system refuses them.
+        let mut cases = vec![
+            ((211.0, 0.0, 106.0), PAIRS),
+            ((113.0, 0.0, 225.0), WIDENED),
+            ((100.0, 0.0, 109.0), PAIRS),
+            ((0.0, 0.0, 0.0), PAIRS),
+        ];
+        if !cfg!(target_arch = "aarch64") {
+            cases.extend([
+                ((113.0, 2240.0, 225.0), InstructionSet::Amx),
+                ((100.0, 109.0, 104.0), PAIRS),
+                ((100.0, 120.0, 125.0), InstructionSet::Amx),
+            ]);
+        }
+        for ((pairs, tiles, widened), expected) in cases {
             assert_eq!(Rates { pairs, tiles, widened }.fastest(), expected, "{pairs} {tiles} {widened}");
         }
     }
@@ -173,33 +191,33 @@ mod tests {
         let place = folder.path().join("below");
         let portable = || choose("one", Some(&place), || unreachable!("it is kept"));
         let rates = Rates { pairs: 1.0, tiles: 0.0, widened: 2.0 };
-        if !InstructionSet::Avx512.is_available() {
+        if !WIDENED.is_available() {
             return eprintln!("skipped: a choice of sets that this machine has not is none");
         }
-        assert_eq!(choose("one", Some(&place), || rates), InstructionSet::Avx512);
-        assert_eq!(portable(), InstructionSet::Avx512);
+        assert_eq!(choose("one", Some(&place), || rates), WIDENED);
+        assert_eq!(portable(), WIDENED);
         let of_other = choose("two", Some(&place), || Rates { pairs: 0.0, tiles: 0.0, widened: 1.0 });
-        assert_eq!(of_other, InstructionSet::Avx512);
+        assert_eq!(of_other, WIDENED);
         let files = || std::fs::read_dir(&place).expect("the folder").map(|entry| entry.expect("an entry").path());
         assert_eq!(files().count(), 2, "a file for each machine, and nothing else");
         files().for_each(|path| std::fs::write(path, "{").expect("to write"));
-        assert_eq!(choose("one", Some(&place), || rates), InstructionSet::Avx512);
-        assert_eq!(portable(), InstructionSet::Avx512, "the file was replaced");
-        assert_eq!(choose("one", None, || rates), InstructionSet::Avx512, "without a folder");
+        assert_eq!(choose("one", Some(&place), || rates), WIDENED);
+        assert_eq!(portable(), WIDENED, "the file was replaced");
+        assert_eq!(choose("one", None, || rates), WIDENED, "without a folder");
     }
 
     #[test]
     fn of_processes_that_choose_at_once_all_take_the_first_choice() {
-        if !InstructionSet::Avx512.is_available() {
+        if !WIDENED.is_available() {
             return eprintln!("skipped: a choice of sets that this machine has not is none");
         }
         let folder = tempfile::tempdir().expect("a folder");
         let widened = Rates { widened: 1.0, ..Rates::default() };
         let late = choose("one", Some(folder.path()), || {
-            assert_eq!(choose("one", Some(folder.path()), || widened), InstructionSet::Avx512);
+            assert_eq!(choose("one", Some(folder.path()), || widened), WIDENED);
             Rates { pairs: 1.0, ..Rates::default() }
         });
-        assert_eq!(late, InstructionSet::Avx512);
+        assert_eq!(late, WIDENED);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+#[cfg(target_arch = "aarch64")]
+use super::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Routine, Vector};
@@ -24,6 +26,12 @@ pub enum InstructionSet {
     Amx,
     /// The bits of [`InstructionSet::Amx`] on a machine without tiles, slowly: for tests.
     AmxEmulated,
+    /// 128-bit vectors of ARM with fused multiply-add.
+    Neon,
+    /// Those, with products of bytes that are summed in 32 bits.
+    NeonDot,
+    /// That, with products of bf16 that are summed in f32, and of signed bytes with unsigned ones (Armv8.6).
+    NeonBf16,
 }
 
 impl fmt::Display for InstructionSet {
@@ -33,9 +41,18 @@ impl fmt::Display for InstructionSet {
 }
 
 impl InstructionSet {
-    /// All of them, narrower ones first; each contains those before it.
-    pub const ALL: [Self; 6] =
-        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx, Self::AmxEmulated];
+    /// All of them: of each architecture the narrower ones first, each of which those behind it contain.
+    pub const ALL: [Self; 9] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Bf16,
+        Self::Amx,
+        Self::AmxEmulated,
+        Self::Neon,
+        Self::NeonDot,
+        Self::NeonBf16,
+    ];
 
     /// The widest set of this machine but for tiles, which a process must ask for.
     pub fn detect() -> Self {
@@ -51,6 +68,18 @@ impl InstructionSet {
                 return Self::Avx2;
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected;
+            let dot = is_aarch64_feature_detected!("dotprod");
+            let bf16 = is_aarch64_feature_detected!("bf16") && is_aarch64_feature_detected!("i8mm");
+            match (dot, bf16) {
+                (true, true) => Self::NeonBf16,
+                (true, false) => Self::NeonDot,
+                (false, _) => Self::Neon,
+            }
+        }
+        #[cfg(not(target_arch = "aarch64"))]
         Self::Portable
     }
 
@@ -63,13 +92,19 @@ impl InstructionSet {
             #[cfg(not(target_arch = "x86_64"))]
             Self::Amx => false,
             Self::AmxEmulated => Self::Avx512Bf16.is_available(),
-            Self::Portable | Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => width(self) <= width(Self::detect()),
+            Self::Portable => true,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => {
+                cfg!(target_arch = "x86_64") && width(self) <= width(Self::detect())
+            }
+            Self::Neon | Self::NeonDot | Self::NeonBf16 => {
+                cfg!(target_arch = "aarch64") && width(self) <= width(Self::detect())
+            }
         }
     }
 
     /// Whether it has products of bf16 pairs.
     pub fn multiplies_pairs(self) -> bool {
-        matches!(self, Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated)
+        matches!(self, Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated | Self::NeonBf16)
     }
 
     /// Whether it multiplies bf16 in tiles.
@@ -77,9 +112,13 @@ impl InstructionSet {
         matches!(self, Self::Amx | Self::AmxEmulated)
     }
 
-    /// What of it computes in a type: in f32 the widest sets do the same.
+    /// What of it computes in a type: in f32 the widest sets do the same, and products of bytes are of neither.
     pub fn in_use(self, compute: Compute) -> Self {
-        if compute == Compute::F32 && self.multiplies_pairs() { Self::Avx512 } else { self }
+        match (self, compute) {
+            (Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated, Compute::F32) => Self::Avx512,
+            (Self::NeonBf16, Compute::F32) | (Self::NeonDot, _) => Self::Neon,
+            _ => self,
+        }
     }
 
     /// The name for a log.
@@ -91,6 +130,9 @@ impl InstructionSet {
             Self::Avx512Bf16 => "avx512+bf16",
             Self::Amx => "amx",
             Self::AmxEmulated => "amx emulated",
+            Self::Neon => "neon",
+            Self::NeonDot => "neon+dotprod",
+            Self::NeonBf16 => "neon+bf16",
         }
     }
 
@@ -107,10 +149,9 @@ impl InstructionSet {
                 Self::Avx2 => Avx2::compiled(routine),
                 #[cfg(target_arch = "x86_64")]
                 Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => Avx512::compiled(routine),
-                #[cfg(not(target_arch = "x86_64"))]
-                Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => {
-                    unreachable!("an instruction set of another architecture")
-                }
+                #[cfg(target_arch = "aarch64")]
+                Self::Neon | Self::NeonDot | Self::NeonBf16 => Neon::compiled(routine),
+                _ => unreachable!("{self}, which is of another architecture"),
             }
         }
     }

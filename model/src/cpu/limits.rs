@@ -16,6 +16,8 @@ use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
 use super::simd::{Floats, Multiplier, Portable, Routine, Vector};
+#[cfg(target_arch = "aarch64")]
+use super::simd::{Neon, NeonBf16};
 use super::{Cpu, InstructionSet, Rates};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
@@ -25,6 +27,8 @@ const CHAINS: usize = 12;
 const ROUNDS: usize = 1 << 12;
 /// Looks at the clock, of which the best counts.
 const SAMPLES: usize = 512;
+/// A value, and twice in a pair, that sums of so many products of stay finite.
+const WORD: u32 = 0x3c00_3c00;
 /// What is read from memory at a time, far more than the caches hold.
 const BYTES: usize = 256 << 20;
 
@@ -40,6 +44,8 @@ impl Cpu {
                 set if set == InstructionSet::Avx512 || set.multiplies_pairs() => flops::<Floats<Avx512>>(),
                 #[cfg(target_arch = "x86_64")]
                 InstructionSet::Avx2 => flops::<Floats<Avx2>>(),
+                #[cfg(target_arch = "aarch64")]
+                InstructionSet::Neon | InstructionSet::NeonDot | InstructionSet::NeonBf16 => flops::<Floats<Neon>>(),
                 _ => flops::<Floats<Portable>>(),
             }
         });
@@ -50,6 +56,9 @@ impl Cpu {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             set if set.multiplies_pairs() => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as above.
+            InstructionSet::NeonBf16 => side_by_side(threads, || unsafe { square_flops() }),
             _ => f32_flops,
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
@@ -70,6 +79,12 @@ impl Rates {
             let [pairs, widened] = unsafe { [flops::<Avx512Bf16>(), flops::<Floats<Avx512>>()] };
             let [pairs, tiles, widened] = [pairs, tiles, widened].map(|rate| rate / 1e9);
             return Self { pairs, tiles, widened };
+        }
+        #[cfg(target_arch = "aarch64")]
+        if InstructionSet::NeonBf16.is_available() {
+            // SAFETY: the machine has both sets.
+            let [pairs, widened] = unsafe { [square_flops(), flops::<Floats<Neon>>()] };
+            return Self { pairs: pairs / 1e9, tiles: 0.0, widened: widened / 1e9 };
         }
         Self::default()
     }
@@ -93,7 +108,14 @@ pub(super) fn processor() -> String {
         let tiles = amx::permission().is_ok();
         format!("{} {signature:x} {features:x?} tiles: {tiles}", String::from_utf8_lossy(&brand).trim())
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    {
+        // What identifies it is read by the system, whose first processor stands for all.
+        let register = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+        let register = std::fs::read_to_string(register).unwrap_or_default();
+        format!("aarch64 {} {}", register.trim(), InstructionSet::detect())
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     std::env::consts::ARCH.to_owned()
 }
 
@@ -123,6 +145,48 @@ unsafe fn flops<M: Multiplier>() -> f64 {
     };
     let operations = 2 * M::VALUES * M::LANES * CHAINS * ROUNDS;
     operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+}
+
+/// Operations per second of one thread that multiplies bf16 in registers, in squares as large products are.
+///
+/// # Safety
+/// The machine has the instructions.
+#[cfg(target_arch = "aarch64")]
+unsafe fn square_flops() -> f64 {
+    /// Products of a square: four values of two rows and two columns.
+    const PRODUCTS: usize = 16;
+    let sample = |_| {
+        let began = Instant::now();
+        // SAFETY: the caller vouches for the instructions.
+        black_box(unsafe { NeonBf16::compiled(Squares) });
+        began.elapsed().as_secs_f64()
+    };
+    (2 * PRODUCTS * CHAINS * ROUNDS) as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+}
+
+/// As [`Rounds`], of squares.
+#[cfg(target_arch = "aarch64")]
+struct Squares;
+
+#[cfg(target_arch = "aarch64")]
+impl Routine for Squares {
+    type Output = f32;
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) -> f32 {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let (a, b) = (black_box(WORD), black_box(WORD));
+            let [a, b] = [&a, &b].map(|word| NeonBf16::splat(word));
+            let mut sums = [(); CHAINS].map(|()| black_box(Neon::splat(1e-3)));
+            for _ in 0..ROUNDS {
+                for sums in &mut sums {
+                    *sums = NeonBf16::multiply_add_square(a, b, *sums);
+                }
+            }
+            sums.into_iter().map(Vector::sum).sum()
+        }
+    }
 }
 
 /// Operations per second of one thread in tiles that stay in the first-level cache.
@@ -167,8 +231,6 @@ impl<M: Multiplier> Routine for Rounds<M> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) -> f32 {
-        /// A value, and twice in a pair, that sums of so many products of stay finite.
-        const WORD: u32 = 0x3c00_3c00;
         // SAFETY: the caller vouches for the instructions; a word is of 32 bits.
         unsafe {
             let (a, b) = (black_box(WORD), black_box(WORD));
@@ -234,7 +296,7 @@ mod tests {
     #[test]
     fn rates_are_of_what_the_machine_has() {
         let Rates { pairs, tiles, widened } = Rates::measure();
-        let has = InstructionSet::Avx512Bf16.is_available();
+        let has = InstructionSet::detect().multiplies_pairs();
         assert_eq!((pairs > 0.1, widened > 0.1), (has, has), "{pairs} {widened}");
         assert_eq!(tiles > 0.1, InstructionSet::Amx.is_available(), "{tiles}");
         assert!(!processor().is_empty() && processor() == processor());

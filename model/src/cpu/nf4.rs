@@ -5,6 +5,7 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -299,7 +300,9 @@ mod tests {
     use crate::checkpoint::{Dtype, ValueRows};
     #[cfg(target_arch = "x86_64")]
     use crate::cpu::rounding::nearest;
-    use crate::weights::{Codebook, Nf4};
+    #[cfg(target_arch = "x86_64")]
+    use crate::weights::Codebook;
+    use crate::weights::Nf4;
 
     /// Rows of an odd number of values begin within a byte, and blocks end within rows.
     #[test]

@@ -24,7 +24,6 @@ pub(super) enum Operand<'a> {
     /// In f32, rounded to values of bf16 where that is computed in.
     F32(View<'a>),
     /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
-    #[cfg(target_arch = "x86_64")]
     Pairs(View<'a, u32>),
 }
 
@@ -33,7 +32,6 @@ impl<'a> Operand<'a> {
     pub(super) fn is_of(self, columns: usize) -> bool {
         match self {
             Self::F32(view) => view.columns() == columns,
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(pairs) => pairs.columns() == columns.div_ceil(2),
         }
     }
@@ -45,7 +43,6 @@ impl<'a> Operand<'a> {
     {
         match self {
             Self::F32(view) => view.row(row),
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(pairs) => {
                 let halves = pairs.row(row).iter().flat_map(|pair| [pair << 16, pair & 0xffff_0000]);
                 buffer.clear();
@@ -59,7 +56,6 @@ impl<'a> Operand<'a> {
     pub(super) fn rows(self) -> usize {
         match self {
             Self::F32(view) => view.rows(),
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(pairs) => pairs.rows(),
         }
     }
@@ -68,7 +64,6 @@ impl<'a> Operand<'a> {
     pub(super) fn row_range(self, rows: Range<usize>) -> Self {
         match self {
             Self::F32(view) => Self::F32(view.row_range(rows)),
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(pairs) => Self::Pairs(pairs.row_range(rows)),
         }
     }
@@ -105,13 +100,10 @@ impl OperandBuffer {
     pub(super) fn operand(&self) -> Operand<'_> {
         match self.form {
             Form::F32 | Form::Rounded => Operand::F32(self.words.view()),
-            #[cfg(target_arch = "x86_64")]
             Form::Pairs => {
                 let (rows, width) = (self.words.rows(), self.words.columns());
                 Operand::Pairs(View::new(self.pairs(), rows, width, width))
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            Form::Pairs => unreachable!("a form of another architecture"),
         }
     }
 
@@ -125,15 +117,11 @@ impl OperandBuffer {
         match self.form {
             Form::F32 => Qkv::F32(operands(self.words.values(), stride, firsts)),
             Form::Rounded => Qkv::Rounded(operands(self.words.values(), stride, firsts)),
-            #[cfg(target_arch = "x86_64")]
             Form::Pairs => Qkv::Pairs(operands(self.pairs(), stride, firsts.map(|first| first / 2))),
-            #[cfg(not(target_arch = "x86_64"))]
-            Form::Pairs => unreachable!("a form of another architecture"),
         }
     }
 
     /// Its words where they are pairs.
-    #[cfg(target_arch = "x86_64")]
     fn pairs(&self) -> &[u32] {
         // SAFETY: every bit pattern is a value of both types, which are of one size.
         unsafe { self.words.values().align_to::<u32>() }.1

@@ -126,7 +126,6 @@ impl Weight {
         };
         let rate = match a {
             Operand::F32(_) => Rate::F32,
-            #[cfg(target_arch = "x86_64")]
             Operand::Pairs(_) => Rate::Bf16,
         };
         let bytes = self.bytes() as usize * inner * columns / (self.out_features * self.in_features).max(1);
@@ -137,7 +136,6 @@ impl Weight {
     pub(super) fn path(&self, a: Operand<'_>, sense: Sense) -> Path {
         match a {
             Operand::F32(a) => Path::of(a, self.strides(sense)),
-            #[cfg(target_arch = "x86_64")]
             Operand::Pairs(a) => Path::of(a, self.strides(sense)),
         }
     }
@@ -363,9 +361,7 @@ impl Cpu {
                 (Operand::F32(a), _, Some(sides), _, _) => self.product_along(path, a, &sides),
                 (Operand::F32(a), _, _, Some(sides), _) => self.product_along(path, a, &sides),
                 (Operand::F32(a), _, _, _, Some(sides)) => self.product_along(path, a, &sides),
-                #[cfg(target_arch = "x86_64")]
                 (Operand::Pairs(a), _, Some(sides), _, _) => self.product_of_pairs_along(path, a, &sides),
-                #[cfg(target_arch = "x86_64")]
                 (Operand::Pairs(a), _, _, _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
                 _ if parts.len() > 1 => {
                     parts.iter().for_each(|part| self.products_along(path, a, sense, std::slice::from_ref(part)));
@@ -408,19 +404,15 @@ impl Cpu {
             (Values::Blocks(values), Operand::F32(a)) => {
                 self.finished_product(a, self.widened(&**values, sense), finish, c);
             }
-            #[cfg(target_arch = "x86_64")]
             (Values::Bf16(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, weight.view(values, sense), finish, c);
             }
-            #[cfg(target_arch = "x86_64")]
             (Values::Integers(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, self.widened(values, sense), finish, c);
             }
-            #[cfg(target_arch = "x86_64")]
             (Values::Blocks(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, self.widened(&**values, sense), finish, c);
             }
-            #[cfg(target_arch = "x86_64")]
             (Values::F32(_) | Values::F16(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
         }
     }

@@ -2,13 +2,17 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+use std::marker::PhantomData;
+
 use super::kernel::Kernel;
 use super::{Operands, Qkv};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::amx::{self, Ready, Tiles};
 use crate::cpu::instructions::InstructionSet;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::{Avx512Bf16, Multiplier};
+use crate::cpu::simd::Avx512Bf16;
+#[cfg(target_arch = "aarch64")]
+use crate::cpu::simd::NeonBf16;
 use crate::cpu::simd::{Floats, Routine, Vector};
 
 /// What is computed of a block of rows, by any kernel.
@@ -30,15 +34,17 @@ pub(super) unsafe fn in_each_form(set: InstructionSet, qkv: Qkv<'_>, block: impl
         match qkv {
             Qkv::F32(operands) => set.run(OfFloats::<_, false> { operands, block }),
             Qkv::Rounded(operands) => set.run(OfFloats::<_, true> { operands, block }),
-            #[cfg(target_arch = "x86_64")]
-            Qkv::Pairs(operands) => {
-                let pairs = OfPairs { operands, block };
-                match set {
-                    InstructionSet::Amx => pairs.in_tiles::<amx::Registers>(),
-                    InstructionSet::AmxEmulated => pairs.in_tiles::<amx::Emulated>(),
-                    _ => Avx512Bf16::compiled(pairs),
-                }
-            }
+            Qkv::Pairs(operands) => match set {
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Amx => in_tiles::<amx::Registers>(operands, block),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::AmxEmulated => in_tiles::<amx::Emulated>(operands, block),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx512Bf16 => of_pairs::<Avx512Bf16>(operands, block),
+                #[cfg(target_arch = "aarch64")]
+                InstructionSet::NeonBf16 => of_pairs::<NeonBf16>(operands, block),
+                _ => unreachable!("pairs of {set}"),
+            },
         }
     }
 }
@@ -60,34 +66,40 @@ impl<B: Block, const ROUNDED: bool> Routine for OfFloats<'_, B, ROUNDED> {
 }
 
 /// A block of pairs.
-#[cfg(target_arch = "x86_64")]
-struct OfPairs<'a, B> {
+struct OfPairs<'a, K, B> {
     operands: Operands<'a, u32>,
     block: B,
+    kernel: PhantomData<K>,
 }
 
-#[cfg(target_arch = "x86_64")]
-impl<B: Block> OfPairs<'_, B> {
-    /// Computes it by a thread that is ready for tiles.
-    ///
-    /// # Safety
-    /// As for [`in_each_form`], and the process has the permission to use tiles.
-    unsafe fn in_tiles<T: Tiles>(self) {
-        // SAFETY: the caller vouches for it.
-        unsafe {
-            let _ready = Ready::<T>::new();
-            Avx512Bf16::compiled(self);
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<B: Block> Routine for OfPairs<'_, B> {
+impl<K: Kernel<Word = u32>, B: Block> Routine for OfPairs<'_, K, B> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         // SAFETY: the caller vouches for it.
-        unsafe { self.block.run::<Avx512Bf16>(self.operands) }
+        unsafe { self.block.run::<K>(self.operands) }
+    }
+}
+
+/// Computes a block of pairs.
+///
+/// # Safety
+/// The machine has the instructions; and as [`Block::run`].
+unsafe fn of_pairs<K: Kernel<Word = u32>>(operands: Operands<'_, u32>, block: impl Block) {
+    // SAFETY: the caller vouches for it.
+    unsafe { K::compiled(OfPairs { operands, block, kernel: PhantomData::<K> }) }
+}
+
+/// Computes a block of pairs by a thread that is ready for tiles.
+///
+/// # Safety
+/// As for [`of_pairs`], and the process has the permission to use tiles.
+#[cfg(target_arch = "x86_64")]
+unsafe fn in_tiles<T: Tiles>(operands: Operands<'_, u32>, block: impl Block) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let _ready = Ready::<T>::new();
+        of_pairs::<Avx512Bf16>(operands, block);
     }
 }

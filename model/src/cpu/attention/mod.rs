@@ -17,6 +17,8 @@ mod floats;
 mod forms;
 mod forward;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod operands;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -100,7 +102,6 @@ pub(super) enum Qkv<'a> {
     /// In f32, rounded to values of bf16: so is all else that products multiply.
     Rounded(Operands<'a, f32>),
     /// In pairs of bf16, the heads being of an even width.
-    #[cfg(target_arch = "x86_64")]
     Pairs(Operands<'a, u32>),
 }
 
@@ -118,7 +119,6 @@ impl Qkv<'_> {
         match self {
             Self::F32(operands) => Self::F32(from(operands, [row, column], [key_row, key_column])),
             Self::Rounded(operands) => Self::Rounded(from(operands, [row, column], [key_row, key_column])),
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(operands) => {
                 assert!(column % 2 == 0 && key_column % 2 == 0, "heads of an even width");
                 Self::Pairs(from(operands, [row, column / 2], [key_row, key_column / 2]))
@@ -135,7 +135,6 @@ impl Qkv<'_> {
         }
         match self {
             Self::F32(operands) | Self::Rounded(operands) => check(operands, [rows, columns], [keys, key_columns]),
-            #[cfg(target_arch = "x86_64")]
             Self::Pairs(operands) => {
                 assert!(columns % 2 == 0 && key_columns % 2 == 0, "heads of an even width");
                 check(operands, [rows, columns / 2], [keys, key_columns / 2]);

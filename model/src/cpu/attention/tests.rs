@@ -111,7 +111,6 @@ impl Matrix {
     }
 
     /// The same in pairs, with a border likewise.
-    #[cfg(target_arch = "x86_64")]
     fn pairs(&self) -> Pairs {
         let stride = self.columns / 2 + 2 * BORDER;
         let mut words = vec![u32::MAX; (self.rows + 2 * BORDER) * stride];
@@ -150,7 +149,6 @@ impl Matrix {
 }
 
 /// A matrix of pairs of bf16 with a border.
-#[cfg(target_arch = "x86_64")]
 struct Pairs {
     words: Vec<u32>,
     stride: usize,
@@ -158,7 +156,6 @@ struct Pairs {
     end: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Pairs {
     fn read(&self) -> Columns<'_, u32> {
         Columns { words: &self.words[BORDER * self.stride + BORDER..self.end], stride: self.stride }
@@ -201,15 +198,11 @@ impl Case {
     fn run(&self, cpu: &Cpu, form: Form) -> [Vec<f32>; 5] {
         let given = self.given(form);
         let Given { q, k, v, .. } = &given;
-        #[cfg(target_arch = "x86_64")]
         let pairs = [q, k, v].map(Matrix::pairs);
         let qkv = match form {
             Form::F32 => Qkv::F32(Operands { q: q.read(), k: k.read(), v: v.read() }),
             Form::Rounded => Qkv::Rounded(Operands { q: q.read(), k: k.read(), v: v.read() }),
-            #[cfg(target_arch = "x86_64")]
             Form::Pairs => Qkv::Pairs(Operands { q: pairs[0].read(), k: pairs[1].read(), v: pairs[2].read() }),
-            #[cfg(not(target_arch = "x86_64"))]
-            Form::Pairs => unreachable!("a form of another architecture"),
         };
         self.run_on(cpu, qkv, &given.dy)
     }

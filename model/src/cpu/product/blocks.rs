@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kernel::{Tile, tile};
+use super::kernel::Tile;
 use super::pack::Pack;
 use super::{Right, Side, View};
 use crate::cpu::simd::{Multiplier, Vector, prefetch};
@@ -62,7 +62,7 @@ pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: 
     let width = K::LANES * K::Sums::TILE_VECTORS;
     let is_copied = a.column_stride() != 1;
     let inner_words = INNER.min(a.columns());
-    let panel_words = inner_words * width;
+    let panel_words = inner_words.next_multiple_of(K::STEPS) * width;
     let copied_rows = if is_copied { COPIED_ROWS.min(a.rows().next_multiple_of(K::Sums::TILE_ROWS)) } else { 0 };
     with_words(GROUP * panel_words + copied_rows * inner_words, |buffer| {
         let side_panels = columns.div_ceil(width);
@@ -167,7 +167,7 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
                     finish: finish.of_columns(columns.clone()),
                 };
                 // SAFETY: the panel has these steps and columns, `left` saw to the rows, and `block` to the result.
-                unsafe { tile::<K>(count, columns.len().div_ceil(K::LANES), &operands) };
+                unsafe { K::tile(count, columns.len().div_ceil(K::LANES), &operands) };
             }
         }
     }

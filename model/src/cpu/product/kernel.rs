@@ -6,11 +6,10 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
 use std::marker::PhantomData;
 
 use super::Finish;
-use crate::cpu::simd::{Multiplier, Routine, Vector};
+use crate::cpu::simd::{Multiplier, Routine, Vector, prefetch_to_write};
 use crate::ops::Write;
 
 /// A tile of a product and its operands.
@@ -35,13 +34,6 @@ pub(super) struct Tile<'a, W> {
     pub columns: usize,
     /// What becomes of the sums.
     pub finish: Finish<'a>,
-}
-
-/// Asks for the elements of a result, which need not be ones, to write them.
-#[inline(always)]
-fn prefetch(c: *const f32) {
-    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
-    unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) }
 }
 
 /// Finishes the first `lanes` of some sums, the bias at a place or none at null.
@@ -75,7 +67,7 @@ unsafe fn fixed<M: Multiplier, const R: usize, const V: usize>(tile: &Tile<'_, M
         let mut sums = [[M::Sums::splat(0.0); V]; R];
         for row in 0..R {
             for vector in 0..V {
-                prefetch(tile.c.wrapping_add(row * tile.c_stride + vector * M::LANES));
+                prefetch_to_write(tile.c.wrapping_add(row * tile.c_stride + vector * M::LANES));
             }
         }
         let (mut a, mut panel) = (tile.a, tile.panel);

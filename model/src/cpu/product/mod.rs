@@ -6,18 +6,17 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-#[cfg(target_arch = "x86_64")]
 mod blocks;
 mod few_rows;
 mod finish;
-#[cfg(target_arch = "x86_64")]
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod operands;
-#[cfg(target_arch = "x86_64")]
 mod pack;
 mod portable;
 mod right;
+#[cfg(target_arch = "aarch64")]
+mod squares;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -32,8 +31,12 @@ use half::{bf16, f16};
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::instructions::InstructionSet;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::simd::Floats;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512, Avx512Bf16, Floats};
+use super::simd::{Avx2, Avx512, Avx512Bf16};
+#[cfg(target_arch = "aarch64")]
+use super::simd::{Neon, NeonBf16};
 use super::simd::{Vector, first_values};
 use crate::ops::FEW_ROWS;
 #[cfg(target_arch = "x86_64")]
@@ -41,9 +44,7 @@ pub(super) use blocks::with_words;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
 use operands::{Pairs, Split};
-#[cfg(target_arch = "x86_64")]
-pub(super) use right::PairsRight;
-pub(super) use right::{Right, Side};
+pub(super) use right::{PairsRight, Right, Side};
 pub(super) use view::{Target, View, ViewMut};
 pub(super) use widened::{BlockWeight, Order, WeightBlock, Widened};
 
@@ -78,7 +79,6 @@ pub(crate) trait Element: Copy + Send + Sync {
     unsafe fn pack_512(b: View<'_, Self>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32);
 
     /// The place as one of f32, if the elements are that.
-    #[cfg(target_arch = "x86_64")]
     fn floats(_place: *const Self) -> Option<*const f32> {
         None
     }
@@ -110,10 +110,9 @@ impl Element for f32 {
     #[cfg(target_arch = "x86_64")]
     unsafe fn pack_512(b: View<'_>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack::pack_f32(b, inner, columns, panel) }
+        unsafe { pack::avx512::pack_f32(b, inner, columns, panel) }
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn floats(place: *const f32) -> Option<*const f32> {
         Some(place)
     }
@@ -145,7 +144,7 @@ impl Element for bf16 {
     #[cfg(target_arch = "x86_64")]
     unsafe fn pack_512(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack::pack_bf16(b, inner, columns, panel) }
+        unsafe { pack::avx512::pack_bf16(b, inner, columns, panel) }
     }
 }
 
@@ -175,7 +174,7 @@ impl Element for f16 {
     #[cfg(target_arch = "x86_64")]
     unsafe fn pack_512(b: View<'_, f16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack::pack_f16(b, inner, columns, panel) }
+        unsafe { pack::avx512::pack_f16(b, inner, columns, panel) }
     }
 }
 
@@ -231,6 +230,10 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
             }
             #[cfg(target_arch = "x86_64")]
             (Path::Blocks, InstructionSet::Avx2) => blocks::product::<Floats<Avx2>, R>(a, sides),
+            #[cfg(target_arch = "aarch64")]
+            (Path::Blocks, InstructionSet::Neon | InstructionSet::NeonDot | InstructionSet::NeonBf16) => {
+                blocks::product::<Floats<Neon>, R>(a, sides);
+            }
             (Path::Blocks, _) => sides.iter().for_each(|&Side { b, finish, c }| portable::product(a, b, finish, c)),
         }
     }
@@ -240,7 +243,6 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
 ///
 /// # Safety
 /// As there, and the set [multiplies pairs](InstructionSet::multiplies_pairs).
-#[cfg(target_arch = "x86_64")]
 unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: View<'_, u32>, sides: &[Side<'_, R>]) {
     assert!(sides.iter().all(|side| a.columns() == side.b.rows().div_ceil(2)), "inner dimensions");
     if a.columns() == 0 {
@@ -253,9 +255,15 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| {
                 b.few_rows_of_pairs(set, a.of_halves(b.rows()), finish, c);
             }),
+            #[cfg(target_arch = "x86_64")]
             (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, _, R>(&Pairs(a), sides),
+            #[cfg(target_arch = "x86_64")]
             (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, _, R>(&Pairs(a), sides),
-            (Path::Blocks, _) => blocks::product::<Avx512Bf16, R>(a, sides),
+            #[cfg(target_arch = "x86_64")]
+            (Path::Blocks, InstructionSet::Avx512Bf16) => blocks::product::<Avx512Bf16, R>(a, sides),
+            #[cfg(target_arch = "aarch64")]
+            (Path::Blocks, InstructionSet::NeonBf16) => blocks::product::<NeonBf16, R>(a, sides),
+            (Path::Blocks, _) => unreachable!("pairs of {set}"),
             (Path::Split, _) => unreachable!("pairs are not split"),
         }
     }

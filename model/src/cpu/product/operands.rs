@@ -76,7 +76,8 @@ impl<R: PairsRight> Operands<R> for Pairs<'_> {
         let (words, steps) = (inner.len() * SIDE, inner.len().div_ceil(SIDE));
         // SAFETY: the caller vouches for both: a panel of 16 columns is right tiles behind one another.
         unsafe {
-            b.pack_pairs(inner, columns, to);
+            let panel = std::slice::from_raw_parts_mut(to, words);
+            b.pack_pairs(InstructionSet::Avx512Bf16, inner, columns, SIDE, panel);
             to.add(words).write_bytes(0, steps * TILE - words);
         }
     }

@@ -4,13 +4,11 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
-#[cfg(target_arch = "x86_64")]
 use super::few_rows;
 #[cfg(target_arch = "x86_64")]
-use super::pack::pack_pairs;
+use super::pack::avx512;
 use super::{Element, Finish, InstructionSet, Target, View};
 
 /// A right operand, `[inner, columns]`.
@@ -42,7 +40,6 @@ pub(in crate::cpu) trait Right: Copy + Send + Sync {
 
     /// Where rows of some columns begin that lie as a panel of f32 does but for the distance of its rows, and that
     /// distance. The columns fill whole vectors.
-    #[cfg(target_arch = "x86_64")]
     fn in_place(self, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const f32, usize)> {
         None
     }
@@ -55,14 +52,20 @@ pub(in crate::cpu) trait Right: Copy + Send + Sync {
 }
 
 /// A right operand of kernels for pairs of bf16.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::cpu) trait PairsRight: Right {
-    /// Writes words `inner` of some columns, a word being the rows `2w` and `2w + 1`, to `[inner][width]`, in as many
-    /// vectors as they need; zero beyond the last row and column.
+    /// Writes words `inner` of some columns, a word being the rows `2w` and `2w + 1`, to `[inner][width]`, the width
+    /// being the least of whole vectors; zero beyond the last row and column.
     ///
     /// # Safety
-    /// The machine has the instructions, and the panel may be written.
-    unsafe fn pack_pairs(self, inner: Range<usize>, columns: Range<usize>, panel: *mut u32);
+    /// The machine has the set.
+    unsafe fn pack_pairs(
+        self,
+        set: InstructionSet,
+        inner: Range<usize>,
+        columns: Range<usize>,
+        width: usize,
+        panel: &mut [u32],
+    );
 
     /// A product of few rows of bf16, the columns being contiguous.
     ///
@@ -129,7 +132,6 @@ impl<T: Element> Right for View<'_, T> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn in_place(self, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
         let lies_so = self.column_stride() == 1;
         lies_so.then(|| T::floats(self.pointer(inner.start, columns.start))).flatten().map(|at| (at, self.row_stride()))
@@ -141,11 +143,25 @@ impl<T: Element> Right for View<'_, T> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 impl PairsRight for View<'_, bf16> {
-    unsafe fn pack_pairs(self, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
-        // SAFETY: the caller vouches for it.
-        unsafe { pack_pairs(self, inner, columns, panel) }
+    unsafe fn pack_pairs(
+        self,
+        set: InstructionSet,
+        inner: Range<usize>,
+        columns: Range<usize>,
+        width: usize,
+        panel: &mut [u32],
+    ) {
+        assert!(panel.len() >= inner.len() * width && width >= columns.len(), "room for a panel");
+        match set {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
+                assert_eq!(width, columns.len().next_multiple_of(16), "whole vectors");
+                // SAFETY: the caller vouches for the instructions, and the panel has the room.
+                unsafe { avx512::pack_pairs(self, inner, columns, panel.as_mut_ptr()) }
+            }
+            _ => pack_pairs_plainly(self, inner, columns, width, panel),
+        }
     }
 
     unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
@@ -185,5 +201,39 @@ pub(super) fn pack_plainly<T: Element>(
             }
         }
         panel.chunks_exact_mut(width).for_each(|target| target[columns.len()..].fill(0.0));
+    }
+}
+
+/// [`PairsRight::pack_pairs`] by plain loops.
+fn pack_pairs_plainly(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, width: usize, panel: &mut [u32]) {
+    /// Steps after which a loop over columns returns to the first, as above.
+    const STEPS: usize = 16;
+    let word = |low: bf16, high: bf16| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+    let panel = &mut panel[..inner.len() * width];
+    panel.chunks_exact_mut(width).for_each(|target| target[columns.len()..].fill(0));
+    if b.column_stride() == 1 {
+        for (step, target) in inner.zip(panel.chunks_exact_mut(width)) {
+            let even = &b.row(2 * step)[columns.clone()];
+            // The last word of an odd number of rows has no second half.
+            if 2 * step + 1 == b.rows() {
+                target.iter_mut().zip(even).for_each(|(target, low)| *target = word(*low, bf16::ZERO));
+                continue;
+            }
+            let odd = &b.row(2 * step + 1)[columns.clone()];
+            target.iter_mut().zip(even).zip(odd).for_each(|((target, low), high)| *target = word(*low, *high));
+        }
+        return;
+    }
+    let b = b.transposed();
+    let mut first = inner.start;
+    for panel in panel.chunks_mut(STEPS * width) {
+        let steps = first..inner.end.min(first + STEPS);
+        first = steps.end;
+        for (lane, column) in columns.clone().enumerate() {
+            let source = &b.row(column)[2 * steps.start..b.columns().min(2 * steps.end)];
+            for (target, pair) in panel.chunks_exact_mut(width).zip(source.chunks(2)) {
+                target[lane] = word(pair[0], pair.get(1).copied().unwrap_or(bf16::ZERO));
+            }
+        }
     }
 }

@@ -191,7 +191,6 @@ fn weights_in_bf16_are_widened_or_multiplied_in_pairs() {
         let sum = |row, column| (0..k).map(|p| term(row, column, p)).sum();
         for b in [b.view(), b_transposed.view().transposed()] {
             check(&all, (m, n), sum, |cpu, finish, c| cpu.finished_product(a.view(), b, finish, c));
-            #[cfg(target_arch = "x86_64")]
             check(&of_pairs, (m, n), sum, |cpu, finish, c| cpu.product_of_pairs(pairs.view(), b, finish, c));
         }
     }
@@ -231,7 +230,6 @@ fn no_product_goes_beyond_the_end_of_an_operand() {
                     run(&|c| cpu.finished_product(a, b, finish, c));
                 }
             }
-            #[cfg(target_arch = "x86_64")]
             if cpu.instructions().multiplies_pairs() && k % 2 == 0 {
                 for b in [View::new(halves, k, n, n), View::new(halves, n, k, k).transposed()] {
                     run(&|c| cpu.product_of_pairs(View::new(pairs, m, width, width), b, finish, c));

@@ -8,7 +8,6 @@ use profile::Work;
 
 use super::super::Cpu;
 use super::{Element, Finish, Path, Right, Side, View, ViewMut, product_along};
-#[cfg(target_arch = "x86_64")]
 use super::{PairsRight, product_of_pairs};
 use crate::ops::{FEW_ROWS, Write};
 
@@ -147,7 +146,6 @@ impl Cpu {
     }
 
     /// `c (+)= scale · a · b (+ bias)` by instructions for pairs of bf16, over the threads.
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::cpu) fn product_of_pairs<R: PairsRight>(
         &self,
         a: View<'_, u32>,
@@ -224,7 +222,6 @@ impl Cpu {
     ///
     /// # Safety
     /// As there.
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::cpu) unsafe fn product_of_pairs_along<R: PairsRight>(
         &self,
         path: Path,

@@ -7,13 +7,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-#[cfg(target_arch = "x86_64")]
 use super::PairsRight;
 use super::{Finish, InstructionSet, Right, Target, View, few_rows};
-#[cfg(target_arch = "x86_64")]
 use crate::cpu::instructions::multiversion;
 use crate::cpu::rounding::round_within_f32;
-#[cfg(target_arch = "x86_64")]
 use crate::cpu::rounding::{nearest, round};
 use crate::ops::Compute;
 
@@ -215,16 +212,20 @@ impl Right for Widened<'_> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 impl PairsRight for Widened<'_> {
-    unsafe fn pack_pairs(self, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+    unsafe fn pack_pairs(
+        self,
+        _: InstructionSet,
+        inner: Range<usize>,
+        columns: Range<usize>,
+        width: usize,
+        panel: &mut [u32],
+    ) {
         /// Words that are made before the next; of columns as many as the widest panel has.
         const WORDS: usize = 16;
         const COLUMNS: usize = 48;
         assert!(columns.len() <= COLUMNS, "columns of a panel");
-        let width = columns.len().next_multiple_of(16);
-        // SAFETY: the caller vouches for the panel.
-        let panel = unsafe { std::slice::from_raw_parts_mut(panel, inner.len() * width) };
+        let panel = &mut panel[..inner.len() * width];
         let mut values = [0.0; 2 * WORDS * COLUMNS];
         for (first, words) in inner.step_by(WORDS).zip(panel.chunks_mut(WORDS * width)) {
             let rows = 2 * first..self.rows().min(2 * first + 2 * words.len() / width);
@@ -262,7 +263,6 @@ impl PairsRight for Widened<'_> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 multiversion! {
     /// Rounds two rows after the other to the halves of a row of words.
     fn join_pairs(values: &[f32], width: usize, words: &mut [u32]) {

@@ -11,13 +11,20 @@ use std::arch::x86_64::{
 use super::kernel::Bytes;
 use super::portable::Numbers;
 use super::{BLOCK, GROUP, GroupBlock};
-use crate::cpu::simd::{Avx2, Floats, Vector};
+use crate::cpu::simd::{Avx2, Routine, Vector};
 
 /// Registers of four rows that a group takes.
 const QUARTERS: usize = GROUP / 4;
 
-impl Bytes for Floats<Avx2> {
+impl Bytes for Avx2 {
+    type Sums = Avx2;
     type Numbers<'a> = Numbers<'a>;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: the caller vouches for it.
+        unsafe { <Self as Vector>::compiled(routine) }
+    }
 
     #[inline(always)]
     unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Numbers<'_> {

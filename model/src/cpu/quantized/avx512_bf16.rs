@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 
 use super::kernel::Bytes;
 use super::{BLOCK, GroupBlock, REGISTERS};
-use crate::cpu::simd::{Avx512, Avx512Bf16, Vector, prefetch};
+use crate::cpu::simd::{Avx512, Avx512Bf16, Multiplier, Routine, Vector, prefetch};
 
 /// How far ahead of its use memory is asked for, in bytes: two pages, the least at which a core waits for no memory
 /// (`cargo bench -p model --bench decode -- --weights int8 --layers 12`; one page takes a fifth longer).
@@ -37,7 +37,14 @@ unsafe fn moved(bits: __m512i, from: usize, to: usize) -> __m512i {
 }
 
 impl Bytes for Avx512Bf16 {
+    type Sums = Avx512;
     type Numbers<'a> = [__m512i; REGISTERS];
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: the caller vouches for it.
+        unsafe { <Self as Multiplier>::compiled(routine) }
+    }
 
     #[inline(always)]
     unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> [__m512i; REGISTERS] {

@@ -8,13 +8,17 @@ use std::ops::Range;
 use super::rows::{QuantizedRows, RowBlock};
 use super::scaling::{Scale, ScaleAndOffset, Scaled, ScalesOfHalves, plus};
 use super::{BLOCK, GROUP, GroupBlock, Quantized, SHARING, Scaling, Sums, TILE};
-use crate::cpu::simd::{Multiplier, Routine, Vector};
+use crate::cpu::simd::{Routine, Vector};
 
 /// Instructions that multiply bytes and sum in 32 bits. All of its functions want the machine to have them.
-pub(super) trait Bytes: Multiplier {
+pub(super) trait Bytes {
+    /// Sums side by side, in f32.
+    type Sums: Vector;
     /// The numbers of a block of a group, as products read them.
     type Numbers<'a>;
 
+    /// Runs a routine, compiled with the instructions.
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output;
     /// The numbers of a block, of so many bits.
     unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Self::Numbers<'_>;
     /// `start + Σ number · x` for each part of the block and each row of the group, in f32: `VECTORS` times as many
@@ -35,7 +39,13 @@ pub(super) trait Bytes: Multiplier {
 pub(super) unsafe fn tile<B: Bytes>(x: &QuantizedRows, rows: Range<usize>, weight: &Quantized, group: usize) -> Sums {
     let tile = Tile { x, rows, weight, group };
     // SAFETY: the caller vouches for the instructions.
-    unsafe { if B::Sums::LANES == GROUP { tile.of_scales::<B, 1>() } else { tile.of_scales::<B, 2>() } }
+    unsafe {
+        match GROUP / B::Sums::LANES {
+            1 => tile.of_scales::<B, 1>(),
+            2 => tile.of_scales::<B, 2>(),
+            _ => tile.of_scales::<B, 4>(),
+        }
+    }
 }
 
 /// Rows and a group.

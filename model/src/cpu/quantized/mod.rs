@@ -17,6 +17,8 @@ mod avx2;
 mod avx512_bf16;
 mod blocks;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod rows;
 mod scaling;
@@ -32,9 +34,11 @@ use std::ops::Range;
 use super::instructions::multiversion;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Target, ViewMut, WeightBlock};
+#[cfg(target_arch = "aarch64")]
+use super::simd::Neon;
+use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512Bf16};
-use super::simd::{Floats, Portable};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
 use crate::weights::{BLOCK, BlockFormat, TensorType};
@@ -465,17 +469,20 @@ fn tile(set: InstructionSet, x: &QuantizedRows, rows: Range<usize>, weight: &Qua
     // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
     unsafe {
         match set {
-            InstructionSet::Portable => kernel::tile::<Floats<Portable>>(x, rows, weight, group),
+            InstructionSet::Portable => kernel::tile::<Portable>(x, rows, weight, group),
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Floats<Avx2>>(x, rows, weight, group),
+            InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Avx2>(x, rows, weight, group),
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
                 kernel::tile::<Avx512Bf16>(x, rows, weight, group)
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => {
-                unreachable!("an instruction set of another architecture")
-            }
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => kernel::tile::<neon::Bytewise<Neon>>(x, rows, weight, group),
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::NeonDot => kernel::tile::<neon::Bytewise<neon::Dot>>(x, rows, weight, group),
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::NeonBf16 => kernel::tile::<neon::Bytewise<neon::MixedDot>>(x, rows, weight, group),
+            _ => unreachable!("{set}, which is of another architecture"),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::kernel::Bytes;
 use super::{BLOCK, GROUP, GroupBlock, Line, REGISTERS, WORD};
-use crate::cpu::simd::{Floats, Portable, Vector};
+use crate::cpu::simd::{Portable, Routine, Vector};
 
 /// The numbers of a block: where they lie, which are two to a byte if they are of four bits, or a byte each.
 #[expect(clippy::large_enum_variant, reason = "it lies on the stack, for as long as a block is multiplied")]
@@ -40,8 +40,15 @@ impl<'a> Numbers<'a> {
     }
 }
 
-impl Bytes for Floats<Portable> {
+impl Bytes for Portable {
+    type Sums = Portable;
     type Numbers<'a> = Numbers<'a>;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: the caller vouches for it.
+        unsafe { <Self as Vector>::compiled(routine) }
+    }
 
     #[inline(always)]
     unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Numbers<'_> {

@@ -13,6 +13,10 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod portable;
 mod products;
 
@@ -26,6 +30,12 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::{Avx512, transposed};
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512_bf16::{Avx512Bf16, as_words, first};
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon_bf16::NeonBf16;
+#[cfg(all(test, target_arch = "aarch64"))]
+pub(super) use neon_bf16::tests::pair as neon_pair;
 pub(super) use portable::Portable;
 pub(super) use products::{Floats, Loads, Multiplier};
 
@@ -50,7 +60,27 @@ pub(super) fn prefetch<T>(place: *const T) {
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
+}
+
+/// Asks for the cache line at a place, which need not be ours, to write it.
+#[inline(always)]
+pub(super) fn prefetch_to_write<T>(place: *const T) {
+    // SAFETY: as above.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(place.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = place;
 }
 

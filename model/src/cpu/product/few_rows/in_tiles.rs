@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::super::blocks::{blocks_of, with_words};
-use super::super::pack::pack_pairs;
+use super::super::pack::avx512::pack_pairs;
 use super::super::{Finish, Target, View};
 use crate::cpu::amx::{Ready, SIDE, Square, Streamed, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector, prefetch};

@@ -13,6 +13,8 @@ mod in_tile_order;
 #[cfg(target_arch = "x86_64")]
 mod in_tiles;
 
+use std::marker::PhantomData;
+
 use half::bf16;
 
 use super::{Element, Finish, InstructionSet, Target, View};
@@ -20,6 +22,8 @@ use super::{Element, Finish, InstructionSet, Target, View};
 use crate::cpu::amx;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::Avx512Bf16;
+#[cfg(target_arch = "aarch64")]
+use crate::cpu::simd::NeonBf16;
 use crate::cpu::simd::{Floats, Loads, Multiplier, Routine, Vector, prefetch};
 use crate::ops::FEW_ROWS;
 
@@ -46,7 +50,6 @@ pub(super) unsafe fn of_floats<T: Element>(
 }
 
 /// Where the right operand is read from.
-#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// Memory, as a weight that is stored so is: a model's are more than a cache holds.
@@ -60,7 +63,6 @@ pub(super) enum Source {
 ///
 /// # Safety
 /// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).
-#[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn of_pairs(
     set: InstructionSet,
     source: Source,
@@ -69,14 +71,26 @@ pub(super) unsafe fn of_pairs(
     finish: Finish<'_>,
     c: Target<'_>,
 ) {
-    let few = a.rows() <= in_tile_order::ROWS && source == Source::Memory;
     // SAFETY: the caller vouches for both.
     unsafe {
-        match set {
-            InstructionSet::Amx | InstructionSet::AmxEmulated if few => in_tile_order::product(a, b, finish, c),
-            InstructionSet::Amx => in_tiles::product::<amx::Registers>(a, b, finish, c),
-            InstructionSet::AmxEmulated => in_tiles::product::<amx::Emulated>(a, b, finish, c),
-            _ => Avx512Bf16::compiled(Rows { a, b, finish, c }),
+        match (set, source) {
+            #[cfg(target_arch = "x86_64")]
+            (InstructionSet::Amx | InstructionSet::AmxEmulated, Source::Memory) if a.rows() <= in_tile_order::ROWS => {
+                in_tile_order::product(a, b, finish, c);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (InstructionSet::Amx, _) => in_tiles::product::<amx::Registers>(a, b, finish, c),
+            #[cfg(target_arch = "x86_64")]
+            (InstructionSet::AmxEmulated, _) => in_tiles::product::<amx::Emulated>(a, b, finish, c),
+            #[cfg(target_arch = "x86_64")]
+            (InstructionSet::Avx512Bf16, _) => {
+                Avx512Bf16::compiled(OfPairs::<Avx512Bf16>(Rows { a, b, finish, c }, PhantomData));
+            }
+            #[cfg(target_arch = "aarch64")]
+            (InstructionSet::NeonBf16, _) => {
+                NeonBf16::compiled(OfPairs::<NeonBf16>(Rows { a, b, finish, c }, PhantomData));
+            }
+            _ => unreachable!("pairs of {set}"),
         }
     }
 }
@@ -99,14 +113,17 @@ impl<T: Element> Routine for Rows<'_, f32, T> {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-impl Routine for Rows<'_, bf16, bf16> {
+/// A product of few rows of pairs.
+struct OfPairs<'a, M>(Rows<'a, bf16, bf16>, PhantomData<M>);
+
+impl<M: Loads<bf16>> Routine for OfPairs<'_, M> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
+        let Rows { a, b, finish, c } = self.0;
         // SAFETY: the caller vouches for it.
-        unsafe { rows::<Avx512Bf16, _, _>(self.a, self.b, self.finish, self.c) }
+        unsafe { rows::<M, _, _>(a, b, finish, c) }
     }
 }
 

@@ -5,7 +5,6 @@
 use half::bf16;
 
 use super::super::{Element, Finish, InstructionSet, Target, View};
-#[cfg(target_arch = "x86_64")]
 use super::{Source, of_pairs};
 use crate::ops::{FEW_ROWS, Write};
 
@@ -58,7 +57,6 @@ fn every_set_computes_the_definition_within_its_borders() {
         check(|x| x, |x| x, 0.5, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         // SAFETY: one thread.
         check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
-        #[cfg(target_arch = "x86_64")]
         if set.multiplies_pairs() {
             for source in [Source::Memory, Source::Cache] {
                 let few = |a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>| {

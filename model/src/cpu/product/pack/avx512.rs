@@ -1,8 +1,4 @@
-//! Panels: columns of a right operand, laid out as kernels read them.
-//!
-//! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which
-//! are then copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing
-//! outside of the operand.
+//! Packing in vectors of 512 bits: rows are copied, columns transposed a square of vectors at a time.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -16,27 +12,12 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{InstructionSet, PairsRight, Right, View};
-use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Floats, Multiplier, first as first_lanes, prefetch, transposed};
+use super::super::{InstructionSet, PairsRight, Right, View};
+use super::{Pack, pack_floats, pack_words};
+use crate::cpu::simd::{Avx512, Avx512Bf16, Floats, first as first_lanes, prefetch, transposed};
 
 /// Lanes of a vector of 512 bits.
 const LANES: usize = 16;
-
-/// A kernel that can pack operands of a type.
-pub(super) trait Pack<R>: Multiplier {
-    /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns
-    /// beyond the last are zero.
-    ///
-    /// # Safety
-    /// The machine has the instructions, and the panel may be written.
-    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
-
-    /// Where words of some columns begin that lie as a panel does but for the distance of their steps, and that
-    /// distance.
-    fn in_place(_b: R, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const Self::Word, usize)> {
-        None
-    }
-}
 
 impl<R: Right> Pack<R> for Floats<Avx512> {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
@@ -49,33 +30,10 @@ impl<R: Right> Pack<R> for Floats<Avx512> {
     }
 }
 
-impl<R: Right> Pack<R> for Floats<Avx2> {
-    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
-        // SAFETY: the caller vouches for it.
-        unsafe { pack_floats::<Self, R>(InstructionSet::Avx2, b, inner, columns, panel) }
-    }
-}
-
-/// [`Pack::pack`] of a kernel whose words are f32.
-///
-/// # Safety
-/// As there.
-unsafe fn pack_floats<K: Multiplier, R: Right>(
-    set: InstructionSet,
-    b: R,
-    inner: Range<usize>,
-    columns: Range<usize>,
-    panel: *mut f32,
-) {
-    let width = columns.len().next_multiple_of(K::LANES);
-    // SAFETY: the caller vouches for the panel and the instructions.
-    unsafe { b.pack(set, inner.clone(), columns, width, std::slice::from_raw_parts_mut(panel, inner.len() * width)) }
-}
-
 impl<R: PairsRight> Pack<R> for Avx512Bf16 {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
         // SAFETY: the caller vouches for it.
-        unsafe { b.pack_pairs(inner, columns, panel) }
+        unsafe { pack_words::<Self, R>(InstructionSet::Avx512Bf16, b, inner, columns, panel) }
     }
 }
 
@@ -83,7 +41,12 @@ impl<R: PairsRight> Pack<R> for Avx512Bf16 {
 ///
 /// # Safety
 /// As for [`Pack::pack`].
-pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+pub(in crate::cpu::product) unsafe fn pack_f32(
+    b: View<'_, f32>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    panel: *mut f32,
+) {
     // SAFETY: the caller vouches for it.
     unsafe { pack_512::<F32>(b, inner, columns, panel.cast()) }
 }
@@ -92,7 +55,12 @@ pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Ra
 ///
 /// # Safety
 /// As for [`Pack::pack`].
-pub(super) unsafe fn pack_bf16(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+pub(in crate::cpu::product) unsafe fn pack_bf16(
+    b: View<'_, bf16>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    panel: *mut f32,
+) {
     // SAFETY: the caller vouches for it.
     unsafe { pack_512::<Widened<bf16>>(b, inner, columns, panel.cast()) }
 }
@@ -101,7 +69,12 @@ pub(super) unsafe fn pack_bf16(b: View<'_, bf16>, inner: Range<usize>, columns: 
 ///
 /// # Safety
 /// As for [`Pack::pack`].
-pub(super) unsafe fn pack_f16(b: View<'_, f16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+pub(in crate::cpu::product) unsafe fn pack_f16(
+    b: View<'_, f16>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    panel: *mut f32,
+) {
     // SAFETY: the caller vouches for it.
     unsafe { pack_512::<Widened<f16>>(b, inner, columns, panel.cast()) }
 }
@@ -110,7 +83,12 @@ pub(super) unsafe fn pack_f16(b: View<'_, f16>, inner: Range<usize>, columns: Ra
 ///
 /// # Safety
 /// As for [`Pack::pack`].
-pub(super) unsafe fn pack_pairs(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+pub(in crate::cpu::product) unsafe fn pack_pairs(
+    b: View<'_, bf16>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    panel: *mut u32,
+) {
     // SAFETY: the caller vouches for it.
     unsafe { pack_512::<Paired>(b, inner, columns, panel) }
 }
