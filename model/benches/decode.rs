@@ -7,7 +7,8 @@
 //!
 //! `--weights q4_k`, `q5_k` and `q6_k` are blocks as GGUF files store them, multiplied as `quantize: int8` does, with
 //! the embedding in `q6_k`, as llama.cpp's mixtures have it; they want `--hidden` and `--intermediate` to be multiples
-//! of 256.
+//! of 256. With `--activations computed` they, and `int8` and `int4`, are widened for products of f32 instead, as those of
+//! a GGUF file are without `quantize`; so are `q5_0` and the other blocks of 32.
 //!
 //! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer;
 //! decoding adds `--new` more to each of `--batch` answers, which grow together. Rates are medians over the
@@ -48,6 +49,7 @@ struct Arguments {
     new: usize,
     batch: usize,
     weights: Weights,
+    activations: Activations,
     threads: usize,
     repetitions: usize,
     profile: Profile,
@@ -66,7 +68,8 @@ impl Weights {
     fn known() -> impl Iterator<Item = Self> {
         let formats = [WeightFormat::F32, WeightFormat::Bf16].into_iter();
         let formats = formats.chain(BlockFormat::ALL.map(WeightFormat::Blocks)).map(Self::Format);
-        formats.chain([TensorType::Q4K, TensorType::Q5K, TensorType::Q6K].map(Self::Stored))
+        let stored = [TensorType::Q4K, TensorType::Q5K, TensorType::Q6K, TensorType::Q5_0, TensorType::Q5_1];
+        formats.chain(stored.map(Self::Stored))
     }
 
     fn name(self) -> String {
@@ -137,6 +140,7 @@ impl Arguments {
             new: 128,
             batch: 1,
             weights: Weights::Format(WeightFormat::Bf16),
+            activations: Activations::Int8,
             threads: 1,
             repetitions: 5,
             profile: Profile::OFF,
@@ -168,6 +172,13 @@ impl Arguments {
             "--threads" => self.threads = number()?.max(1),
             "--repetitions" => self.repetitions = number()?.max(1),
             "--profile" => self.profile = table::profile(value)?,
+            "--activations" => {
+                self.activations = match value {
+                    "int8" => Activations::Int8,
+                    "computed" => Activations::Computed,
+                    _ => return Err("activations are int8 or computed".into()),
+                }
+            }
             "--weights" => {
                 let names = || Weights::known().map(Weights::name).collect::<Vec<_>>().join(", ");
                 let found = Weights::known().find(|weights| weights.name() == value);
@@ -206,12 +217,12 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
         Weights::Format(WeightFormat::Bf16) => (Compute::Bf16, None),
         Weights::Format(WeightFormat::F16) => return Err("weights that are made here are not stored as f16".into()),
         Weights::Format(WeightFormat::Blocks(format)) => (Compute::F32, Some(format)),
-        Weights::Stored(_) => (Compute::F32, Some(BlockFormat::Int8)),
+        Weights::Stored(_) => (Compute::F32, (arguments.activations == Activations::Int8).then_some(BlockFormat::Int8)),
     };
     let mut ops = Cpu::with_instructions(arguments.threads, compute, InstructionSet::chosen(compute, None))?
         .recorded_by(arguments.profile.clone());
     if let Some(format) = quantize {
-        ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
+        ops = ops.quantizing(Quantization { format, activations: arguments.activations });
     }
     let ops = Arc::new(ops);
     let values = |name: &str, shape: &[usize]| {

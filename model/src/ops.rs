@@ -270,6 +270,16 @@ pub struct TokenScore {
     pub correct: bool,
 }
 
+/// One of several products with one input; see [`Ops::linear_each`].
+pub struct Linear<'a, B: Ops> {
+    /// `[out, in]`.
+    pub weight: &'a B::Weight,
+    /// `[1, out]`.
+    pub bias: Option<&'a B::Tensor>,
+    /// The result, `[rows, out]`.
+    pub y: &'a mut B::Tensor,
+}
+
 /// The operations of a kernel set.
 pub trait Ops: Sized + Send + Sync + 'static {
     /// A matrix of activations, gradients or trained values. The default is the empty one.
@@ -416,6 +426,12 @@ pub trait Ops: Sized + Send + Sync + 'static {
         write: Write,
         y: &mut Self::Tensor,
     ) -> Result;
+    /// [`Ops::linear`] of one input with several weights, each of which replaces its result. A set may compute them
+    /// together, to the same results.
+    fn linear_each(&self, x: &Self::Tensor, products: Vec<Linear<'_, Self>>) -> Result {
+        let mut products = products.into_iter();
+        products.try_for_each(|Linear { weight, bias, y }| self.linear(x, weight, bias, Write::Replace, y))
+    }
     /// `dx (+)= dy · weight`: the gradient with respect to the input of [`Ops::linear`].
     fn linear_backward(&self, dy: &Self::Tensor, weight: &Self::Weight, write: Write, dx: &mut Self::Tensor) -> Result;
     /// `y[i] += scaling · B(A x[i])` of some rows, each as if these rows were all there are: what an adapter `(A, B,

@@ -14,7 +14,7 @@ pub use token_rows::{EmbeddingRows, TokenRows};
 use std::collections::BTreeMap;
 
 use crate::blocks::{AdapterRows, OfRows};
-use crate::ops::{Ops, Result, Write};
+use crate::ops::{Linear, Ops, Result, Write};
 use crate::parameter::{Matrix, Parameter};
 use crate::random::Draws;
 use crate::weights::FakeQuantization;
@@ -50,6 +50,10 @@ impl<T: Default> Default for ProjectionSaved<T> {
         Self { low_rank: T::default(), direction: T::default() }
     }
 }
+
+/// A projection, where its result goes, and what its backward needs.
+pub type OfProjection<'a, B> =
+    (&'a Projection<B>, &'a mut <B as Ops>::Tensor, &'a mut ProjectionSaved<<B as Ops>::Tensor>);
 
 impl<B: Ops> Projection<B> {
     /// One without adapters.
@@ -100,12 +104,41 @@ impl<B: Ops> Projection<B> {
         saved: &mut ProjectionSaved<B::Tensor>,
     ) -> Result {
         self.forward_all(ops, x, draws, write, y, saved)?;
-        for AdapterRows { rows, adapter } in adapters {
-            if let Some(lora) = self.residents.get(adapter) {
-                ops.add_low_rank(x, rows.clone(), (&lora.a.value, &lora.b.value, lora.scaling), y)?;
-            }
+        self.add_residents(ops, x, adapters, y)
+    }
+
+    /// [`Projection::forward`] of several projections of one input, which replace their results: their products are
+    /// computed together where nothing comes between a product and the next.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn forward_each<const COUNT: usize>(
+        ops: &B,
+        x: &B::Tensor,
+        of_rows: OfRows<'_>,
+        mut each: [OfProjection<'_, B>; COUNT],
+    ) -> Result {
+        if !each.iter().all(|(projection, ..)| projection.is_sum()) {
+            let mut each = each.into_iter();
+            return each
+                .try_for_each(|(projection, y, saved)| projection.forward(ops, x, of_rows, Write::Replace, y, saved));
         }
-        Ok(())
+        let products = each.iter_mut().map(|(projection, y, _)| Linear {
+            weight: &projection.matrix.weight,
+            bias: projection.bias.as_ref().map(|bias| &bias.value),
+            y: &mut **y,
+        });
+        ops.linear_each(x, products.collect())?;
+        each.into_iter().try_for_each(|(projection, y, saved)| {
+            projection.add_adapter(ops, x, of_rows.draws, y, saved)?;
+            projection.add_residents(ops, x, of_rows.adapters, y)
+        })
+    }
+
+    /// Whether the result is a product of the input with the weight and what adapters add to it: with no magnitudes of
+    /// its own (DoRA), and no product that reads another input than an adapter beside it.
+    pub(crate) fn is_sum(&self) -> bool {
+        self.fake_quantization.is_none() && self.lora.as_ref().is_none_or(|lora| lora.dora.is_none())
     }
 
     /// What the rows have in common: all but what residents add.
@@ -127,11 +160,25 @@ impl<B: Ops> Projection<B> {
                 &moved
             }
         };
-        let Some(lora) = &self.lora else { return ops.linear(input, &self.matrix.weight, bias, write, y) };
-        if let Some(dora) = &lora.dora {
+        if let Some(lora) = &self.lora
+            && let Some(dora) = &lora.dora
+        {
             return dora.forward(ops, (&self.matrix, bias, lora), x, draws, write, (y, saved));
         }
         ops.linear(input, &self.matrix.weight, bias, write, y)?;
+        self.add_adapter(ops, x, draws, y, saved)
+    }
+
+    /// `y +=` what the adapter of all rows adds, if there is one.
+    fn add_adapter(
+        &self,
+        ops: &B,
+        x: &B::Tensor,
+        draws: Option<Draws<'_>>,
+        y: &mut B::Tensor,
+        saved: &mut ProjectionSaved<B::Tensor>,
+    ) -> Result {
+        let Some(lora) = &self.lora else { return Ok(()) };
         match lora.mask(draws) {
             None => lora.forward(ops, x, y, saved),
             Some(mask) => {
@@ -140,6 +187,16 @@ impl<B: Ops> Projection<B> {
                 lora.forward(ops, &dropped, y, saved)
             }
         }
+    }
+
+    /// `y +=` what adapters of some rows add.
+    fn add_residents(&self, ops: &B, x: &B::Tensor, adapters: &[AdapterRows], y: &mut B::Tensor) -> Result {
+        for AdapterRows { rows, adapter } in adapters {
+            if let Some(lora) = self.residents.get(adapter) {
+                ops.add_low_rank(x, rows.clone(), (&lora.a.value, &lora.b.value, lora.scaling), y)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds the gradients of what is trained here and, where `dx` is given, writes that of the input. `draws` are the

@@ -14,8 +14,9 @@ use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
 use crate::loss::{CrossEntropy, LossRow, row_before_cap};
 use crate::ops::{
-    Activation, AttentionGradients, AttentionOperands, AttentionShape, CachedRows, Compute, Form, LogitGradient,
-    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, Rotation, TokenScore, WeightRole, WeightSource, Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, CachedRows, Compute, Form, Linear,
+    LogitGradient, LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, Rotation, TokenScore, WeightRole,
+    WeightSource, Write,
 };
 use crate::optimizer::{Elementwise, Updated};
 use crate::random::DropoutMask;
@@ -401,6 +402,14 @@ impl Ops for Cpu {
             write,
             y.view_mut(),
         );
+        Ok(())
+    }
+
+    fn linear_each(&self, x: &Tensor, mut products: Vec<Linear<'_, Self>>) -> Result {
+        for Linear { weight, y, .. } in &mut products {
+            self.output(Write::Replace, y, x.rows(), weight.out_features);
+        }
+        self.weight_products(self.operand(x.view(), &mut OperandBuffer::default()), products);
         Ok(())
     }
 

@@ -11,7 +11,8 @@ struct Line([f32; 16]);
 
 #[cfg(not(any(test, feature = "guard-pages")))]
 thread_local! {
-    static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// What no call has at the moment: a call within another has buffers of its own.
+    static FREE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
 }
 
 #[cfg(not(any(test, feature = "guard-pages")))]
@@ -20,19 +21,20 @@ pub(super) fn with_buffers<const COUNT: usize, R>(
     lengths: [usize; COUNT],
     run: impl FnOnce([*mut f32; COUNT]) -> R,
 ) -> R {
-    LINES.with_borrow_mut(|lines| {
-        let counts = lengths.map(|length| length.div_ceil(16));
-        let total = counts.iter().sum();
-        if lines.len() < total {
-            lines.resize(total, Line([0.0; 16]));
-        }
-        let mut rest = &mut lines[..];
-        run(counts.map(|count| {
-            let (buffer, others) = std::mem::take(&mut rest).split_at_mut(count);
-            rest = others;
-            buffer.as_mut_ptr().cast()
-        }))
-    })
+    let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
+    let counts = lengths.map(|length| length.div_ceil(16));
+    let total = counts.iter().sum();
+    if lines.len() < total {
+        lines.resize(total, Line([0.0; 16]));
+    }
+    let mut rest = &mut lines[..];
+    let result = run(counts.map(|count| {
+        let (buffer, others) = std::mem::take(&mut rest).split_at_mut(count);
+        rest = others;
+        buffer.as_mut_ptr().cast()
+    }));
+    FREE.with_borrow_mut(|free| free.push(lines));
+    result
 }
 
 /// The same with each buffer between guard pages, and full of values that no result may come from: what is read before

@@ -1,6 +1,7 @@
 //! Weights in blocks that lie behind one another, row by row, as a file of the format has them.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::memory::Memory;
 use super::plain::Plain;
@@ -82,11 +83,13 @@ impl<C: BlockDecoder> BlockWeight for StoredBlocks<C> {
 
     fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
         let blocks = self.row(row).chunks_exact(C::BLOCK_BYTES);
-        let parts = blocks.flat_map(|block| (0..C::PARTS).map(move |part| (block, part)));
-        for ((block, part), target) in parts.zip(target.chunks_mut(BLOCK)) {
-            let mut values = [0.0; BLOCK];
-            C::decode_part(block, part, &mut values);
-            target.iter_mut().zip(values).for_each(|(target, value)| *target = factor * value);
+        for (block, target) in blocks.zip(target.chunks_mut(C::PARTS * BLOCK)) {
+            let header = C::header(block);
+            for (part, target) in target.chunks_mut(BLOCK).enumerate() {
+                let mut values = [0.0; BLOCK];
+                C::decode_part(block, &header, part, &mut values);
+                target.iter_mut().zip(values).for_each(|(target, value)| *target = factor * value);
+            }
         }
     }
 
@@ -138,48 +141,72 @@ impl<C: BlockDecoder> Routine for Widen<'_, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let Self { weight, part: WeightBlock { rows, columns, order, stride }, target } = self;
+        let of_block = C::PARTS * BLOCK;
         if let Order::Rows = order
-            && columns.start % BLOCK == 0
+            && columns.start % of_block == 0
             && columns.end % BLOCK == 0
         {
-            // Whole parts of blocks, as a product of one row reads them: each row from its beginning to its end.
+            // Whole blocks, or parts of the last one, as a product of one row reads them: each row from its beginning
+            // to its end.
             for (row, target) in rows.zip(target.chunks_mut(stride)) {
-                let blocks = weight.row(row);
-                let parts = target[..columns.len()].as_chunks_mut::<BLOCK>().0;
-                for (index, values) in (columns.start / BLOCK..).zip(parts) {
-                    let block = &blocks[index / C::PARTS * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
-                    let mut decoded = [0.0; BLOCK];
-                    C::decode_part(block, index % C::PARTS, &mut decoded);
-                    *values = decoded;
+                let blocks = weight.row(row).chunks_exact(C::BLOCK_BYTES).skip(columns.start / of_block);
+                for (block, target) in blocks.zip(target[..columns.len()].chunks_mut(of_block)) {
+                    let header = C::header(block);
+                    for (part, values) in target.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                        let mut decoded = [0.0; BLOCK];
+                        C::decode_part(block, &header, part, &mut decoded);
+                        *values = decoded;
+                    }
                 }
             }
             return;
         }
-        for index in columns.start / BLOCK..columns.end.div_ceil(BLOCK) {
-            let first = index * BLOCK;
-            let within = columns.start.max(first) - first..columns.end.min(first + BLOCK) - first;
-            let column = first + within.start - columns.start;
+        let parts = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
+        for index in parts.start / C::PARTS..parts.end.div_ceil(C::PARTS) {
             for row in rows.clone().step_by(ROWS) {
-                let mut values = [[0.0; BLOCK]; ROWS];
                 let count = ROWS.min(rows.end - row);
-                for (row, values) in (row..row + count).zip(&mut values) {
-                    let block = &weight.row(row)[index / C::PARTS * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
-                    C::decode_part(block, index % C::PARTS, values);
+                let mut blocks = [(&[][..], C::Header::default()); ROWS];
+                for (row, (block, header)) in (row..row + count).zip(&mut blocks) {
+                    *block = &weight.row(row)[index * C::BLOCK_BYTES..][..C::BLOCK_BYTES];
+                    *header = C::header(block);
                 }
                 let row = row - rows.start;
-                match order {
-                    Order::Rows => {
-                        for (row, values) in (row..).zip(&values[..count]) {
-                            target[row * stride + column..][..within.len()].copy_from_slice(&values[within.clone()]);
-                        }
+                let first = index * C::PARTS;
+                for part in parts.start.max(first)..parts.end.min(first + C::PARTS) {
+                    let mut values = [[0.0; BLOCK]; ROWS];
+                    for ((block, header), values) in blocks[..count].iter().zip(&mut values) {
+                        C::decode_part(block, header, part - first, values);
                     }
-                    Order::Columns => {
-                        for (column, at) in (column..).zip(within.clone()) {
-                            let target = &mut target[column * stride + row..][..count];
-                            target.iter_mut().zip(&values).for_each(|(target, values)| *target = values[at]);
-                        }
-                    }
+                    let first = part * BLOCK;
+                    let within = columns.start.max(first) - first..columns.end.min(first + BLOCK) - first;
+                    let column = first + within.start - columns.start;
+                    put(&values[..count], within, (row, column), order, stride, target);
                 }
+            }
+        }
+    }
+}
+
+/// Puts some of the values of a part of a few rows where the first of them is to lie.
+#[inline(always)]
+fn put(
+    values: &[[f32; BLOCK]],
+    within: Range<usize>,
+    (row, column): (usize, usize),
+    order: Order,
+    stride: usize,
+    target: &mut [f32],
+) {
+    match order {
+        Order::Rows => {
+            for (row, values) in (row..).zip(values) {
+                target[row * stride + column..][..within.len()].copy_from_slice(&values[within.clone()]);
+            }
+        }
+        Order::Columns => {
+            for (column, at) in (column..).zip(within) {
+                let target = &mut target[column * stride + row..][..values.len()];
+                target.iter_mut().zip(values).for_each(|(target, values)| *target = values[at]);
             }
         }
     }

@@ -14,14 +14,14 @@ use super::memory::Memory;
 use super::nf4::Nf4Weight;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
-use super::quantized::{Layout, Quantized};
+use super::quantized::{Layout, Quantized, QuantizedSide};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::stored::StoredBlocks;
 use super::tensor::Tensor;
 use crate::checkpoint::{BlockRows, CheckpointError, Rows};
 use crate::fingerprint;
-use crate::ops::{Compute, PrepareError, WeightRole, Write};
+use crate::ops::{Compute, Linear, PrepareError, WeightRole, Write};
 use crate::weights::{Activations, BlockFormat, Q4_0, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quantization, TensorType};
 
 /// A weight `[out, in]`, as it is stored.
@@ -137,6 +137,14 @@ impl Weight {
         match a {
             Operand::F32(a) => Path::of(a, self.strides(sense)),
             Operand::Pairs(a) => Path::of(a, self.strides(sense)),
+        }
+    }
+
+    /// As integers, of which its products are sums, if it is that.
+    fn integers(&self) -> Option<&Quantized> {
+        match &self.values {
+            Values::Integers(integers) => Some(integers),
+            Values::F32(_) | Values::Bf16(_) | Values::F16(_) | Values::Blocks(_) => None,
         }
     }
 
@@ -397,7 +405,9 @@ impl Cpu {
             (Values::F16(values), Operand::F32(a)) => {
                 self.finished_product(a, weight.view(values, sense), finish, c);
             }
-            (Values::Integers(values), a) if sense == Sense::Forward => self.quantized_product(a, values, finish, c),
+            (Values::Integers(weight), a) if sense == Sense::Forward => {
+                self.quantized_products(a, vec![QuantizedSide { weight, finish, c }]);
+            }
             (Values::Integers(values), Operand::F32(a)) => {
                 self.finished_product(a, self.widened(values, sense), finish, c);
             }
@@ -414,6 +424,31 @@ impl Cpu {
                 self.product_of_pairs(a, self.widened(&**values, sense), finish, c);
             }
             (Values::F32(_) | Values::F16(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
+        }
+    }
+
+    /// `y = x · weightᵀ (+ bias)` of several weights: those in integers of one layout that follow each other in one
+    /// region of work, for which the operand is quantised once.
+    pub(super) fn weight_products(&self, x: Operand<'_>, mut products: Vec<Linear<'_, Self>>) {
+        let layout = |product: &Linear<'_, Self>| product.weight.integers().map(Quantized::layout);
+        for alike in products.chunk_by_mut(|a, b| layout(a).is_some() && layout(a) == layout(b)) {
+            if alike.len() > 1 {
+                let _kernel = self.profile.kernel("linear", || {
+                    let columns = alike.iter().map(|product| product.weight.out_features).sum();
+                    let bytes = alike.iter().map(|product| product.weight.bytes() as usize).sum();
+                    Work::of_weight(x.rows(), alike[0].weight.in_features, columns, bytes, Rate::F32)
+                });
+                let sides = alike.iter_mut().filter_map(|Linear { weight, bias, y }| {
+                    let finish = Finish { scale: 1.0, bias: bias.map(Tensor::values), write: Write::Replace };
+                    Some(QuantizedSide { weight: weight.integers()?, finish, c: y.view_mut() })
+                });
+                self.quantized_products(x, sides.collect());
+                continue;
+            }
+            for Linear { weight, bias, y } in alike {
+                let bias = bias.map(Tensor::values);
+                self.weight_product(x, weight, Sense::Forward, bias, Write::Replace, y.view_mut());
+            }
         }
     }
 

@@ -55,23 +55,35 @@ pub(crate) trait BlockCodec: Send + Sync + 'static {
 }
 
 /// How products read the blocks of a format: 32 values at a time, along the input. Implementations are
-/// `#[inline(always)]`, to be compiled with the instructions of a set.
+/// `#[inline(always)]`, to be compiled with the instructions of a set; and loops rather than `map` of an array, which is a
+/// function of its own that does not have these instructions.
 pub(crate) trait BlockDecoder: Send + Sync + 'static {
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
     /// How many times 32 values a block has.
     const PARTS: usize;
 
+    /// What the values of the parts of a block are computed with, and is found once for all of them.
+    type Header: Copy + Default;
+
+    /// That of a block.
+    fn header(block: &[u8]) -> Self::Header;
+
     /// The values of a part of a block.
-    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]);
+    fn decode_part(block: &[u8], header: &Self::Header, part: usize, x: &mut [f32; BLOCK]);
 }
 
 impl<C: BlockCodec> BlockDecoder for C {
     const BLOCK_BYTES: usize = C::FORMAT.block_bytes() as usize;
     const PARTS: usize = 1;
 
+    type Header = ();
+
     #[inline(always)]
-    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+    fn header(_: &[u8]) {}
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], (): &(), _: usize, x: &mut [f32; BLOCK]) {
         C::decode(block, x);
     }
 }

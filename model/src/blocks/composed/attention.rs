@@ -1,7 +1,7 @@
 //! The attention block.
 
 use super::{PostNormSaved, add_branch, branch_gradient};
-use crate::adapter::ProjectionSaved;
+use crate::adapter::{Projection, ProjectionSaved};
 use crate::blocks::{AttentionBlock, InputGradient, Norm, Pass, QkNorms, QkvProjections};
 use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape, Ops, Result, Rotation, Write};
 
@@ -105,9 +105,8 @@ fn project<B: Ops>(
     let AttentionSaved { q, k, v, qkv, .. } = saved;
     match &block.qkv {
         QkvProjections::Split { q_proj, k_proj, v_proj } => {
-            q_proj.forward(ops, normed, pass.of_rows(), Write::Replace, q, &mut qkv.q)?;
-            k_proj.forward(ops, normed, pass.of_rows(), Write::Replace, k, &mut qkv.k)?;
-            v_proj.forward(ops, normed, pass.of_rows(), Write::Replace, v, &mut qkv.v)
+            let each = [(q_proj, q, &mut qkv.q), (k_proj, k, &mut qkv.k), (v_proj, v, &mut qkv.v)];
+            Projection::forward_each(ops, normed, pass.of_rows(), each)
         }
         QkvProjections::Fused { qkv_proj } => {
             let mut joined = B::Tensor::default();

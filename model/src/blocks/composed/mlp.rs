@@ -1,7 +1,7 @@
 //! The MLP block.
 
 use super::{PostNormSaved, add_branch, branch_gradient};
-use crate::adapter::ProjectionSaved;
+use crate::adapter::{Projection, ProjectionSaved};
 use crate::blocks::{AdapterRows, GateUpProjections, InputGradient, MlpBlock, OfRows};
 use crate::ops::{Ops, Result, Write};
 use crate::random::Draws;
@@ -55,8 +55,7 @@ fn forward<B: Ops>(
     block.norm.forward(ops, x, &mut normed, inverse_rms)?;
     match &block.gate_up {
         GateUpProjections::Split { gate_proj, up_proj } => {
-            gate_proj.forward(ops, &normed, of_rows, Write::Replace, gate, gate_saved)?;
-            up_proj.forward(ops, &normed, of_rows, Write::Replace, up, up_saved)?;
+            Projection::forward_each(ops, &normed, of_rows, [(gate_proj, gate, gate_saved), (up_proj, up, up_saved)])?;
         }
         GateUpProjections::Fused { gate_up_proj } => {
             let mut joined = B::Tensor::default();

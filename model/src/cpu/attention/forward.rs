@@ -15,6 +15,11 @@ use crate::cpu::scratch::with_buffers;
 use crate::cpu::simd::Vector;
 use crate::ops::AttentionShape;
 
+/// Up to so many rows the keys and values of a block are multiplied in less time than they take to come from memory, as
+/// they do in decoding. They are asked for a block ahead: the lines of one head among others are no stream that a
+/// machine would follow by itself.
+const FEW: usize = 16;
+
 /// One key head of one document: where its columns begin in each matrix.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Forward<'a> {
@@ -103,7 +108,15 @@ unsafe fn forward_block<K: Kernel>(
         }
         let seen = sight.keys(&rows);
         let first = seen.start / KEYS * KEYS;
+        let ask_for = |key: usize| {
+            if rows.len() <= FEW {
+                let keys = key..seen.end.min(key + KEYS);
+                [operands.k, operands.v].into_iter().for_each(|matrix| matrix.ask_for(keys.clone(), width));
+            }
+        };
+        ask_for(first);
         for key in (first..seen.end).step_by(KEYS) {
+            ask_for(key + KEYS);
             let keys = key..(sight.start + sight.queries).min(key + KEYS);
             let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
             add_block::<K>(set, operands, shape.head_dim, &block, buffers, key > first);

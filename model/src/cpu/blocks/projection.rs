@@ -20,7 +20,7 @@ use crate::random::Draws;
 /// Whether the fused blocks compute this projection. Not with magnitudes of its own (DoRA): then a second product with
 /// the weight may be in the middle of it. Nor where its product reads another input than an adapter beside it.
 pub(super) fn is_covered(projection: &Projection<Cpu>) -> bool {
-    projection.fake_quantization.is_none() && projection.lora.as_ref().is_none_or(|lora| lora.dora.is_none())
+    projection.is_sum()
 }
 
 /// Whether the forward of a projection reads its input in f32.

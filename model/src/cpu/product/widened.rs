@@ -12,7 +12,11 @@ use super::{Finish, InstructionSet, Right, Target, View, few_rows};
 use crate::cpu::instructions::multiversion;
 use crate::cpu::rounding::round_within_f32;
 use crate::cpu::rounding::{nearest, round};
+use crate::cpu::scratch::with_buffers;
 use crate::ops::Compute;
+
+/// Columns that are dequantised together for few rows.
+const FEW_COLUMNS: usize = 16;
 
 /// A weight `[out, in]` in blocks. A format in blocks is one of these, beside its codec in [`crate::weights`].
 pub(in crate::cpu) trait BlockWeight: Send + Sync {
@@ -111,9 +115,7 @@ impl<'a> Widened<'a> {
 
     /// The columns in blocks of those that are stored together, so that none is dequantised twice.
     fn few_columns(self) -> impl Iterator<Item = Range<usize>> {
-        /// Columns of a block.
-        const COLUMNS: usize = 16;
-        let ends = (self.first_column / COLUMNS + 1..).map(move |block| block * COLUMNS - self.first_column);
+        let ends = (self.first_column / FEW_COLUMNS + 1..).map(move |block| block * FEW_COLUMNS - self.first_column);
         let mut first = 0;
         ends.map_while(move |end| {
             let columns = first..end.min(self.columns);
@@ -123,9 +125,8 @@ impl<'a> Widened<'a> {
     }
 
     /// Writes some columns as the rows of a matrix, in f32 and not rounded.
-    fn widen_columns(self, columns: &Range<usize>, values: &mut Vec<f32>) {
+    fn widen_columns(self, columns: &Range<usize>, values: &mut [f32]) {
         let inner = self.rows();
-        values.resize(columns.len() * inner, 0.0);
         let own = self.own(columns);
         let (rows, of_rows, order) = match self.order {
             Order::Columns => (own, 0..inner, Order::Rows),
@@ -193,22 +194,25 @@ impl Right for Widened<'_> {
 
     unsafe fn few_rows(self, set: InstructionSet, a: View<'_>, finish: Finish<'_>, c: Target<'_>) {
         let inner = self.rows();
-        let (mut values, mut rounded) = (Vec::new(), Vec::new());
-        for columns in self.few_columns() {
-            self.widen_columns(&columns, &mut values);
-            let values = match self.compute {
-                Compute::F32 => &values,
-                Compute::Bf16 => {
-                    rounded.resize(values.len(), 0.0);
-                    round_within_f32(set, &values, &mut rounded);
-                    &rounded
-                }
-            };
-            let b = View::new(values, columns.len(), inner, inner).transposed();
-            let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
-            // SAFETY: the caller vouches for `c`, of which these are some columns.
-            unsafe { few_rows::of_floats(set, a, b, finish, c) };
-        }
+        with_buffers([FEW_COLUMNS * inner, FEW_COLUMNS * inner], |buffers| {
+            for columns in self.few_columns() {
+                // SAFETY: each buffer has as many values for each of up to so many columns, and is this closure's own.
+                let [values, rounded] =
+                    buffers.map(|buffer| unsafe { std::slice::from_raw_parts_mut(buffer, columns.len() * inner) });
+                self.widen_columns(&columns, values);
+                let values = match self.compute {
+                    Compute::F32 => values,
+                    Compute::Bf16 => {
+                        round_within_f32(set, values, rounded);
+                        rounded
+                    }
+                };
+                let b = View::new(values, columns.len(), inner, inner).transposed();
+                let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
+                // SAFETY: the caller vouches for `c`, of which these are some columns.
+                unsafe { few_rows::of_floats(set, a, b, finish, c) };
+            }
+        });
     }
 }
 
@@ -246,20 +250,27 @@ impl PairsRight for Widened<'_> {
 
     unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         let inner = self.rows();
-        let (mut values, mut rounded) = (Vec::new(), Vec::new());
-        for columns in self.few_columns() {
-            rounded.resize(columns.len() * inner, bf16::ZERO);
-            let is_looked_up =
-                self.order == Order::Columns && self.weight.widen_halves(self.set, self.own(&columns), &mut rounded);
-            if !is_looked_up {
-                self.widen_columns(&columns, &mut values);
-                round(set, &values, &mut rounded);
+        with_buffers([FEW_COLUMNS * inner, FEW_COLUMNS * inner.div_ceil(2)], |[values, rounded]| {
+            for columns in self.few_columns() {
+                let length = columns.len() * inner;
+                // SAFETY: there are as many values, and halves, for each of up to so many columns; any bits are a value
+                // of each type. Both are this closure's own.
+                let (values, rounded) = unsafe {
+                    let rounded = std::slice::from_raw_parts_mut(rounded.cast::<bf16>(), length);
+                    (std::slice::from_raw_parts_mut(values, length), rounded)
+                };
+                let is_looked_up =
+                    self.order == Order::Columns && self.weight.widen_halves(self.set, self.own(&columns), rounded);
+                if !is_looked_up {
+                    self.widen_columns(&columns, values);
+                    round(set, values, rounded);
+                }
+                let b = View::new(rounded, columns.len(), inner, inner).transposed();
+                let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
+                // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
+                unsafe { few_rows::of_pairs(set, few_rows::Source::Cache, a, b, finish, c) };
             }
-            let b = View::new(&rounded, columns.len(), inner, inner).transposed();
-            let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
-            // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
-            unsafe { few_rows::of_pairs(set, few_rows::Source::Cache, a, b, finish, c) };
-        }
+        });
     }
 }
 

@@ -19,6 +19,10 @@ pub(super) trait Bytes {
 
     /// Runs a routine, compiled with the instructions.
     unsafe fn compiled<R: Routine>(routine: R) -> R::Output;
+
+    /// Asks for memory behind a block whose numbers have so many bits, and which so many rows are multiplied with.
+    #[inline(always)]
+    fn ask_for<const BITS: usize, const ROWS: usize>(_: GroupBlock<'_>) {}
     /// The numbers of a block, of so many bits.
     unsafe fn numbers<const BITS: usize>(block: GroupBlock<'_>) -> Self::Numbers<'_>;
     /// `start + Σ number · x` for each part of the block and each row of the group, in f32: `VECTORS` times as many
@@ -118,6 +122,7 @@ impl<B: Bytes, S: Scaled, const ROWS: usize, const BITS: usize, const VECTORS: u
                 if index % SHARING == 0 {
                     wholes = S::wholes::<B, VECTORS>(block, wholes);
                 }
+                B::ask_for::<BITS, ROWS>(block);
                 let numbers = B::numbers::<BITS>(block);
                 let factors = S::factors::<B, VECTORS>(block, &wholes);
                 for (sums, row) in sums.iter_mut().zip(&rows) {

@@ -262,6 +262,11 @@ impl Quantized {
         })
     }
 
+    /// How it is stored.
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// The format that it was quantised to.
     pub(super) fn format(&self) -> BlockFormat {
         match self.layout {
@@ -420,24 +425,58 @@ multiversion! {
     }
 }
 
+/// One of the products of an operand.
+pub(super) struct QuantizedSide<'a> {
+    pub weight: &'a Quantized,
+    pub finish: Finish<'a>,
+    pub c: ViewMut<'a>,
+}
+
 impl Cpu {
-    /// `c (+)= x · weightᵀ (+ bias)`, over the threads.
-    pub(super) fn quantized_product(&self, x: Operand<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
-        assert_eq!(c.shape(), (x.rows(), weight.out_features), "shape of a product");
-        assert!(x.is_of(weight.in_features), "inner dimensions");
-        let x = QuantizedRows::new(self, x, weight.in_features, weight.layout);
-        let c = c.into_target();
-        // Each part reads some hundreds of kilobytes of the weight, or works on it for as long.
-        let groups_per_part = ((1 << 18) / (x.rows() * weight.in_features * GROUP).max(1)).max(1);
-        let parts = weight.groups().div_ceil(groups_per_part);
-        self.each(parts, x.rows() * weight.in_features * weight.out_features, |part| {
-            let groups = part * groups_per_part..weight.groups().min((part + 1) * groups_per_part);
-            for group in groups {
-                // SAFETY: each group has its own columns.
-                unsafe { group_product(self.set, &x, weight, group, finish, c) };
+    /// `c (+)= x · weightᵀ (+ bias)` of each side, over the threads, which go from one to the next without a pause. All
+    /// weights have one layout.
+    pub(super) fn quantized_products(&self, x: Operand<'_>, sides: Vec<QuantizedSide<'_>>) {
+        let Some(first) = sides.first() else { return };
+        let Quantized { layout, in_features, .. } = *first.weight;
+        assert!(x.is_of(in_features), "inner dimensions");
+        let x = QuantizedRows::new(self, x, in_features, layout);
+        let mut groups = 0;
+        let sides = sides.into_iter().map(|QuantizedSide { weight, finish, c }| {
+            assert_eq!(c.shape(), (x.rows(), weight.out_features), "shape of a product");
+            assert_eq!((weight.in_features, weight.layout), (in_features, layout), "weights alike");
+            let first_group = groups;
+            groups += weight.groups();
+            (first_group, weight, finish, c.into_target())
+        });
+        let sides: Vec<_> = sides.collect();
+        let least = LEAST_PART.div_ceil((x.rows() * in_features * GROUP).max(1));
+        let parts = shares(groups, self.threads(), least);
+        self.each(parts.len(), x.rows() * in_features * groups * GROUP, |part| {
+            for &(first, weight, finish, c) in &sides {
+                let own = |group: usize| group.clamp(first, first + weight.groups()) - first;
+                for group in own(parts[part].start)..own(parts[part].end) {
+                    // SAFETY: each group has its own columns.
+                    unsafe { group_product(self.set, &x, weight, group, finish, c) };
+                }
             }
         });
     }
+}
+
+/// Products of numbers that a part of a region has at least: about a microsecond's work.
+const LEAST_PART: usize = 1 << 15;
+
+/// Cuts so many groups into parts, each a share of what those before have left: threads read long stretches of a weight,
+/// and the last parts, which some wait for, are short.
+fn shares(groups: usize, threads: usize, least: usize) -> Vec<Range<usize>> {
+    let (mut parts, mut first) = (Vec::new(), 0);
+    while first < groups {
+        let left = groups - first;
+        let share = if threads == 1 { left } else { (left / (2 * threads)).max(least).min(left) };
+        parts.push(first..first + share);
+        first += share;
+    }
+    parts
 }
 
 /// The columns of a product that belong to a group.
@@ -454,12 +493,13 @@ unsafe fn group_product(
 ) {
     let first = group * GROUP;
     let columns = first..weight.out_features.min(first + GROUP);
+    let finish = finish.of_columns(columns.clone());
     for first_row in (0..x.rows()).step_by(TILE) {
         let rows = first_row..x.rows().min(first_row + TILE);
         let sums = tile(set, x, rows.clone(), weight, group);
         for (row, sums) in rows.zip(&sums) {
             // SAFETY: the caller vouches for these elements.
-            finish.of_columns(columns.clone()).row(sums, unsafe { c.row(row, columns.clone()) });
+            finish.row(sums, unsafe { c.row(row, columns.clone()) });
         }
     }
 }

@@ -79,9 +79,17 @@ multiversion! {
 fn quantize_block(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> f32 {
     /// Adding it rounds to an integer, which is then found in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    let largest = x.iter().fold(0.0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    /// Values that are looked at together: as many as lie in a vector.
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [0.0f32; LANES];
+    for x in x.as_chunks::<LANES>().0 {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane = larger(*lane, x.abs()));
+    }
+    let largest = lanes.into_iter().fold(0.0, larger);
     // Not a number if one of them is not finite, else zero.
-    let flaw = x.iter().fold(0.0f32, |sum, x| sum + 0.0 * x);
+    let are_finite = x.iter().fold(true, |are_finite, x| are_finite & x.is_finite());
+    let flaw = if are_finite { 0.0 } else { x.iter().fold(0.0f32, |sum, x| sum + 0.0 * x) };
     // Of smaller ones the inverse is not finite, and nothing is lost.
     let inverse = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
     for (value, x) in values.iter_mut().zip(x) {

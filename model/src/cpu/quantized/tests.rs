@@ -9,9 +9,10 @@ use super::super::operand::Operand;
 use super::super::product::{BlockWeight, Element, Finish, Order, View, ViewMut, WeightBlock};
 use super::super::weight::Values;
 use super::rows::{QuantizedRows, RowBlock};
-use super::{BLOCK, Cpu, GROUP, InstructionSet, Layout, Quantized};
-use crate::checkpoint::{BlockRows, CheckpointError, RowBytes, Rows};
-use crate::ops::{Compute, WeightRole, Write};
+use super::{BLOCK, Cpu, GROUP, InstructionSet, Layout, Quantized, QuantizedSide, shares};
+use crate::checkpoint::{BlockRows, CheckpointError, RowBytes, Rows, ValueRows};
+use crate::cpu::Tensor;
+use crate::ops::{Compute, Linear, Ops, WeightRole, Write};
 use crate::weights::{
     Activations, BlockDecoder, BlockFormat, Q4K, Q5K, Q6K, QuantisedScales, Quantization, TensorType,
 };
@@ -58,7 +59,8 @@ fn product(cpu: &Cpu, x: &[f32], weight: &Quantized, write: Write, rows: usize) 
     let mut c = vec![0.5; rows * (columns + 1)];
     let view = View::new(&poisoned[BORDER..][..x.len()], rows, inner, inner);
     let target = ViewMut::new(&mut c, rows, columns + 1, columns + 1).column_range(0..columns);
-    cpu.quantized_product(Operand::F32(view), weight, Finish { scale: 1.0, bias: None, write }, target);
+    let finish = Finish { scale: 1.0, bias: None, write };
+    cpu.quantized_products(Operand::F32(view), vec![QuantizedSide { weight, finish, c: target }]);
     assert!(c.chunks(columns + 1).all(|row| row[columns] == 0.5), "beyond the columns");
     c.chunks(columns + 1).flat_map(|row| row[..columns].to_vec()).collect()
 }
@@ -175,6 +177,76 @@ fn a_row_does_not_depend_on_its_company() {
     for (x, expected) in x.chunks(100).zip(together.chunks(3 * GROUP)) {
         assert_eq!(product(&cpu, x, &weight, Write::Replace, 1), expected);
     }
+}
+
+/// Of one layout, of others, and in f32 between them; more groups than parts.
+#[test]
+fn products_computed_together_have_the_bits_of_each_alone() {
+    let in_features = 512;
+    let kinds = [Some(TensorType::Q4K), Some(TensorType::Q4K), Some(TensorType::Q6K), None, Some(TensorType::Q6K)];
+    let outs = [300, 16, 17, 20, 1];
+    for set in sets() {
+        for (threads, rows) in [(1, 1), (2, 1), (3, 1), (2, 11)] {
+            let cpu = cpu(threads, set);
+            let plain = Cpu::with_instructions(threads, Compute::F32, set).unwrap();
+            let weights = kinds.iter().zip(outs).enumerate().map(|(seed, (kind, out_features))| {
+                let (values, shape) = (normal(out_features * in_features, seed), [out_features, in_features]);
+                match kind {
+                    Some(kind) => {
+                        let blocks = Blocks::new(*kind, &values, in_features);
+                        cpu.frozen_weight(WeightRole::Matrix, shape, &blocks).unwrap()
+                    }
+                    None => plain.weight_of_rows(shape, &ValueRows::new(&values, in_features)).unwrap(),
+                }
+            });
+            let weights: Vec<_> = weights.collect();
+            let x = cpu.tensor(rows, in_features, &normal(rows * in_features, 9)).unwrap();
+            let biases: Vec<_> = outs.iter().map(|out| cpu.tensor(1, *out, &normal(*out, 4)).unwrap()).collect();
+            let mut together: [Tensor; 5] = Default::default();
+            let products = weights.iter().zip(&biases).zip(&mut together);
+            let products = products.map(|((weight, bias), y)| Linear { weight, bias: Some(bias), y });
+            cpu.linear_each(&x, products.collect()).unwrap();
+            for ((weight, bias), together) in weights.iter().zip(&biases).zip(&together) {
+                let mut alone = Tensor::default();
+                cpu.linear(&x, weight, Some(bias), Write::Replace, &mut alone).unwrap();
+                let bits = |y: &Tensor| y.values().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(together), bits(&alone), "{rows} rows, {threads} threads, {}", set.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_are_all_groups_in_their_order_and_the_last_ones_are_small() {
+    for (groups, threads, least) in [(0, 2, 1), (1, 3, 4), (16, 2, 2), (352, 2, 2), (2048, 16, 1), (100, 1, 1)] {
+        let parts = shares(groups, threads, least);
+        assert!(parts.iter().all(|part| !part.is_empty()));
+        assert_eq!(parts.iter().cloned().flatten().collect::<Vec<_>>(), (0..groups).collect::<Vec<_>>());
+        if threads > 1 {
+            assert!(parts.last().is_none_or(|last| last.len() <= least), "{parts:?}");
+            assert!(parts.windows(2).all(|parts| parts[0].len() >= parts[1].len()), "{parts:?}");
+        }
+    }
+}
+
+/// Whatever lane of a vector it is in, and whatever else there is.
+#[test]
+fn a_scale_is_that_of_the_largest_and_no_number_where_one_is_not_finite() {
+    let cpu = cpu(1, InstructionSet::detect());
+    let scale = |x: &[f32; BLOCK]| {
+        let view = Operand::F32(View::new(x, 1, BLOCK, BLOCK));
+        QuantizedRows::new(&cpu, view, BLOCK, Layout::Int8).row(0)[0].scale
+    };
+    for at in 0..BLOCK {
+        let mut x = [0.5; BLOCK];
+        x[at] = -3.0;
+        assert_eq!(scale(&x).to_bits(), (3.0f32 / 127.0).to_bits(), "{at}");
+        for flaw in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            x[at] = flaw;
+            assert!(scale(&x).is_nan(), "{flaw} at {at}");
+        }
+    }
+    assert_eq!(scale(&[-0.0; BLOCK]).to_bits(), 0);
 }
 
 #[test]

@@ -52,6 +52,19 @@ pub(crate) trait Routine {
     unsafe fn run<V: Vector>(self) -> Self::Output;
 }
 
+/// Asks for the cache line at a place, which need not be ours, to lie in the second cache: of more lines at once than the
+/// first keeps track of.
+#[inline(always)]
+pub(super) fn prefetch_far<T>(place: *const T) {
+    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// Asks for the cache line at a place, which need not be ours.
 #[inline(always)]
 pub(super) fn prefetch<T>(place: *const T) {

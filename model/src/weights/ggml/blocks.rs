@@ -17,16 +17,30 @@ fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
     }
 }
 
+/// Eight numbers at a time, a byte of a word each: a loop over single ones would be taken apart by the compiler, and put
+/// together again across blocks.
 #[inline(always)]
 fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
-    let fifth = u32::from_le_bytes([fifth_bits[0], fifth_bits[1], fifth_bits[2], fifth_bits[3]]);
+    const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
     let mut numbers = [0; BLOCK];
     let (first, second) = numbers.split_at_mut(BLOCK / 2);
-    for (at, ((first, second), byte)) in first.iter_mut().zip(second).zip(nibbles).enumerate() {
-        *first = byte & 15 | ((fifth >> at & 1) << 4) as u8;
-        *second = byte >> 4 | ((fifth >> (at + BLOCK / 2) & 1) << 4) as u8;
+    let words = first.as_chunks_mut::<8>().0.iter_mut().zip(second.as_chunks_mut::<8>().0);
+    for (at, ((first, second), bytes)) in words.zip(nibbles.as_chunks::<8>().0).enumerate() {
+        let bytes = u64::from_le_bytes(*bytes);
+        *first = (bytes & LOW | fifths(fifth_bits[at])).to_le_bytes();
+        *second = (bytes >> 4 & LOW | fifths(fifth_bits[at + 2])).to_le_bytes();
     }
     numbers
+}
+
+/// Eight bits, each as the fifth of a byte of its own.
+#[inline(always)]
+fn fifths(bits: u8) -> u64 {
+    /// Of each byte one bit: that of its number.
+    const OWN: u64 = 0x8040_2010_0804_0201;
+    let own = (u64::from(bits) * 0x0101_0101_0101_0101) & OWN;
+    // A byte that is not zero carries into its highest bit, and never beyond.
+    (own + 0x7f7f_7f7f_7f7f_7f7f) >> 3 & 0x1010_1010_1010_1010
 }
 
 /// Value = scale · (number − 16).
@@ -42,7 +56,8 @@ pub(super) fn encode_q5_0(x: &[f32; BLOCK], block: &mut [u8]) {
 #[inline(always)]
 pub(super) fn decode_q5_0(block: &[u8], x: &mut [f32; BLOCK]) {
     let scale = f16_at(block, 0);
-    *x = unpack(&block[2..6], &block[6..]).map(|number| scale * (f32::from(number) - 16.0));
+    let numbers = unpack(&block[2..6], &block[6..]);
+    x.iter_mut().zip(&numbers).for_each(|(x, number)| *x = scale * (f32::from(*number) - 16.0));
 }
 
 /// Value = scale · number + least.
@@ -61,7 +76,8 @@ pub(super) fn encode_q5_1(x: &[f32; BLOCK], block: &mut [u8]) {
 #[inline(always)]
 pub(super) fn decode_q5_1(block: &[u8], x: &mut [f32; BLOCK]) {
     let (scale, least) = (f16_at(block, 0), f16_at(block, 2));
-    *x = unpack(&block[4..8], &block[8..]).map(|number| scale * f32::from(number) + least);
+    let numbers = unpack(&block[4..8], &block[8..]);
+    x.iter_mut().zip(&numbers).for_each(|(x, number)| *x = scale * f32::from(*number) + least);
 }
 
 /// The blocks of `q5_0` and `q5_1`, as products read them.
@@ -72,8 +88,13 @@ impl BlockDecoder for Q5_0 {
     const BLOCK_BYTES: usize = 22;
     const PARTS: usize = 1;
 
+    type Header = ();
+
     #[inline(always)]
-    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+    fn header(_: &[u8]) {}
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], (): &(), _: usize, x: &mut [f32; BLOCK]) {
         decode_q5_0(block, x);
     }
 }
@@ -82,8 +103,13 @@ impl BlockDecoder for Q5_1 {
     const BLOCK_BYTES: usize = 24;
     const PARTS: usize = 1;
 
+    type Header = ();
+
     #[inline(always)]
-    fn decode_part(block: &[u8], _: usize, x: &mut [f32; BLOCK]) {
+    fn header(_: &[u8]) {}
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], (): &(), _: usize, x: &mut [f32; BLOCK]) {
         decode_q5_1(block, x);
     }
 }

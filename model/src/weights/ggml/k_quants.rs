@@ -215,20 +215,45 @@ pub(crate) trait QuantisedScales: BlockDecoder {
     fn numbers(block: &[u8], part: usize) -> [u8; BLOCK];
 }
 
-/// The values of a part of a block that has an offset.
-#[inline(always)]
-fn decode_with_offset<D: QuantisedScales>(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-    let (scale, offset) = sub_block(block, part);
-    *x = D::numbers(block, part).map(|number| scale * f32::from(number) - offset);
+/// The scales and the offsets of the sub-blocks of a block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WithOffsets {
+    scales: [f32; SUPER_BLOCK / SUB_BLOCK],
+    offsets: [f32; SUPER_BLOCK / SUB_BLOCK],
+}
+
+impl WithOffsets {
+    #[inline(always)]
+    fn of(block: &[u8]) -> Self {
+        let mut found = Self::default();
+        for (j, (scale, offset)) in found.scales.iter_mut().zip(&mut found.offsets).enumerate() {
+            (*scale, *offset) = sub_block(block, j);
+        }
+        found
+    }
+
+    /// The values of numbers of a sub-block.
+    #[inline(always)]
+    fn values(&self, numbers: &[u8; BLOCK], part: usize, x: &mut [f32; BLOCK]) {
+        let (scale, offset) = (self.scales[part], self.offsets[part]);
+        x.iter_mut().zip(numbers).for_each(|(x, number)| *x = scale * f32::from(*number) - offset);
+    }
 }
 
 impl BlockDecoder for Q4K {
     const BLOCK_BYTES: usize = 144;
     const PARTS: usize = 8;
 
+    type Header = WithOffsets;
+
     #[inline(always)]
-    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        decode_with_offset::<Self>(block, part, x);
+    fn header(block: &[u8]) -> WithOffsets {
+        WithOffsets::of(block)
+    }
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], header: &WithOffsets, part: usize, x: &mut [f32; BLOCK]) {
+        header.values(&Self::numbers(block, part), part, x);
     }
 }
 
@@ -257,9 +282,16 @@ impl BlockDecoder for Q5K {
     const BLOCK_BYTES: usize = 176;
     const PARTS: usize = 8;
 
+    type Header = WithOffsets;
+
     #[inline(always)]
-    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        decode_with_offset::<Self>(block, part, x);
+    fn header(block: &[u8]) -> WithOffsets {
+        WithOffsets::of(block)
+    }
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], header: &WithOffsets, part: usize, x: &mut [f32; BLOCK]) {
+        header.values(&Self::numbers(block, part), part, x);
     }
 }
 
@@ -289,14 +321,24 @@ impl BlockDecoder for Q6K {
     const BLOCK_BYTES: usize = 210;
     const PARTS: usize = 8;
 
+    /// The scales of the halves of all parts.
+    type Header = [f32; SUPER_BLOCK / SMALL_SUB_BLOCK];
+
     #[inline(always)]
-    fn decode_part(block: &[u8], part: usize, x: &mut [f32; BLOCK]) {
-        let whole = f16_at(block, 208);
-        let scales = Self::scales(block, part).map(|scale| whole * f32::from(scale));
+    fn header(block: &[u8]) -> Self::Header {
+        let (whole, mut scales) = (f16_at(block, 208), [0.0; SUPER_BLOCK / SMALL_SUB_BLOCK]);
+        scales.iter_mut().zip(&block[192..]).for_each(|(scale, byte)| *scale = whole * f32::from(byte.cast_signed()));
+        scales
+    }
+
+    #[inline(always)]
+    fn decode_part(block: &[u8], scales: &Self::Header, part: usize, x: &mut [f32; BLOCK]) {
         let numbers = Self::numbers(block, part);
-        for (at, (x, number)) in x.iter_mut().zip(numbers).enumerate() {
-            *x = scales[at / SMALL_SUB_BLOCK] * (f32::from(number) - 32.0);
-        }
+        let (first, second) = x.split_at_mut(SMALL_SUB_BLOCK);
+        let value = |scale: f32, number: u8| scale * (f32::from(number) - 32.0);
+        first.iter_mut().zip(&numbers).for_each(|(x, number)| *x = value(scales[2 * part], *number));
+        let numbers = &numbers[SMALL_SUB_BLOCK..];
+        second.iter_mut().zip(numbers).for_each(|(x, number)| *x = value(scales[2 * part + 1], *number));
     }
 }
 
@@ -307,7 +349,8 @@ impl QuantisedScales for Q6K {
 
     #[inline(always)]
     fn scales(block: &[u8], part: usize) -> [i8; 2] {
-        [0, 1].map(|at| block[192 + 2 * part + at].cast_signed())
+        let first = 192 + 2 * part;
+        [block[first].cast_signed(), block[first + 1].cast_signed()]
     }
 
     #[inline(always)]

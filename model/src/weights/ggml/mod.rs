@@ -174,6 +174,9 @@ fn back<const N: usize>(bytes: &[u8], x: &mut [f32], block: usize, decode: impl 
 }
 
 fn back_by_parts<D: BlockDecoder>(bytes: &[u8], x: &mut [f32]) {
-    let blocks = bytes.chunks_exact(D::BLOCK_BYTES).flat_map(|block| (0..D::PARTS).map(move |part| (block, part)));
-    blocks.zip(x.as_chunks_mut::<BLOCK>().0).for_each(|((block, part), x)| D::decode_part(block, part, x));
+    for (block, x) in bytes.chunks_exact(D::BLOCK_BYTES).zip(x.chunks_exact_mut(D::PARTS * BLOCK)) {
+        let header = D::header(block);
+        let parts = x.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate();
+        parts.for_each(|(part, x)| D::decode_part(block, &header, part, x));
+    }
 }
