@@ -7,8 +7,8 @@
 //!
 //! `--weights q4_k`, `q5_k` and `q6_k` are blocks as GGUF files store them, multiplied as `quantize: int8` does, with
 //! the embedding in `q6_k`, as llama.cpp's mixtures have it; they want `--hidden` and `--intermediate` to be multiples
-//! of 256. With `--activations computed` they, and `int8` and `int4`, are widened for products of f32 instead, as those of
-//! a GGUF file are without `quantize`; so are `q5_0` and the other blocks of 32.
+//! of 256. With `--activations computed` they, and `int8` and `int4`, are widened for products of f32 instead, as those
+//! of a GGUF file are without `quantize`; so are `q5_0` and the other blocks of 32.
 //!
 //! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer;
 //! decoding adds `--new` more to each of `--batch` answers, which grow together. Rates are medians over the

@@ -55,8 +55,8 @@ pub(crate) trait BlockCodec: Send + Sync + 'static {
 }
 
 /// How products read the blocks of a format: 32 values at a time, along the input. Implementations are
-/// `#[inline(always)]`, to be compiled with the instructions of a set; and loops rather than `map` of an array, which is a
-/// function of its own that does not have these instructions.
+/// `#[inline(always)]`, to be compiled with the instructions of a set; and loops rather than `map` of an array, which
+/// is a function of its own that does not have these instructions.
 pub(crate) trait BlockDecoder: Send + Sync + 'static {
     /// Bytes of a block.
     const BLOCK_BYTES: usize;

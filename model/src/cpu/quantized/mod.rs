@@ -466,8 +466,8 @@ impl Cpu {
 /// Products of numbers that a part of a region has at least: about a microsecond's work.
 const LEAST_PART: usize = 1 << 15;
 
-/// Cuts so many groups into parts, each a share of what those before have left: threads read long stretches of a weight,
-/// and the last parts, which some wait for, are short.
+/// Cuts so many groups into parts, each a share of what those before have left: threads read long stretches of a
+/// weight, and the last parts, which some wait for, are short.
 fn shares(groups: usize, threads: usize, least: usize) -> Vec<Range<usize>> {
     let (mut parts, mut first) = (Vec::new(), 0);
     while first < groups {

@@ -52,8 +52,8 @@ pub(crate) trait Routine {
     unsafe fn run<V: Vector>(self) -> Self::Output;
 }
 
-/// Asks for the cache line at a place, which need not be ours, to lie in the second cache: of more lines at once than the
-/// first keeps track of.
+/// Asks for the cache line at a place, which need not be ours, to lie in the second cache: of more lines at once than
+/// the first keeps track of.
 #[inline(always)]
 pub(super) fn prefetch_far<T>(place: *const T) {
     // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.

@@ -17,8 +17,8 @@ fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
     }
 }
 
-/// Eight numbers at a time, a byte of a word each: a loop over single ones would be taken apart by the compiler, and put
-/// together again across blocks.
+/// Eight numbers at a time, a byte of a word each: a loop over single ones would be taken apart by the compiler, and
+/// put together again across blocks.
 #[inline(always)]
 fn unpack(fifth_bits: &[u8], nibbles: &[u8]) -> [u8; BLOCK] {
     const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
