@@ -59,3 +59,10 @@ pub enum Foreseen {
     },
     In(Unit),
 }
+
+/// The name of a figure's standard error, as lm-eval has it: `acc` has `acc_stderr`, and `acc,none` has
+/// `acc_stderr,none`.
+pub fn name_of_standard_error(name: &str) -> String {
+    name.split_once(',')
+        .map_or_else(|| format!("{name}_stderr"), |(metric, filter)| format!("{metric}_stderr,{filter}"))
+}

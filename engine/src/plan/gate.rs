@@ -6,7 +6,7 @@ use std::fmt;
 use super::entry::{Document, GateEntry, StageEntry, Text};
 use super::publish::Targets;
 use super::resolve::Bound as BoundStage;
-use crate::figure::{Foreseen, Unit};
+use crate::figure::{self, Foreseen, Unit};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
@@ -72,13 +72,9 @@ impl Figure {
         fine.then(|| Self { stage: stage.to_owned(), name: name.to_owned() })
     }
 
-    /// The figure with its standard error: `acc` has `acc_stderr`, and `acc,none` has `acc_stderr,none`.
+    /// The figure with its standard error.
     pub fn standard_error(&self) -> Self {
-        let name = match self.name.split_once(',') {
-            Some((name, filter)) => format!("{name}_stderr,{filter}"),
-            None => format!("{}_stderr", self.name),
-        };
-        Self { stage: self.stage.clone(), name }
+        Self { stage: self.stage.clone(), name: figure::name_of_standard_error(&self.name) }
     }
 }
 

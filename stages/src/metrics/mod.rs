@@ -13,7 +13,7 @@ mod standard_error;
 mod token_accuracy;
 
 use engine::error::StageError;
-use engine::figure::{Foreseen, Unit};
+use engine::figure::{Foreseen, Unit, name_of_standard_error};
 use engine::parameter::Parameters;
 use serde_json::Value;
 
@@ -116,9 +116,9 @@ pub(crate) enum Observed<'a> {
 }
 
 impl Headline {
-    /// The name of its standard error among facts, as lm-eval names those of tasks.
+    /// The name of its standard error among facts.
     pub(crate) fn error_name(&self) -> Option<String> {
-        self.error_at.map(|_| format!("{}_stderr", self.name))
+        self.error_at.map(|_| name_of_standard_error(self.name))
     }
 }
 

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, Float64Array, StringArray};
 use engine::error::{Cause, OrFail, StageError};
+use engine::figure::name_of_standard_error;
 use serde_json::{Map, Value, json};
 
-use super::outcome::{samples_file, stderr_key};
+use super::outcome::samples_file;
 use crate::data::results::TableReader;
 
 /// Another evaluation of tasks.
@@ -98,7 +99,7 @@ impl Other {
         folder: &Path,
     ) -> Result<Option<Difference>, StageError> {
         let Some(other) = self.number(task, key) else { return Ok(None) };
-        let apart = stderr.zip(self.number(task, &stderr_key(key))).map(|(one, two)| one.hypot(two));
+        let apart = stderr.zip(self.number(task, &name_of_standard_error(key))).map(|(one, two)| one.hypot(two));
         let mut difference = Difference {
             task: task.to_owned(),
             key: key.to_owned(),

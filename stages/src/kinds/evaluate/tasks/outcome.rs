@@ -8,6 +8,7 @@ use arrow::array::{ArrayRef, BooleanArray, Float64Array, StringArray, UInt64Arra
 use engine::artifact::Facts;
 use engine::context::StageContext;
 use engine::error::StageError;
+use engine::figure::name_of_standard_error;
 use serde_json::{Map, Value, json};
 
 use super::beside::{Difference, Other};
@@ -41,7 +42,7 @@ pub(super) fn finish(
     let mut add = |name: &str, results: &Results| {
         let single = prepared.len() == 1;
         for (key, figure) in &results.figures {
-            for (key, value) in [(key.clone(), Some(figure.value)), (stderr_key(key), figure.stderr)] {
+            for (key, value) in [(key.clone(), Some(figure.value)), (name_of_standard_error(key), figure.stderr)] {
                 let Some(value) = value.filter(|value| value.is_finite()) else { continue };
                 facts.insert(format!("{name}.{key}"), value.into());
                 // Those of one task have their own names, too: children of a sweep over tasks are compared by them.
@@ -111,11 +112,6 @@ pub(super) fn samples_file(task: &str) -> String {
     format!("samples_{task}.parquet")
 }
 
-/// The name of a figure's standard error: `acc,none` has `acc_stderr,none`.
-pub(super) fn stderr_key(key: &str) -> String {
-    key.split_once(',').map_or_else(|| format!("{key}_stderr"), |(metric, filter)| format!("{metric}_stderr,{filter}"))
-}
-
 /// The results as the harness writes them.
 fn report(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&Group, Results)]) -> Value {
     let figures = |name: &str, results: &Results| {
@@ -123,7 +119,7 @@ fn report(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&
         value.insert("alias".to_owned(), name.into());
         for (key, figure) in &results.figures {
             value.insert(key.clone(), json!(figure.value));
-            value.insert(stderr_key(key), figure.stderr.map_or_else(|| json!("N/A"), |error| json!(error)));
+            value.insert(name_of_standard_error(key), figure.stderr.map_or_else(|| json!("N/A"), |error| json!(error)));
         }
         value.insert("sample_len".to_owned(), results.sample_len.into());
         Value::Object(value)
