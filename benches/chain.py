@@ -14,7 +14,6 @@ import argparse
 import os
 import pathlib
 import re
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -61,21 +60,16 @@ def write(folder: pathlib.Path, shape: str, stages: int) -> pathlib.Path:
     return file
 
 
-def run(program: str, file: pathlib.Path, wrapper: list[str]) -> tuple[float, float, float]:
+def run(program: str, file: pathlib.Path, home: pathlib.Path, wrapper: tuple[str, ...] = ()) -> tuple[float, float, float]:
     """Wall and CPU seconds, of all processes that were waited for, and the peak memory of the run's own in MiB."""
+    os.sync()
     began = time.monotonic()
-    process = subprocess.Popen([*wrapper, program, "--home", str(file.parent / "home"), "run", "-q", str(file)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*wrapper, program, "--home", str(home), "run", "-q", str(file)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{program} ended with {process.returncode}")
     return time.monotonic() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
-
-
-def cold(program: str, file: pathlib.Path, wrapper: list[str]) -> tuple[float, float, float]:
-    shutil.rmtree(file.parent / "home", ignore_errors=True)
-    os.sync()
-    return run(program, file, wrapper)
 
 
 def told(name: str, times: list[float], unit: str) -> None:
@@ -94,16 +88,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         file = write(pathlib.Path(folder), options.shape, options.stages)
-        runs = [cold(options.pipeline, file, []) for _ in range(options.rounds)]
+        # A home of its own for each round: one that is removed first leaves ext4 to search for inodes that were not freed just now.
+        homes = [file.parent / f"home{at}" for at in range(options.rounds)]
+        runs = [run(options.pipeline, file, home) for home in homes]
         for name, times in (("wall", [wall for wall, _, _ in runs]), ("CPU", [cpu for _, cpu, _ in runs])):
             told(f"cold, {name}", [1000 * seconds / options.stages for seconds in times], "ms a stage")
-        noops = [run(options.pipeline, file, []) for _ in range(options.noops)]
+        noops = [run(options.pipeline, file, homes[-1]) for _ in range(options.noops)]
         for name, times in (("wall", [wall for wall, _, _ in noops]), ("CPU", [cpu for _, cpu, _ in noops])):
             told(f"no-op, {name}", [1000 * seconds for seconds in times], "ms")
         print(f"peak memory  {max((memory for _, _, memory in noops), default=0):8.1f} MiB with nothing to do, {max(memory for _, _, memory in runs):.1f} MiB cold")
         if options.strace:
             trace = pathlib.Path(folder) / "trace"
-            cold(options.pipeline, file, ["strace", "-f", "-qq", "-o", str(trace), "-e", "trace=" + ",".join(FLUSHES)])
+            run(options.pipeline, file, file.parent / "traced", ("strace", "-f", "-qq", "-o", str(trace), "-e", "trace=" + ",".join(FLUSHES)))
             text = trace.read_text()
             for call in FLUSHES:
                 # A call that another process interrupted is shown twice.
