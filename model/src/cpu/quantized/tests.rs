@@ -337,6 +337,35 @@ fn each_stored(mut check: impl FnMut(TensorType, usize, &Blocks, &[f32])) {
     }
 }
 
+/// Sums of the largest numbers that blocks can hold, which no set may cut off where it adds them in few bits.
+#[test]
+fn the_largest_numbers_are_summed_exactly() {
+    const ROWS: usize = 8;
+    let x: Vec<f32> = (0..ROWS * 256).map(|at| if at / 256 % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    for tensor_type in STORED {
+        for fill in [0x80, 0x7f, 0x00, 0xff, 0xf0] {
+            let mut blocks = Blocks::new(tensor_type, &normal(16 * 256, 3), 256);
+            for block in blocks.bytes.chunks_mut(tensor_type.bytes(tensor_type.block_values())) {
+                // Scales that are floats stay as they are, and so finite.
+                let integers = match tensor_type {
+                    TensorType::Q6K => 0..block.len() - 2,
+                    TensorType::Q4K | TensorType::Q5K => 4..block.len(),
+                    _ => 2..block.len(),
+                };
+                block[integers].fill(fill);
+            }
+            let portable = cpu(1, InstructionSet::Portable);
+            let expected = product(&portable, &x, &blocks.weight(&portable), Write::Replace, ROWS);
+            assert!(expected.iter().all(|sum| sum.is_finite()));
+            for set in sets() {
+                let cpu = cpu(1, set);
+                let found = product(&cpu, &x, &blocks.weight(&cpu), Write::Replace, ROWS);
+                assert_eq!(found, expected, "{tensor_type:?} of {fill:#x}, {}", set.name());
+            }
+        }
+    }
+}
+
 fn rounded(cpu: &Cpu, x: &[f32], rows: usize, layout: Layout) -> QuantizedRows {
     let columns = x.len() / rows;
     QuantizedRows::new(cpu, Operand::F32(View::new(x, rows, columns, columns)), columns, layout)
