@@ -55,7 +55,7 @@ class Project:
         self.environment = {
             **os.environ,
             "PIPELINE_PYTHON": os.environ.get("PIPELINE_PYTHON", sys.executable),
-            "PYTHONPATH": str(ROOT / "workers/torch/src"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "workers/torch/src"), os.environ.get("PYTHONPATH")])),
             "XDG_RUNTIME_DIR": str(self.folder),
         }
 
