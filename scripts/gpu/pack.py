@@ -2,8 +2,8 @@
 
     python3 scripts/gpu/pack.py target/gpu [--python 3.12] [--cuda 130]
 
-There: `xz -dk pipeline.xz`, and `python3 -m pip install --no-index --no-deps --target site *.whl` with `site` in PYTHONPATH. torch, transformers, PEFT and
-pyarrow are the machine's own. Of bitsandbytes the wheel keeps the library of one CUDA; of the program the one that scripts/build-cuda.sh has built is taken
+There: `xz -dk pipeline.xz`, `python3 -m pip install --no-index --no-deps --target site *.whl` with `site` in PYTHONPATH, and torchtune's wheels, in their own
+folder, into another that `speed.py --torchtune` names: PEFT refuses to work beside its torchao. torch, transformers, PEFT and pyarrow are the machine's own. Of bitsandbytes the wheel keeps the library of one CUDA; of the program the one that scripts/build-cuda.sh has built is taken
 where it is there, which computes natively on NVIDIA's devices, too.
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from common import ROOT
 
-# What torchtune's recipe and TRL import and torch does not bring. torchtune 0.6.1 is the last release, torchao 0.13 the last that it works with.
-WHEELS = ["torchtune==0.6.1", "torchao==0.13.0", "torchdata==0.11.0", "omegaconf==2.3.0", "datasets", "multiprocess", "dill", "xxhash", "tiktoken",
-          "blobfile", "sentencepiece", "kagglehub", "trl==1.16.0", "bitsandbytes==0.50.2"]  # fmt: skip
+WHEELS = ["trl==1.16.0", "bitsandbytes==0.50.2"]
+# What torchtune's recipe imports and torch does not bring. torchtune 0.6.1 is the last release, torchao 0.13 the last that it works with.
+OF_TORCHTUNE = ["torchtune==0.6.1", "torchao==0.13.0", "torchdata==0.11.0", "omegaconf==2.3.0", "datasets", "multiprocess", "dill", "xxhash", "tiktoken",
+                "blobfile", "sentencepiece", "kagglehub"]  # fmt: skip
 # Only as source; pure Python.
 SOURCES = ["antlr4-python3-runtime==4.9.3"]
 
@@ -34,8 +35,10 @@ def main():
     pip = [sys.executable, "-m", "pip"]
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28)] + ["--platform=manylinux2014_x86_64"]
     there = ["--only-binary=:all:", f"--python-version={options.python}", "--implementation=cp", *platforms]
-    subprocess.run([*pip, "download", "--quiet", "--no-deps", *there, "--dest", options.folder, *WHEELS], check=True)
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", options.folder, *SOURCES], check=True)
+    torchtune = options.folder / "torchtune"
+    for folder, wheels in ((options.folder, WHEELS), (torchtune, OF_TORCHTUNE)):
+        subprocess.run([*pip, "download", "--quiet", "--no-deps", *there, "--dest", folder, *wheels], check=True)
+    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", torchtune, *SOURCES], check=True)
     for wheel in options.folder.glob("bitsandbytes-*.whl"):
         keep_one_library(wheel, f"libbitsandbytes_cuda{options.cuda}.so")
     built = [ROOT / "target/cuda/release/pipeline", ROOT / "target/release/pipeline"]
@@ -44,7 +47,7 @@ def main():
         sys.exit("no program is built: `cargo build --release`, or scripts/build-cuda.sh")
     with open(program, "rb") as source, lzma.open(options.folder / "pipeline.xz", "wb", preset=9) as packed:
         shutil.copyfileobj(source, packed)
-    sizes = sorted((file.stat().st_size, file.name) for file in options.folder.iterdir())
+    sizes = sorted((file.stat().st_size, file.name) for file in options.folder.rglob("*.*"))
     for size, name in sizes:
         print(f"{size / 2**20:7.1f} MiB  {name}")
     print(f"{sum(size for size, _ in sizes) / 2**20:7.1f} MiB  in all; the program is {program.relative_to(ROOT)}")

@@ -206,7 +206,15 @@ profiler: {{ _component_: torchtune.training.setup_torch_profiler, enabled: Fals
 
 def torchtune(project, options, weights, name, compiled):
     """torchtune's recipe for one device, on the same checkpoint and text, packed."""
-    if importlib.util.find_spec("torchtune") is None:
+    # Apart from the others' packages: PEFT refuses to work beside the torchao that torchtune needs.
+    if options.torchtune:
+        sys.path.insert(0, options.torchtune)
+    try:
+        found = importlib.util.find_spec("torchtune"), importlib.util.find_spec("recipes")
+    finally:
+        if options.torchtune:
+            sys.path.remove(options.torchtune)
+    if None in found:
         raise Left("torchtune is not installed")
     if compiled and options.device == "cpu":
         raise Left("compiling takes minutes there")
@@ -223,8 +231,8 @@ def torchtune(project, options, weights, name, compiled):
         vocabulary=vocabulary, layers=layers, heads=heads, kv_heads=kv_heads, hidden=hidden, intermediate=intermediate, batch=options.rows,
         fused=device == "cuda", steps=options.steps, compiled=compiled, device=device,
     ))  # fmt: skip
-    recipe = f"{importlib.util.find_spec('recipes').submodule_search_locations[0]}/lora_finetune_single_device.py"
-    path = os.pathsep.join(filter(None, [str(ROOT / "benches/rivals"), os.environ.get("PYTHONPATH")]))
+    recipe = f"{found[1].submodule_search_locations[0]}/lora_finetune_single_device.py"
+    path = os.pathsep.join(filter(None, [str(ROOT / "benches/rivals"), options.torchtune, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, recipe, "--config", folder / "recipe.yaml", "epochs=1"]
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, cwd=folder)
@@ -239,7 +247,7 @@ def torchtune(project, options, weights, name, compiled):
 
 
 def main():
-    options = arguments(__doc__.splitlines()[0], shape="1b", seq=2048, rows=4, steps=25, rounds=3, native="")
+    options = arguments(__doc__.splitlines()[0], shape="1b", seq=2048, rows=4, steps=25, rounds=3, native="", torchtune="")
     if options.device == "cpu":
         options.shape, options.seq, options.rows, options.steps, options.rounds = "tiny", 128, 2, 8, 1
     project, report = Project(options.pipeline, options.device), Report(options.out)

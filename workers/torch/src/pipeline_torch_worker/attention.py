@@ -59,7 +59,8 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     # Values of another width than queries and keys are beyond it.
     even = _head_dim(config) % 8 == 0 and getattr(config, "v_head_dim", None) is None
     flash = on_gpu and half and not softcap and even and _flash_varlen() is not None
-    flex = on_gpu and _has("triton")
+    # torch's kernel has no tiles for narrower heads: "NYI: embedding dimension of the query, key, and value must be at least 16".
+    flex = on_gpu and _has("triton") and _head_dim(config) >= 16
     if asked == "auto":
         if device.kind == "npu" and half and not softcap and hasattr(device.npu_module, "npu_fusion_attention"):
             return "npu"
@@ -69,7 +70,7 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
         needs = {
             "flash": "a CUDA or ROCm device, bf16 or f16, heads of a multiple of 8, no soft-cap on the "
             "scores, and a torch whose varlen_attn has windows, or the package flash_attn",
-            "flex": "a CUDA or ROCm device and triton",
+            "flex": "a CUDA or ROCm device, triton, and heads of 16 or wider",
             "sdpa": "nothing",
         }
         message = f"`attention: {asked}` cannot be used here: it needs {needs[asked]}"
