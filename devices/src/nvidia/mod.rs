@@ -26,7 +26,7 @@ impl Vendor for Nvidia {
             one: "a CUDA device",
             several: "CUDA devices",
             maker: Some("NVIDIA"),
-            untried: Some("What is done with it is tested on the CPU and on stand-ins for NVML and nvidia-smi."),
+            untried: None,
             tools: &["NVML", "nvidia-smi"],
             visible: Some(VisibleDevices {
                 variable: "CUDA_VISIBLE_DEVICES",
