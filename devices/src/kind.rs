@@ -62,6 +62,16 @@ impl DeviceKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
+    /// What has not been run on hardware yet, of so many devices of this kind at work together, as users are told it.
+    pub fn not_yet_run(self, count: usize) -> Option<String> {
+        let facts = self.facts();
+        let of_one = facts.untried.map(|stand_in| format!("not yet run on hardware: {self}. {stand_in}"));
+        let together = facts.untried_together.filter(|_| count > 1);
+        of_one.or_else(|| {
+            together.map(|stand_in| format!("not yet run on hardware: several {self} devices at once. {stand_in}"))
+        })
+    }
+
     /// What is said of it, and by which names others know it.
     pub fn facts(self) -> Facts {
         self.vendor().facts()

@@ -57,6 +57,8 @@ pub struct Facts {
     pub maker: Option<&'static str>,
     /// What stood in for such a device so far; None where this program has run on one.
     pub untried: Option<&'static str>,
+    /// What stood in for several at once, where this program has run on one alone.
+    pub untried_together: Option<&'static str>,
     /// The driver's libraries and tools that are asked.
     pub tools: &'static [&'static str],
     /// What to do where one of them fails.

@@ -2,9 +2,10 @@
 
     python3 scripts/gpu/pack.py target/gpu [--python 3.12] [--cuda 130]
 
-There: `xz -dk pipeline.xz`, `python3 -m pip install --no-index --no-deps --target site *.whl` with `site` in PYTHONPATH, and torchtune's wheels, in their own
-folder, into another that `speed.py --torchtune` names: PEFT refuses to work beside its torchao. torch, transformers, PEFT and pyarrow are the machine's own. Of bitsandbytes the wheel keeps the library of one CUDA; of the program the one that scripts/build-cuda.sh has built is taken
-where it is there, which computes natively on NVIDIA's devices, too.
+There: `xz -dk pipeline.xz`, `python3 -m pip install --no-index --no-deps --target site *.whl` with `site` in PYTHONPATH, and `torchtune/*.whl` into another
+folder, which `speed.py --torchtune` names: PEFT refuses to work beside torchtune's torchao. torch, transformers, PEFT and pyarrow are the machine's own. Of
+bitsandbytes the wheel keeps the library of one CUDA; of the program the one that scripts/build-cuda.sh has built is taken where it is there, which computes
+natively on NVIDIA's devices, too.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def main():
         sys.exit("no program is built: `cargo build --release`, or scripts/build-cuda.sh")
     with open(program, "rb") as source, lzma.open(options.folder / "pipeline.xz", "wb", preset=9) as packed:
         shutil.copyfileobj(source, packed)
-    sizes = sorted((file.stat().st_size, file.name) for file in options.folder.rglob("*.*"))
+    sizes = sorted((file.stat().st_size, file.name) for file in options.folder.rglob("*") if file.is_file())
     for size, name in sizes:
         print(f"{size / 2**20:7.1f} MiB  {name}")
     print(f"{sum(size for size, _ in sizes) / 2**20:7.1f} MiB  in all; the program is {program.relative_to(ROOT)}")

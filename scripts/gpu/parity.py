@@ -123,7 +123,7 @@ def killed(project):
 
 
 def memory(project, hidden, layers, length):
-    """The peak of the device beside what the plan foretells."""
+    """The peak of the device beside the estimate of `plan`."""
     more = [f"fresh.hidden_size={hidden}", f"fresh.intermediate_size={4 * hidden}", f"fresh.num_hidden_layers={layers}"]
     more += [f"fresh.max_position_embeddings={length}", f"packs.max_seq_len={length}", "adapter.max_steps=3", "adapter.epochs=4000"]
     overrides = [f"--home=memory-{hidden}", *more, *project.on_device("adapter", dtype="bf16")]
@@ -133,8 +133,8 @@ def memory(project, hidden, layers, length):
     stage = next(stage for stage in planned["stages"] if stage["stage"] == "adapter")
     shown = project.json("runs", "show", "latest", "adapter", f"--home=memory-{hidden}")
     peak = max(shown["how"]["peak_memory_bytes_of_ranks"])
-    foretold = (stage.get("preflight") or {}).get("peak_memory_bytes")
-    return {"peak_bytes": peak, "foretold_bytes": foretold}
+    estimated = (stage.get("preflight") or {}).get("peak_memory_bytes")
+    return {"peak_bytes": peak, "estimated_bytes": estimated}
 
 
 def pairs(project):

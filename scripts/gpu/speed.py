@@ -5,7 +5,6 @@ A random checkpoint of a shape of Llama is made on the machine. Every linear lay
 computed again in the backward, and the optimizer is AdamW; tokens a second are medians over steps after the first five.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.machinery import PathFinder
 
 from common import ROOT, Left, Project, Report, arguments
 
@@ -207,14 +207,8 @@ profiler: {{ _component_: torchtune.training.setup_torch_profiler, enabled: Fals
 def torchtune(project, options, weights, name, compiled):
     """torchtune's recipe for one device, on the same checkpoint and text, packed."""
     # Apart from the others' packages: PEFT refuses to work beside the torchao that torchtune needs.
-    if options.torchtune:
-        sys.path.insert(0, options.torchtune)
-    try:
-        found = importlib.util.find_spec("torchtune"), importlib.util.find_spec("recipes")
-    finally:
-        if options.torchtune:
-            sys.path.remove(options.torchtune)
-    if None in found:
+    recipes = PathFinder.find_spec("recipes", [options.torchtune] if options.torchtune else None)
+    if recipes is None:
         raise Left("torchtune is not installed")
     if compiled and options.device == "cpu":
         raise Left("compiling takes minutes there")
@@ -231,7 +225,7 @@ def torchtune(project, options, weights, name, compiled):
         vocabulary=vocabulary, layers=layers, heads=heads, kv_heads=kv_heads, hidden=hidden, intermediate=intermediate, batch=options.rows,
         fused=device == "cuda", steps=options.steps, compiled=compiled, device=device,
     ))  # fmt: skip
-    recipe = f"{found[1].submodule_search_locations[0]}/lora_finetune_single_device.py"
+    recipe = f"{recipes.submodule_search_locations[0]}/lora_finetune_single_device.py"
     path = os.pathsep.join(filter(None, [str(ROOT / "benches/rivals"), options.torchtune, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, recipe, "--config", folder / "recipe.yaml", "epochs=1"]

@@ -253,23 +253,21 @@ fn print_links(out: &mut impl Write, inventory: &Inventory, kind: DeviceKind) ->
 }
 
 fn print_footnotes(out: &mut impl Write, inventory: &Inventory) -> io::Result<()> {
-    let mut kinds: Vec<DeviceKind> = inventory.devices.iter().map(|device| device.kind).collect();
-    kinds.dedup();
+    let kinds = inventory.devices.chunk_by(|one, next| one.kind == next.kind);
+    let kinds: Vec<(DeviceKind, usize)> = kinds.map(|devices| (devices[0].kind, devices.len())).collect();
     let mut notes = Vec::new();
     for asked in &inventory.asked {
         if let Some(problem) = &asked.problem {
             notes.push(format!("{}: {}", asked.tool, words::visible(problem)));
         }
     }
-    if kinds == [DeviceKind::Cpu] && notes.is_empty() {
+    if matches!(kinds[..], [(DeviceKind::Cpu, _)]) && notes.is_empty() {
         let tools: Vec<&str> = DeviceKind::ALL.into_iter().flat_map(|kind| kind.facts().tools).copied().collect();
         if let [first, others @ .., last] = tools.as_slice() {
             notes.push(format!("no GPU or NPU: neither {first} nor {} or {last} is installed", others.join(", ")));
         }
     }
-    for (kind, stand_in) in kinds.iter().filter_map(|kind| Some((kind, kind.facts().untried?))) {
-        notes.push(format!("not yet run on hardware: {kind}. {stand_in}"));
-    }
+    notes.extend(kinds.into_iter().filter_map(|(kind, count)| kind.not_yet_run(count)));
     if !notes.is_empty() {
         writeln!(out)?;
     }

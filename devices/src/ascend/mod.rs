@@ -28,6 +28,7 @@ impl Vendor for Ascend {
             untried: Some(
                 "What is done with it is built to Ascend's documents, and tested on an emulated device and a stand-in for npu-smi.",
             ),
+            untried_together: None,
             tools: &["npu-smi"],
             visible: Some(VisibleDevices {
                 variable: "ASCEND_RT_VISIBLE_DEVICES",

@@ -27,6 +27,7 @@ impl Vendor for Nvidia {
             several: "CUDA devices",
             maker: Some("NVIDIA"),
             untried: None,
+            untried_together: Some("What they do together is tested on the CPU and on a stand-in for NCCL."),
             tools: &["NVML", "nvidia-smi"],
             visible: Some(VisibleDevices {
                 variable: "CUDA_VISIBLE_DEVICES",

@@ -20,6 +20,7 @@ impl Vendor for Rocm {
             untried: Some(
                 "What is done with it is built to AMD's documents, and tested on stand-ins for amd-smi and rocm-smi.",
             ),
+            untried_together: None,
             tools: &["amd-smi", "rocm-smi"],
             visible: Some(VisibleDevices {
                 variable: "HIP_VISIBLE_DEVICES",

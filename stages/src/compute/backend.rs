@@ -39,11 +39,11 @@ pub enum Parallel {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
-    /// The fastest one of the device for packed rows.
+    /// `flash` where device, dtype and model allow it, else `sdpa`.
     Auto,
     /// `scaled_dot_product_attention`, with a mask.
     Sdpa,
-    /// `flex_attention`, which skips blocks between documents.
+    /// `flex_attention`, which skips blocks between documents; on GPUs.
     Flex,
     /// FlashAttention with variable lengths; on NPUs their fused attention.
     Flash,
@@ -91,6 +91,8 @@ pub struct Choice {
     /// A lower-case fragment.
     pub because: String,
     pub device: DeviceKind,
+    /// On how many of them.
+    pub workers: usize,
 }
 
 impl Backend {
@@ -131,8 +133,8 @@ impl Backend {
 
     /// Who computes on so many devices of a kind.
     pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
-        let native = |because: String| Choice { is_torch: false, because, device };
-        let torch = |because: String| Choice { is_torch: true, because, device };
+        let native = |because: String| Choice { is_torch: false, because, device, workers };
+        let torch = |because: String| Choice { is_torch: true, because, device, workers };
         match (self, serves, device) {
             (Self::Native, ..) => native("`backend: native` selects it".to_owned()),
             (Self::Torch, ..) => torch("`backend: torch` selects it".to_owned()),
@@ -295,10 +297,8 @@ impl Choice {
 
     /// What the user is told at the end: who computed, and whether that was ever tried on such a device.
     pub fn report(&self) -> String {
-        match self.device.facts().untried {
-            None => format!("computed by {self}"),
-            Some(stand_in) => format!("computed by {self}\nnot yet run on hardware: {}. {stand_in}", self.device),
-        }
+        let untried = self.device.not_yet_run(self.workers).map(|note| format!("\n{note}"));
+        format!("computed by {self}{}", untried.unwrap_or_default())
     }
 
     /// The backend's name.

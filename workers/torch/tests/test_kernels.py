@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from pipeline_torch_worker import attention
-from pipeline_torch_worker.attention import Documents, Kernel, attend
-from pipeline_torch_worker.device import NPU_MODULE, npu_module
+from pipeline_torch_worker.attention import Documents, Kernel, attend, choose
+from pipeline_torch_worker.device import NPU_MODULE, Device, npu_module
+from pipeline_torch_worker.failure import JobFailure
+from pipeline_torch_worker.job import DType
 
 LENGTHS = [13, 1, 21, 6]
 CPU = torch.device("cpu")
@@ -116,3 +119,17 @@ def test_kernels_of_devices_are_given_the_same_attention(
     dtype = torch.bfloat16 if kernel == "npu" else torch.float32
     expected = compute("sdpa", window, softcap, dtype)
     assert torch.allclose(compute(kernel, window, softcap, dtype), expected, atol=2e-2 if kernel == "npu" else 1e-5)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize(("dtype", "kernel"), [("bf16", "flash"), ("f16", "flash"), ("f32", "sdpa")])
+def test_a_gpu_takes_flash_attention_where_it_can_and_flex_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, kernel: Kernel
+) -> None:
+    monkeypatch.setattr(attention, "_has", lambda _module: True)
+    gpu = Device("cuda", CPU, "a stand-in")
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4)
+    assert choose("auto", gpu, dtype, config) == kernel
+    assert choose("flex", gpu, dtype, config) == "flex"
+    with pytest.raises(JobFailure, match="heads of 16 or wider"):
+        choose("flex", gpu, dtype, LlamaConfig(hidden_size=32, num_attention_heads=4))

@@ -64,7 +64,7 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     if asked == "auto":
         if device.kind == "npu" and half and not softcap and hasattr(device.npu_module, "npu_fusion_attention"):
             return "npu"
-        # Flex attention has to be asked for: torch 2.11 did not compile it for the packed rows of a small model on an H200.
+        # Flex attention has to be asked for: torch 2.11 did not compile it for a small model's rows on an H200.
         return "flash" if flash else "sdpa"
     possible = {"sdpa": True, "flex": flex, "flash": flash}
     if not possible[asked]:
