@@ -108,7 +108,7 @@ fn attention_that_the_device_lacks_is_refused_with_what_it_needs() -> Result<(),
     bench
         .train(&["adapter.backend=torch", "adapter.attention=flex"])
         .ends_with(2)
-        .warns("`attention: flex` cannot be used here: it needs a CUDA or ROCm device and triton")
+        .warns("`attention: flex` cannot be used here: it needs a CUDA or ROCm device, triton,")
         .warns("leave `attention` out, or take `sdpa`");
     Ok(())
 }
