@@ -3,6 +3,8 @@ torchtune's recipe, in turn.
 
 A random checkpoint of a shape of Llama is made on the machine. Every linear layer but the head has an adapter of rank 8, layers are
 computed again in the backward, and the optimizer is AdamW; tokens a second are medians over steps after the first five.
+
+`--only profile` shows, of the worker and of PEFT, where a step goes: how long the device computes, with which kernels, and how long it waits for the processor.
 """
 
 import json
@@ -12,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib.machinery import PathFinder
 
 from common import ROOT, Left, Project, Report, arguments
@@ -109,11 +112,65 @@ def ours(project, options, weights, name, backend):
     return {**of_steps(seconds, options, weights, name), "peak_bytes": peaks and max(peaks)}
 
 
+# Of what torch.profiler writes: what the device does, and the calls by which the processor has it do so or waits for it.
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+RECORDED = 3
+
+
+def of_trace(path):
+    """Where a step goes, in milliseconds, by a trace of `RECORDED` steps."""
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    device = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in ON_DEVICE)
+    busy, until = 0.0, float("-inf")
+    for began, ended in device:
+        busy += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    operations = [event for event in events if event.get("cat") == "cpu_op"]
+    whole = [*device, *((event["ts"], event["ts"] + event["dur"]) for event in operations)]
+
+    def longest(*categories):
+        spent, calls = Counter(), Counter()
+        for event in events:
+            if event.get("cat") in categories:
+                spent[event["name"][:120]] += event["dur"]
+                calls[event["name"][:120]] += 1
+        return {name: [each(time), round(calls[name] / RECORDED, 1)] for name, time in spent.most_common(20)}
+
+    def each(microseconds):
+        return round(microseconds / 1000 / RECORDED, 3)
+
+    return {
+        "step_ms": each(max(ended for _, ended in whole) - min(began for began, _ in whole)),
+        "device_busy_ms": each(busy),
+        "on_device": len(device) / RECORDED,
+        "operations": len(operations) / RECORDED,
+        "kernels": longest(*ON_DEVICE),
+        "calls": longest("cuda_runtime", "cuda_driver"),
+    }
+
+
+def profiled(project, options):
+    """The torch worker's third to fifth step. The profiler slows the processor down: compare with another profile, not with a clock."""
+    home = project.folder / f"home-{time.monotonic_ns()}"
+    project.run("run", "torch.yaml", f"--home={home}", "adapter.profile=true", "adapter.max_steps=6")
+    (trace,) = home.glob("runs/*/adapter/torch-rank-0.trace.json")
+    found = of_trace(trace)
+    shutil.rmtree(home)
+    return found
+
+
+def rival_profiled(project, options):
+    """As many steps of plain PyTorch, transformers and PEFT."""
+    trace = project.folder / "rival.trace.json"
+    run_rival(project, options, 2 + RECORDED, False, trace)
+    return of_trace(trace)
+
+
 RIVAL = """
 import json, statistics, sys, time, torch
 from transformers import AutoModelForCausalLM
 from peft import LoraConfig, get_peft_model
-folder, device, seq, rows, steps, compiled = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+folder, device, seq, rows, steps, compiled, trace = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7]), sys.argv[7]
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
 model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
 model.enable_input_require_grads()
@@ -124,7 +181,10 @@ optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=device != "cpu")
 run = torch.compile(model) if compiled else model
 ids = torch.randint(0, 200, (rows, seq), device=device)
 seconds = []
-for _ in range(steps):
+recorder = torch.profiler.profile() if trace else None
+for step in range(steps):
+    if trace and step == 2:
+        recorder.start()
     began = time.perf_counter()
     with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
         loss = run(input_ids=ids, labels=ids, use_cache=False).loss
@@ -134,6 +194,9 @@ for _ in range(steps):
     optimizer.zero_grad(set_to_none=True)
     loss.item()
     seconds.append(time.perf_counter() - began)
+if trace:
+    recorder.stop()
+    recorder.export_chrome_trace(trace)
 print(json.dumps({"seconds": seconds[5:], "peak": torch.cuda.max_memory_allocated() if device.startswith("cuda") else None}))
 """
 
@@ -142,13 +205,19 @@ def rival(project, options, weights, name, compiled):
     """Plain PyTorch, transformers and PEFT."""
     if compiled and options.device == "cpu":
         raise Left("compiling takes minutes there")
+    found = run_rival(project, options, options.steps, compiled)
+    return {**of_steps(found["seconds"], options, weights, name), "peak_bytes": found["peak"]}
+
+
+def run_rival(project, options, steps, compiled, trace=""):
+    """What the program above printed."""
     device = "cpu" if options.device == "cpu" else project.torch_device
-    command = [sys.executable, "-c", RIVAL, project.folder / "checkpoint", device, options.seq, options.rows, options.steps, int(compiled)]
+    numbers = (options.seq, options.rows, steps, int(compiled))
+    command = [sys.executable, "-c", RIVAL, project.folder / "checkpoint", device, *numbers, trace]
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if ran.returncode != 0:
         raise RuntimeError(ran.stderr[-2000:])
-    found = json.loads(ran.stdout.strip().splitlines()[-1])
-    return {**of_steps(found["seconds"], options, weights, name), "peak_bytes": found["peak"]}
+    return json.loads(ran.stdout.strip().splitlines()[-1])
 
 
 RECIPE = """
@@ -252,6 +321,10 @@ def main():
         name = torch.cuda.get_device_name(0) if options.device in ("cuda", "rocm") else options.device
         report.check("checkpoint", lambda: {**make(project, options), "device": name, "shape": options.shape})
         weights = report.checks["checkpoint"].get("weights", 0)
+        profiles = {"profile": profiled, "profile of PEFT": rival_profiled}
+        for program, look in profiles.items():
+            if options.only in program:
+                report.check(program, lambda look=look: look(project, options))
         for number in range(options.rounds):
             programs = {
                 "pipeline": lambda: ours(project, options, weights, name, "torch"),
