@@ -91,7 +91,7 @@ def of_steps(found, options, weights, name):
     return {"tokens_per_second": round(speed, 1), "utilisation": share, "steps": len(found)}
 
 
-def ours(project, options, weights, name, backend):
+def ours(project, options, weights, name, backend, *changes):
     """A backend through the program: `torch` through the one that is installed, `native` through one that is built with CUDA."""
     if backend == "native" and not options.native and options.device != "cpu":
         raise Left("`--native` names a program that scripts/build-cuda.sh has built")
@@ -100,7 +100,7 @@ def ours(project, options, weights, name, backend):
     home = project.folder / f"home-{time.monotonic_ns()}"
     if backend == "native" and options.native:
         project = project.with_program(options.native)
-    project.run("run", f"{backend}.yaml", f"--home={home}")
+    project.run("run", f"{backend}.yaml", f"--home={home}", *changes)
     (events,) = home.glob("runs/*/events.jsonl")
     said = [json.loads(line)["what"].get("said", {}) for line in events.read_text().splitlines()]
     steps = [event["values"] for event in said if event.get("event") == "metrics" and event["values"]["kind"] == "train"]
@@ -328,6 +328,7 @@ def main():
         for number in range(options.rounds):
             programs = {
                 "pipeline": lambda: ours(project, options, weights, name, "torch"),
+                "pipeline, compiled": lambda: ours(project, options, weights, name, "torch", "adapter.compile=auto"),
                 "pipeline, native": lambda: ours(project, options, weights, name, "native"),
                 "PEFT": lambda: rival(project, options, weights, name, compiled=False),
                 "PEFT, compiled": lambda: rival(project, options, weights, name, compiled=True),

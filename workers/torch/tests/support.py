@@ -81,6 +81,7 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "dropout": steps["lora"].get("lora_dropout", 0.0),
         "parallel": "ddp",
         "attention": "auto",
+        "compile": "none",
         "packed": True,
         "label_smoothing": 0.0,
         "distillation": None,

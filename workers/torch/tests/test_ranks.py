@@ -83,6 +83,12 @@ def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -
         assert worst(resumed.trained, expected.trained) < 1e-4
 
 
+def test_layers_whose_weights_are_shared_out_are_not_compiled(tmp_path: Path) -> None:
+    job = train_job(tmp_path, "llama31", "attention", parallel="fsdp2", compile="layers")
+    failed = processes.run_ranks(tmp_path, job, 2, Script(2).close()).failed
+    assert "`compile: layers` does not go with `parallel: fsdp2`" in failed["messages"][0]
+
+
 def test_every_rank_leaves_a_trace(tmp_path: Path) -> None:
     job = train_job(tmp_path, "llama31", "all_linear", profile=True)
     ran = processes.run_ranks(tmp_path, job, 2, golden_script("llama31", "all_linear", tmp_path, 2)).done()

@@ -77,6 +77,18 @@ def test_cutting_a_step_into_micro_batches_changes_nothing(tmp_path: Path) -> No
     assert worst(two.trained, one.trained) < 1e-5
 
 
+def test_compiled_layers_train_to_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = here(tmp_path / "plain", "llama2", "dropout", at_once=2).done()
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    changes = {"compile": "layers", "activation_checkpointing": True}
+    ran = here(tmp_path / "compiled", "llama2", "dropout", at_once=2, **changes).done()
+    assert graphs["unique_graphs"] > before
+    assert ran.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert worst(ran.trained, plain.trained) < 1e-4
+
+
 @pytest.mark.parametrize("family", ["llama31", "mistral", "gemma2", "phi3_longrope"])
 def test_a_packed_row_has_the_loss_of_its_documents_one_by_one(tmp_path: Path, family: str) -> None:
     rows = golden_rows(family, "attention")[:4]

@@ -36,6 +36,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("logging_steps", "leave it out: every step is recorded"),
     ("deepspeed", "write `parallel`, with `resources: { count: N }` at the level of `with:`"),
     ("flash_attention", "write `attention`"),
+    ("torch_compile", "write `compile: auto`"),
 ];
 
 const QLORA: &str = "write `quantize: { base: nf4 }`";

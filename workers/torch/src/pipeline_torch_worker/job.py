@@ -15,6 +15,7 @@ from .optimizers import OPTIMIZERS, OptimizerSettings
 DeviceKind = Literal["cpu", "cuda", "rocm", "npu"]
 DType = Literal["f32", "bf16", "f16"]
 AttentionKind = Literal["auto", "sdpa", "flex", "flash"]
+CompileKind = Literal["none", "auto", "layers"]
 ParallelKind = Literal["ddp", "fsdp2"]
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
 
@@ -76,6 +77,7 @@ class TrainJob:
     dropout: NotNegative
     parallel: ParallelKind
     attention: AttentionKind
+    compile: CompileKind
     packed: bool
     label_smoothing: NotNegative
     distillation: DistillationSettings | None

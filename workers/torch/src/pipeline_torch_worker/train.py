@@ -24,8 +24,10 @@ from .trainer import Stopped, Trainer
 def run(job: TrainJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
     """Serves requests until the one to close."""
     training = Training(Trainer(job, device, ranks), ranks, voice)
-    described = computing.describe(device, ranks, training.trainer.kernel)
-    voice.answer({**described, "parallel": job.parallel, "named_as_in_files": training.trainer.is_named_as_in_files})
+    trainer = training.trainer
+    described = computing.describe(device, ranks, trainer.kernel)
+    how = {"parallel": job.parallel, "compiled": trainer.is_compiled}
+    voice.answer({**described, **how, "named_as_in_files": trainer.is_named_as_in_files})
     with profiling(job.profile, device, ranks.rank, job.run_folder) as profiler:
         while (request := requests.next()).name != CLOSE:
             training.serve(request, profiler)

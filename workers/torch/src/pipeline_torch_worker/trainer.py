@@ -17,6 +17,7 @@ from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by
 from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import SavedTensors
+from .compilation import compile_layers
 from .data import IGNORE_INDEX, Batch
 from .device import Device
 from .draws import Draws
@@ -76,6 +77,9 @@ class Trainer:
             if stored_in_4_bits(config):
                 message = "`parallel: fsdp2` does not go with weights that are stored in 4 bits"
                 raise JobFailure("bad_parameters", message, "leave `parallel` out: every device has the whole model")
+            if job.compile == "layers":
+                message = "`compile: layers` does not go with `parallel: fsdp2`"
+                raise JobFailure("bad_parameters", message, "set `parallel: ddp`, or leave `compile` out")
             model = load_empty(job.model, config, kept_in, NAME)
         else:
             model = load(job.model, config, kept_in, NAME, job.quantize, device.torch)
@@ -90,6 +94,7 @@ class Trainer:
             adapter.set_dropout(self._adapted, job.dropout, self._draws)
         else:
             model.requires_grad_(True)
+        self._compiled = None if self._sharded else compile_layers(model, job.compile, device)
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
@@ -132,6 +137,11 @@ class Trainer:
             return dict(self._loss.model.named_parameters())
         named = self._adapted.named_parameters()
         return {adapter.file_name(name): parameter for name, parameter in named if parameter.requires_grad}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch compiles the model's layers."""
+        return self._compiled is not None
 
     @property
     def steps(self) -> int:
@@ -184,7 +194,8 @@ class Trainer:
         self._begin(training=False)
         inference = Inference(self._loss, self._config, self._job.dtype, self._device, self._ranks)
         try:
-            yield inference
+            with nullcontext() if self._compiled is None else self._compiled.switched_off():
+                yield inference
         finally:
             inference.attend_by_documents()
 

@@ -8,7 +8,7 @@ use model::loss;
 use model::optimizer::Optimizer;
 use serde::Serialize;
 
-use crate::compute::backend::{Attention, Parallel};
+use crate::compute::backend::{Attention, Compile, Parallel};
 use crate::compute::kernels::Dtype;
 
 /// A job, with the version of the protocol and its task.
@@ -68,6 +68,7 @@ pub(crate) struct Train {
     pub dropout: f64,
     pub parallel: Parallel,
     pub attention: Attention,
+    pub compile: Compile,
     /// Whether rows hold several documents.
     pub packed: bool,
     pub label_smoothing: f64,

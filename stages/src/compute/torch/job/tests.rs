@@ -40,6 +40,7 @@ fn train() -> Train {
         dropout: 0.1,
         parallel: Parallel::Fsdp2,
         attention: Attention::Auto,
+        compile: Compile::Layers,
         packed: false,
         label_smoothing: 0.0,
         distillation: None,

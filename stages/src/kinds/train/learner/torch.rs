@@ -136,8 +136,9 @@ fn computed_by(params: &Train, described: &Facts, context: &StageContext) -> Str
         1 => "1 rank".to_owned(),
         ranks => format!("{ranks} ranks"),
     };
+    let compiled = if described.get("compiled") == Some(&Value::Bool(true)) { ", compiled" } else { "" };
     format!(
-        "torch {version} on {}, {ranks}, {}, micro-batches of {}, {}",
+        "torch {version} on {}, {ranks}, {}, micro-batches of {}, {}{compiled}",
         context.devices().kind,
         text("parallel"),
         params.micro_batch_size,
@@ -171,6 +172,7 @@ fn job(
         dropout: adapter.map_or(0.0, |settings| settings.dropout),
         parallel: params.parallel,
         attention: params.attention,
+        compile: params.compile,
         packed: inputs.tables().any(|rows| rows.is_packed()),
         label_smoothing,
         distillation: distillation(params, &inputs.model, context)?,

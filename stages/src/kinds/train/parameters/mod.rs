@@ -23,7 +23,7 @@ pub use scheduler::{MinLr, SchedulerParams, Warmup};
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 pub use super::tasks::ValidationTasks;
-use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
+use crate::compute::backend::{self, Attention, Backend, Compile, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
 pub(super) use crate::compute::quantize::TrainQuantize;
 pub use crate::compute::quantize::{BaseFormat, QuantizeParams};
@@ -132,6 +132,9 @@ pub struct Train {
     /// The attention implementation of the torch backend.
     #[cosmetic(default = Attention::Auto)]
     pub attention: Attention,
+    /// What the torch backend compiles with `torch.compile`. The first steps take up to minutes longer, the others less.
+    #[cosmetic(default = Compile::None)]
+    pub compile: Compile,
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A secret
     /// here is an error: processes inherit those of the engine's environment.
     #[cosmetic(default)]
