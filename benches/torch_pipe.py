@@ -40,7 +40,7 @@ def job_of(root: Path, model: Path, threads: int) -> dict[str, object]:
     get_peft_model(AutoModelForCausalLM.from_pretrained(model), config).save_pretrained(root / "adapter")
     return {
         "protocol": 1, "task": "train", "device": "cpu", "dtype": "f32", "threads": threads, "model": str(model),
-        "method": "lora", "adapter": str(root / "adapter"), "dropout": 0.0, "parallel": "ddp", "attention": "auto", "compile": "none", "packed": True,
+        "method": "lora", "adapter": str(root / "adapter"), "dropout": 0.0, "parallel": "ddp", "attention": "auto", "compile": "none", "packed": True, "quantize": None,
         "label_smoothing": 0.0, "distillation": None,
         "optimizer": {"name": "adamw", "weight_decay": 0.0}, "clip_grad_norm": 1.0, "loss_scale": None,
         "activation_checkpointing": False, "seed": 0, "run_folder": str(root), "profile": False,
