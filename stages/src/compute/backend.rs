@@ -49,13 +49,14 @@ pub enum Attention {
     Flash,
 }
 
-/// What of a model in training the torch worker compiles with `torch.compile`; nothing with `parallel: fsdp2`.
+/// What of a model in training the torch worker compiles with `torch.compile`.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compile {
     /// Nothing.
     None,
-    /// Every layer, on CUDA and ROCm devices with Triton; a layer that torch cannot compile is left as it is.
+    /// Every layer, on CUDA and ROCm devices with Triton, but not with `parallel: fsdp2`; a layer that torch cannot
+    /// compile is left as it is.
     Auto,
     /// Every layer, on any device; one that torch cannot compile is an error, and so is `parallel: fsdp2`.
     Layers,

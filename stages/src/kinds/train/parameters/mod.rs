@@ -132,7 +132,8 @@ pub struct Train {
     /// The attention implementation of the torch backend.
     #[cosmetic(default = Attention::Auto)]
     pub attention: Attention,
-    /// What the torch backend compiles with `torch.compile`. The first steps take up to minutes longer, the others less.
+    /// What the torch backend compiles with `torch.compile`. The first steps take up to minutes longer, the others
+    /// less.
     #[cosmetic(default = Compile::None)]
     pub compile: Compile,
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A secret
