@@ -89,6 +89,16 @@ def test_compiled_layers_train_to_the_same_losses(tmp_path: Path, monkeypatch: p
     assert worst(ran.trained, plain.trained) < 1e-4
 
 
+def test_layers_that_torch_cannot_compile_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    failed = here(tmp_path, "llama2", "attention", compile="layers").failed
+    assert (failed["cause"], failed["help"]) == ("machine", "leave `compile` out")
+    assert "cannot compile the model's layers" in failed["messages"][0]
+    assert "no-such-compiler" in failed["messages"][1]
+
+
 @pytest.mark.parametrize("family", ["llama31", "mistral", "gemma2", "phi3_longrope"])
 def test_a_packed_row_has_the_loss_of_its_documents_one_by_one(tmp_path: Path, family: str) -> None:
     rows = golden_rows(family, "attention")[:4]
