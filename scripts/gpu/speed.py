@@ -91,21 +91,25 @@ def of_steps(found, options, weights, name):
     return {"tokens_per_second": round(speed, 1), "utilisation": share, "steps": len(found)}
 
 
-def ours(project, options, weights, name, backend, *changes):
+def ours(project, options, weights, name, backend, compiled=False):
     """A backend through the program: `torch` through the one that is installed, `native` through one that is built with CUDA."""
     if backend == "native" and not options.native and options.device != "cpu":
         raise Left("`--native` names a program that scripts/build-cuda.sh has built")
     if backend == "native" and options.device not in ("cuda", "cpu"):
         raise Left("the native kernels compute on NVIDIA's devices and on the CPU")
+    if compiled and options.device not in ("cuda", "rocm"):
+        raise Left("`compile: auto` compiles nothing there")
     home = project.folder / f"home-{time.monotonic_ns()}"
     if backend == "native" and options.native:
         project = project.with_program(options.native)
-    project.run("run", f"{backend}.yaml", f"--home={home}", *changes)
+    project.run("run", f"{backend}.yaml", f"--home={home}", *(["adapter.compile=auto"] if compiled else []))
     (events,) = home.glob("runs/*/events.jsonl")
     said = [json.loads(line)["what"].get("said", {}) for line in events.read_text().splitlines()]
     steps = [event["values"] for event in said if event.get("event") == "metrics" and event["values"]["kind"] == "train"]
     seconds = [step["tokens"] / step["tokens_per_second"] for step in steps[5:]]
     shown = project.json("runs", "show", "latest", "adapter", f"--home={home}")
+    if compiled and not shown["how"]["compiled"]:
+        raise RuntimeError("`compile: auto` compiled nothing")
     # The native kernels do not count the device's memory.
     peaks = shown["how"].get("peak_memory_bytes_of_ranks")
     shutil.rmtree(home)
@@ -328,7 +332,7 @@ def main():
         for number in range(options.rounds):
             programs = {
                 "pipeline": lambda: ours(project, options, weights, name, "torch"),
-                "pipeline, compiled": lambda: ours(project, options, weights, name, "torch", "adapter.compile=auto"),
+                "pipeline, compiled": lambda: ours(project, options, weights, name, "torch", compiled=True),
                 "pipeline, native": lambda: ours(project, options, weights, name, "native"),
                 "PEFT": lambda: rival(project, options, weights, name, compiled=False),
                 "PEFT, compiled": lambda: rival(project, options, weights, name, compiled=True),
