@@ -79,6 +79,7 @@ impl Mlflow {
         let file = folder.join("mlflow.json");
         let known = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Sent>(&text).ok());
         let sent = known.filter(|sent| sent.uri == uri).unwrap_or_else(|| Sent { uri, ..Sent::default() });
+        cache::remote::provide_tls();
         let client = Client::builder().timeout(PATIENCE).connect_timeout(PATIENCE / 2).build();
         Ok(Self {
             client: client.map_err(|error| TrackError::Settings(error.to_string()))?,

@@ -2,7 +2,7 @@
 """Writes tests/export/schema.json: the parts of the published schemas of Argo and Kubernetes that `pipeline export` uses.
 
     pip install hera==7.1.0 kubernetes-validate==1.37.0 pyyaml
-    PIPELINE_MANIFESTS=/tmp/manifests cargo test --release --test export
+    PIPELINE_MANIFESTS=/tmp/manifests cargo test --release --test program export::
     python tests/reference/make_export_schema.py /tmp/manifests/*.yaml > tests/export/schema.json
 
 hera's models are generated from Argo's OpenAPI document, the schemas in kubernetes-validate from that of Kubernetes. A definition is kept where the

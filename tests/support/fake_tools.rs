@@ -4,7 +4,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -38,9 +38,7 @@ impl FakeTools {
 
     /// Installs a tool: the text of a shell script.
     pub(crate) fn script(&self, name: &str, script: &str) {
-        let path = self.folder.path().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        super::install_script(&format!("#!/bin/sh\n{script}\n"), self.folder.path().join(name));
     }
 
     /// Installs a tool that prints one of these by its first argument that matches.

@@ -108,6 +108,20 @@ impl Project {
     }
 }
 
+/// Copies a file to one that can be run. Another process does it: had this one the copy open for writing while another
+/// test starts a program, that could hold it open, too, and the system runs no file that is open for writing.
+pub(crate) fn install(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let copied = Command::new("install").args(["-m", "755"]).arg(from.as_ref()).arg(to.as_ref()).status().unwrap();
+    assert!(copied.success());
+}
+
+/// As [`install`], of a text.
+pub(crate) fn install_script(text: &str, to: impl AsRef<Path>) {
+    let script = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&script, text).unwrap();
+    install(&script, to);
+}
+
 /// The program in a folder, with a plain environment.
 pub(crate) fn program(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pipeline"));

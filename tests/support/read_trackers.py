@@ -1,4 +1,4 @@
-"""Reads runs back as their trackers' own packages do, for tests/track.rs: a run as JSON on standard output.
+"""Reads runs back as their trackers' own packages do, for tests/program/track.rs: a run as JSON on standard output.
 
 `wandb FILE`, `swanlab FILE`, `mlflow URI EXPERIMENT`, `mlflow-is-up URI`. Of W&B the messages are its own and the log is
 read by the reader that SwanLab has for it, since W&B's is inside a compiled program. Written for wandb 0.31, swanlab

@@ -1,27 +1,28 @@
 //! A terminal for the program, of which the test is the person.
 
-#![allow(dead_code, unsafe_code, reason = "calls of the C library; each test file uses its own part of this")]
+#![allow(dead_code, reason = "each suite uses its own part of this")]
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::libc;
+use nix::fcntl::{OFlag, open};
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+use nix::sys::stat::Mode;
 
-/// Both ends of a new pseudo-terminal: the side of the person, and that of the program.
+/// Both ends of a new pseudo-terminal: the side of the person, and that of the program. No program that another test
+/// starts meanwhile keeps them open.
 pub(crate) fn pseudo_terminal() -> (OwnedFd, OwnedFd) {
-    let (mut person, mut program) = (-1, -1);
-    let none = std::ptr::null_mut();
-    // SAFETY: both places are valid, and name, settings and size may be null.
-    let made =
-        unsafe { libc::openpty(&mut person, &mut program, none, none.cast_const().cast(), none.cast_const().cast()) };
-    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the call gave two descriptors that nothing else owns.
-    unsafe { (OwnedFd::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
+    let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let person = posix_openpt(flags).unwrap();
+    grantpt(&person).unwrap();
+    unlockpt(&person).unwrap();
+    let program = open(ptsname_r(&person).unwrap().as_str(), flags, Mode::empty()).unwrap();
+    (person.into(), program)
 }
 
 /// A program at a pseudo-terminal of its own, which it is in front of: `^C` reaches it as a signal.

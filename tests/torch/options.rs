@@ -139,7 +139,7 @@ fn what_a_backend_does_not_compute_is_a_problem_at_its_place() {
     refused(&["scores.backend=torch", "scores.dtype=int8"], "`dtype: int8` needs `backend: native`");
     refused(&["adapter.env={RANK: \"1\"}"], "`RANK` is a variable that the stage's processes are given");
     refused(&["adapter.env={WANDB_API_KEY: abcd}"], "`WANDB_API_KEY` looks like a secret");
-    // Where there may be a worker; what becomes of it where there is none is a matter of `tests/checks.rs`.
+    // Where there may be a worker; what becomes of it where there is none is a matter of `tests/program/checks.rs`.
     let mut command = project.command(&["plan", PIPELINE, "adapter.dtype=f16"]);
     command.env("PIPELINE_PYTHON", "python3");
     Ran::of(command, &["plan"]).ends_with(0);

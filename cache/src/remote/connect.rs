@@ -14,6 +14,7 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use super::RemoteError;
 use super::place::{Location, RemotePlace, Service};
+use super::tls::provide_tls;
 
 /// How long a whole request may take: a part of a large file over a slow line.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
@@ -43,6 +44,7 @@ pub(super) fn connect(
             Ok((Arc::new(local), Prefix::default()))
         }
         Location::Bucket { service, bucket, prefix } => {
+            provide_tls();
             let store = match service {
                 Service::S3 => s3(place, bucket, variables).map_err(unusable)?,
                 Service::Google => google(place, bucket, variables).map_err(unusable)?,

@@ -22,9 +22,11 @@ mod place;
 mod pull;
 mod push;
 mod shared;
+mod tls;
 
 pub use error::RemoteError;
 pub use place::{BadPlace, RemotePlace};
 pub use pull::Pulled;
 pub use push::{Pushed, PushedAs, Pushing};
 pub use shared::{Remote, TransferProgress};
+pub use tls::provide_tls;

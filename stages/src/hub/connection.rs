@@ -120,6 +120,7 @@ impl Connection {
         retry: Retry,
         network: Network,
     ) -> Result<Self, HubError> {
+        cache::remote::provide_tls();
         let mut builder = Client::builder()
             .user_agent(concat!("pipeline/", env!("CARGO_PKG_VERSION")))
             .referer(false)

@@ -152,8 +152,9 @@ fn run_on(threads: Option<usize>) -> ExitCode {
 }
 
 fn run_child(name: &str) -> ExitCode {
-    let Some(child) = inventory::iter::<Child>.into_iter().find(|child| child.name == name) else {
-        eprintln!("this suite has no child `{name}`");
+    let named: Vec<&Child> = inventory::iter::<Child>.into_iter().filter(|child| child.name == name).collect();
+    let [child] = named[..] else {
+        eprintln!("this suite has {} children `{name}`", named.len());
         return ExitCode::FAILURE;
     };
     (child.run)();

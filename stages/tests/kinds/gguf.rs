@@ -1,0 +1,86 @@
+//! The stage kind `gguf`, without an engine: the files that it makes, and what it refuses, before the run where it can.
+
+use std::error::Error as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use engine::artifact::Facts;
+use engine::context::Artifact;
+use engine::error::StageError;
+use engine::file::source::Span;
+use engine::file::tree::Node;
+use engine::parameter::Reader;
+use engine::stage::InputFacts;
+use engine::test_bench::TestBench;
+use model::gguf::{GgufFile, TensorType, Value};
+use serde_json::{Value as Json, json};
+use stages::kinds::gguf::Gguf;
+use test_harness::test;
+
+fn golden(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf").join(family)
+}
+
+fn export(model: &Path, more: Json) -> Result<Artifact, StageError> {
+    let root = tempfile::tempdir().unwrap().keep();
+    let facts = Facts::from_iter([("repo".to_owned(), json!("someone/Small-Model"))]);
+    let bench = TestBench::new(&root).threads(2).input("base.model", "model", model, facts).unwrap();
+    let mut parameters = json!({"model": "base"});
+    parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Ok(bench.run::<Gguf>(parameters)?.remove("files").unwrap())
+}
+
+fn problems(config: Json) -> Vec<String> {
+    let mut reader = Reader::default();
+    let parameters = Node::from_json(&json!({"model": "base"}));
+    let bound = stages::registry().get("gguf").unwrap().read(&parameters, &mut reader).unwrap();
+    let facts = InputFacts::from([("base.model".to_owned(), Facts::from_iter([("config".to_owned(), config)]))]);
+    bound.check(&facts, Span::default()).into_iter().map(|problem| problem.message).collect()
+}
+
+#[test]
+fn a_model_becomes_one_file_with_its_name_and_a_modelfile_if_asked() {
+    let made = export(&golden("llama31"), json!({"modelfile": true})).unwrap();
+    let file = GgufFile::open(&made.folder.join("model.gguf")).unwrap();
+    assert_eq!(file.get("general.name"), Some(&Value::String("Small-Model".to_owned())));
+    assert_eq!(file.get("general.file_type"), Some(&Value::U32(7)));
+    let modelfile = fs::read_to_string(made.folder.join("Modelfile")).unwrap();
+    assert_eq!(modelfile, "FROM ./model.gguf\nPARAMETER num_ctx 512\nPARAMETER stop \"<|eot_id|>\"\n");
+
+    let made = export(&golden("qwen3"), json!({"type": "q4_k_m", "name": "mine"})).unwrap();
+    let names: Vec<_> = fs::read_dir(&made.folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["model.gguf"]);
+    let file = GgufFile::open(&made.folder.join("model.gguf")).unwrap();
+    assert_eq!(file.get("general.name"), Some(&Value::String("mine".to_owned())));
+    // Rows of 64: no whole blocks of 256.
+    let query = file.tensors().iter().find(|tensor| tensor.name == "blk.0.attn_q.weight").unwrap();
+    assert_eq!(query.tensor_type, TensorType::Q5_0);
+}
+
+#[test]
+fn a_tokenizer_without_a_name_asks_for_one() {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(golden("qwen3")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::write(copy.path().join(path.file_name().unwrap()), fs::read(&path).unwrap()).unwrap();
+    }
+    let path = copy.path().join("tokenizer.json");
+    let mut tokenizer: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["pre_tokenizer"] = json!({"type": "Whitespace"});
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let error = export(copy.path(), json!({})).err().unwrap();
+    let cause = error.source().unwrap().to_string();
+    assert!(cause.contains("splits text as none of those that have a name in llama.cpp"), "{cause}");
+    assert!(error.help.unwrap().contains("`pre_tokenizer`"));
+    assert!(export(copy.path(), json!({"pre_tokenizer": "qwen2"})).is_ok());
+}
+
+#[test]
+fn what_no_file_can_hold_is_a_problem_before_the_run() {
+    let config: Json = serde_json::from_slice(&fs::read(golden("gemma2").join("config.json")).unwrap()).unwrap();
+    assert!(problems(config.clone()).is_empty());
+    let mut other = config;
+    other["query_pre_attn_scalar"] = json!(16);
+    let found = problems(other);
+    assert!(found[0].contains("`query_pre_attn_scalar` is 16, where llama.cpp has 24"), "{found:?}");
+}

@@ -1,0 +1,265 @@
+//! What runs again, and what does not.
+
+use crate::support::Project;
+use test_harness::test;
+
+/// The stages that a run ran, sorted; all others must have been cached.
+#[track_caller]
+fn ran(project: &Project, arguments: &[&str]) -> Vec<String> {
+    let all: Vec<&str> = ["run", "data.yaml", "--format", "json"].iter().chain(arguments).copied().collect();
+    let result = project.run(&all).ends_with(0).json();
+    let mut ran = Vec::new();
+    for stage in result["stages"].as_array().unwrap() {
+        match stage["state"].as_str().unwrap() {
+            "done" => ran.push(stage["stage"].as_str().unwrap().to_owned()),
+            state => assert_eq!(state, "cached", "{stage}"),
+        }
+    }
+    assert_eq!(result["stages"].as_array().unwrap().len(), 7);
+    ran.sort();
+    ran
+}
+
+const ALL: [&str; 7] = ["fresh", "question_packs", "question_tokens", "questions", "text", "text_packs", "text_tokens"];
+
+#[test]
+fn a_second_run_does_nothing_and_says_so() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("done: 7 ran in ");
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do: all 7 stages are cached (");
+    project.run(&["plan", "data.yaml"]).ends_with(0);
+}
+
+#[test]
+fn a_changed_parameter_reruns_what_is_downstream_of_it_and_nothing_else() {
+    let project = Project::with_pipeline("data.yaml");
+    assert_eq!(ran(&project, &[]), ALL);
+    assert_eq!(ran(&project, &["text_packs.max_seq_len=32"]), ["text_packs"]);
+    assert_eq!(ran(&project, &["vars.template=Q: {question} A: "]), ["question_packs", "question_tokens", "questions"]);
+    // What was made before is still there.
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn new_weights_do_not_tokenize_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    assert_eq!(ran(&project, &["fresh.seed=2"]), ["fresh"]);
+}
+
+#[test]
+fn equal_tokens_rerun_nothing_behind_them() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    // Another key, as after an update that changes how a stage works, and the same ids.
+    let changed = ["question_tokens.train_on=assistant", "text_tokens.on_no_target=keep"];
+    assert_eq!(ran(&project, &changed), ["question_tokens", "text_tokens"]);
+}
+
+#[test]
+fn names_and_places_are_in_no_key() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    std::fs::create_dir(project.path("data")).unwrap();
+    std::fs::rename(project.path("text.jsonl"), project.path("data/renamed.jsonl")).unwrap();
+    project.edit("data.yaml", "./text.jsonl", "./data/renamed.jsonl");
+    project.edit("data.yaml", "  text_packs:", "  packs_by_another_name:");
+    project.edit("data.yaml", "name: data", "name: other");
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn a_source_counts_by_its_content() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    let rows = std::fs::read_to_string(project.path("questions.jsonl")).unwrap();
+    project.write("questions.jsonl", &rows);
+    assert_eq!(ran(&project, &[]), [""; 0]);
+    project.write("questions.jsonl", &rows.replacen("Where", "Say where", 1));
+    assert_eq!(ran(&project, &[]), ["question_packs", "question_tokens", "questions"]);
+}
+
+#[test]
+fn plan_names_the_field_that_differs_and_its_place() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    let line = 1 + std::fs::read_to_string(project.path("data.yaml"))
+        .unwrap()
+        .lines()
+        .position(|line| line.contains("max_seq_len: 64"))
+        .unwrap();
+    project.edit("data.yaml", "max_seq_len: 64", "max_seq_len: 32");
+    let plan = project.run(&["plan", "data.yaml"]).ends_with(0).says("max_seq_len").says("64").says("32");
+    assert!(plan.stdout.contains(&format!("data.yaml:{line}:")), "{plan}");
+    let stages = project.run(&["plan", "data.yaml", "--format", "json"]).ends_with(0).json();
+    let states: Vec<_> =
+        stages["stages"].as_array().unwrap().iter().filter(|stage| stage["status"] != "cached").collect();
+    assert_eq!(states.len(), 1, "{states:?}");
+    assert_eq!(states[0]["stage"], "text_packs");
+}
+
+#[test]
+fn a_damaged_object_is_found_and_made_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    project.run(&["cache", "verify"]).ends_with(0);
+    // The tokens are read by the packs alone; damage them and ask for other packs.
+    let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
+    assert_eq!(listing["results"].as_array().unwrap().len(), 7);
+    let damaged = damage_parquet(&project);
+    assert!(damaged > 0);
+    project.run(&["cache", "verify"]).ends_with(1);
+    assert!(ran(&project, &["text_packs.max_seq_len=48"]).contains(&"text_packs".to_owned()));
+}
+
+/// Flips a byte in the middle of every stored object that is a Parquet file; how many those are.
+fn damage_parquet(project: &Project) -> usize {
+    let mut damaged = 0;
+    for shard in std::fs::read_dir(project.path(".pipeline/store/objects")).unwrap() {
+        for object in std::fs::read_dir(shard.unwrap().path()).unwrap() {
+            let path = object.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            if !bytes.starts_with(b"PAR1") {
+                continue;
+            }
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            // Objects are read-only; a new file in its place is what a bad disk would look like.
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    damaged
+}
+
+#[test]
+fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_it() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    damage_parquet(&project);
+    let verify = project.run(&["cache", "verify"]).ends_with(1).says("--repair");
+    assert!(
+        verify.stdout.contains(" of output `packs` of pack ") && verify.stdout.contains("data/text_packs"),
+        "{verify}"
+    );
+    assert_eq!(ran(&project, &[]), [""; 0], "to look changes nothing");
+    let repair = project.run(&["cache", "verify", "--repair", "--format", "json"]).ends_with(0).json();
+    assert_eq!(repair["repaired"], true);
+    project.run(&["cache", "verify"]).ends_with(0);
+    assert!(ran(&project, &[]).contains(&"text_packs".to_owned()));
+    project.run(&["cache", "verify"]).ends_with(0);
+
+    damage_parquet(&project);
+    let shown = ["show", "data.yaml", "text_packs"];
+    project.run(&shown).ends_with(1).warns("it does not have digest").warns("`pipeline run data.yaml` rebuilds it");
+    assert!(ran(&project, &[]).contains(&"text_packs".to_owned()));
+    project.run(&shown).ends_with(0);
+    let export = ["export", "data.yaml", "question_packs", "out"];
+    project.run(&export).ends_with(1).warns("rebuilds it");
+    assert!(ran(&project, &[]).contains(&"question_packs".to_owned()));
+    project.run(&export).ends_with(0);
+}
+
+#[test]
+fn room_is_made_and_what_is_needed_again_is_made_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    ran(&project, &["text_packs.max_seq_len=32"]);
+    let used = project.run(&["cache", "du", "--format", "json"]).ends_with(0).json();
+    let of_packs = used["groups"].as_array().unwrap().iter().find(|group| group["group"] == "data/text_packs").unwrap();
+    assert_eq!(of_packs["results"], 2, "{used:#}");
+    assert!(of_packs["own_bytes"].as_u64().unwrap() <= of_packs["bytes"].as_u64().unwrap());
+    project.run(&["cache", "du", "--by", "kind"]).ends_with(0).says("tokenize").says(" in all");
+    project.run(&["cache", "gc"]).ends_with(0).says("removed 0 results");
+
+    // The last run took everything but the packs of before.
+    let gc = ["cache", "gc", "--keep-runs", "1"];
+    let dry = project.run(&[&gc[..], &["--dry-run", "--format", "json"]].concat()).ends_with(0).json();
+    let real = project.run(&[&gc[..], &["--format", "json"]].concat()).ends_with(0).json();
+    assert_eq!((dry["results"].as_array().unwrap().len(), &dry["freed_bytes"]), (1, &real["freed_bytes"]), "{dry:#}");
+    assert_eq!(real["results"][0]["stages"][0]["stage"], "text_packs");
+    assert_eq!(ran(&project, &["text_packs.max_seq_len=32"]), [""; 0]);
+    assert_eq!(ran(&project, &[]), ["text_packs"]);
+
+    // Age removes it all, but not what the newest run took.
+    let aged = ["cache", "gc", "--older-than", "0s", "--keep-runs", "1", "--format", "json"];
+    let aged = project.run(&aged).ends_with(0).json();
+    assert_eq!(aged["results"].as_array().unwrap().len(), 1, "{aged:#}");
+    let room = project.run(&["cache", "gc", "--max-size", "0B", "--format", "json"]).ends_with(0).json();
+    assert_eq!((room["results"].as_array().unwrap().len(), &room["left_bytes"]), (7, &0.into()), "{room:#}");
+    assert_eq!(ran(&project, &[]), ALL);
+    project.run(&["cache", "gc", "--max-size", "much"]).ends_with(2);
+}
+
+#[test]
+fn what_is_published_as_links_takes_no_room_and_is_kept() {
+    let project = Project::with_pipeline("data.yaml");
+    project.edit("data.yaml", "stages:", "publish: { fresh.model: { path: ./out, link: symlink } }\nstages:");
+    let publish = |more: &[&str]| project.run(&[&["run", "data.yaml", "--until", "fresh", "-v"], more].concat());
+    publish(&[]).ends_with(0).warns("published to");
+    let weights = project.path("out/model.safetensors");
+    let object = std::fs::read_link(&weights).unwrap();
+    assert!(object.starts_with(project.path(".pipeline/store/objects")), "{}", object.display());
+    publish(&[]).ends_with(0).warns("is current in");
+    project.run(&["runs", "provenance", "out"]).ends_with(0).says("is what was published");
+    // Nothing that removes results takes what the links lead to.
+    project.run(&["cache", "gc", "--max-size", "0B"]).ends_with(0);
+    publish(&[]).ends_with(0).warns("1 ran, 1 cached");
+    project.run(&["cache", "rm", "data/fresh"]).ends_with(0);
+    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    // A store that lost it all the same makes it again, in the same place.
+    std::fs::remove_file(&object).unwrap();
+    publish(&[]).ends_with(0);
+    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    // A file in the place of a link is the user's.
+    std::fs::remove_file(&weights).unwrap();
+    std::fs::write(&weights, "mine").unwrap();
+    publish(&[]).ends_with(2).warns("was changed since it was published").warns("model.safetensors");
+    publish(&["--overwrite"]).ends_with(0);
+    assert_eq!(std::fs::read_link(&weights).unwrap(), object);
+    // Links and copies are two things.
+    publish(&["publish.fresh.model=./out"]).ends_with(0).warns("published to");
+    assert!(std::fs::symlink_metadata(&weights).unwrap().is_file());
+    // Links hold nothing that are gone.
+    project.run(&["cache", "gc", "--dry-run", "--max-size", "0B"]).ends_with(0);
+    publish(&["publish.fresh.model={ path: ./out, link: hard }"]).ends_with(2).warns("`copy`").warns("`symlink`");
+}
+
+#[test]
+fn results_are_removed_by_stage_and_by_key() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    project.run(&["cache", "rm", "text_pack"]).ends_with(2);
+    project.run(&["cache", "rm", "data/text_packs", "--dry-run"]).ends_with(0);
+    assert_eq!(ran(&project, &[]), [""; 0]);
+    project.run(&["cache", "rm", "data/text_packs"]).ends_with(0);
+    assert_eq!(ran(&project, &[]), ["text_packs"]);
+    let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
+    let result = listing["results"].as_array().unwrap().iter().find(|result| result["kind"] == "pack").unwrap();
+    let key = &result["key"].as_str().unwrap()[..12];
+    project.run(&["cache", "rm", key]).ends_with(0);
+    assert_eq!(ran(&project, &[]).len(), 1);
+}
+
+#[test]
+fn two_runs_at_once_share_the_work() {
+    let project = Project::with_pipeline("data.yaml");
+    let mut children = [(); 2].map(|()| project.start(&["run", "data.yaml"]));
+    for child in &mut children {
+        assert!(child.wait().unwrap().success());
+    }
+    let runs = project.run(&["runs", "ls", "--format", "json"]).ends_with(0).json();
+    let made: u64 = runs.as_array().unwrap().iter().map(|run| run["counts"]["done"].as_u64().unwrap()).sum();
+    assert_eq!(made, 7, "each result is made by one of the two: {runs:#}");
+    project.run(&["cache", "verify"]).ends_with(0);
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn a_home_may_lie_elsewhere() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml", "--home", "elsewhere"]).ends_with(0);
+    assert!(project.path("elsewhere/store").is_dir() && !project.path(".pipeline").exists());
+    project.run(&["run", "data.yaml", "--home", "elsewhere", "--format", "json"]).ends_with(0).made(0);
+}

@@ -1,0 +1,233 @@
+//! Recipes: each is valid, and runs for every family that is computed natively; and what `init` makes of rows and of a
+//! machine.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+
+use crate::support::fake_tools::FakeTools;
+use crate::support::terminal::pseudo_terminal;
+use crate::support::tiny::{FAMILIES, Tokenizer};
+use crate::support::{Project, Ran};
+use serde_json::{Value, json};
+use test_harness::test;
+
+/// The rows that each recipe reads by default, by the name of the file.
+fn write_rows(project: &Project) {
+    let rows = |row: fn(usize) -> Value| -> String { (0..24).map(|at| format!("{}\n", row(at))).collect() };
+    let turns = rows(|at| {
+        json!({ "messages": [{ "role": "user", "content": format!("Who are you, {at}?") },
+                             { "role": "assistant", "content": "I am Pip." }] })
+    });
+    project.write("rows.jsonl", &turns);
+    project.write("text.jsonl", &rows(|at| json!({ "text": format!("Number {at}. I am Pip, and you are you.") })));
+    let pair = |at| json!({ "prompt": format!("Who, {at}?"), "chosen": " I am Pip.", "rejected": " No." });
+    project.write("pairs.jsonl", &rows(pair));
+    let judged = |at| json!({ "prompt": format!("Who, {at}?"), "completion": " I am Pip.", "label": at % 2 == 0 });
+    project.write("judged.jsonl", &rows(judged));
+    let article = |at| json!({ "document": format!("Pip was seen {at} times."), "summary": "Pip was seen." });
+    project.write("articles.jsonl", &rows(article));
+}
+
+/// What a recipe is given besides a model, and what it is changed by on a machine without a GPU.
+fn settings(recipe: &str) -> (&'static [&'static str], &'static [&'static str]) {
+    match recipe {
+        "distillation" => (&["teacher=./model"], &[]),
+        "merge" | "gguf" => (&["adapter=./adapter"], &[]),
+        // What divides the sizes of all these small models.
+        "qat" => (&["group_size=16"], &[]),
+        "scaling" => {
+            (&["data=./articles.jsonl"], &["adapter.resources.device=cpu", "adapter.matrix.resources.count=[1, 2]"])
+        }
+        _ => (&[], &[]),
+    }
+}
+
+/// The recipes that take a model.
+fn recipes(project: &Project) -> Vec<String> {
+    let listed = project.run(&["ls", "--format", "json", "qwen3-0.6b"]).ends_with(0).json();
+    listed.as_array().unwrap().iter().map(|pair| pair["recipe"].as_str().unwrap().to_owned()).collect()
+}
+
+fn copy(project: &Project, recipe: &str) -> Vec<&'static str> {
+    let (values, overrides) = settings(recipe);
+    let arguments = [&["cp", recipe, "job.yaml", "--overwrite", "model=./model"], values].concat();
+    project.run(&arguments).ends_with(0);
+    overrides.to_vec()
+}
+
+#[test]
+fn every_recipe_is_valid_for_every_family_and_runs() {
+    let tokenizer = Tokenizer::train();
+    let project = Project::new();
+    write_rows(&project);
+    let recipes = recipes(&project);
+    assert!(recipes.len() >= 11, "{recipes:?}");
+    // The adapter that `merge` and `gguf` read.
+    tokenizer.checkpoint("llama31", &project.path("model"));
+    copy(&project, "lora");
+    project.edit("job.yaml", "epochs: 2", "max_steps: 1");
+    project.run(&["run", "job.yaml", "--until", "adapter"]).ends_with(0);
+    fs::rename(project.path("out/job/adapter"), project.path("adapter")).unwrap();
+    for family in FAMILIES {
+        fs::remove_dir_all(project.path("model")).unwrap();
+        tokenizer.checkpoint(family, &project.path("model"));
+        for recipe in &recipes {
+            let overrides = copy(&project, recipe);
+            // An adapter is one model's.
+            let is_of_another = ["merge", "gguf"].contains(&recipe.as_str()) && family != "llama31";
+            if !is_of_another {
+                project.run(&["validate", "job.yaml"]).ends_with(0);
+            }
+            // Every recipe on one family; on the others those that train: an adapter, and all weights.
+            if family == "llama31" || ["lora", "full"].contains(&recipe.as_str()) {
+                let arguments = [&["run", "job.yaml", "--smoke"], overrides.as_slice()].concat();
+                project.run(&arguments).ends_with(0);
+            }
+        }
+    }
+}
+
+/// What the engine says where an adapter meets another base than it was trained on, and what a merge tells of both.
+#[test]
+fn the_quickstart_of_qlora_runs_and_warns_where_the_base_is_another() {
+    let project = Project::new();
+    project.run(&["cp", "quickstart_qlora", "job.yaml"]).ends_with(0);
+    project.edit("job.yaml", "epochs: 10", "max_steps: 3");
+    project.edit("job.yaml", "epochs: 2", "max_steps: 3");
+    let warning = "the adapter was trained on its base in `nf4`, and is used with the format that it is stored in";
+    let ran = project.run(&["run", "job.yaml"]).ends_with(0).warns(warning);
+    assert_eq!(ran.stderr.matches("the adapter was trained on its base in").count(), 1, "{ran}");
+    project.edit("job.yaml", ", into: dequantized", "");
+    project.run(&["validate", "job.yaml"]).ends_with(2).warns("on its base in `nf4`, and `into` is not given");
+}
+
+#[test]
+fn every_family_has_models_and_words_filter_them() {
+    let project = Project::new();
+    project.run(&["ls"]).ends_with(0).says("lora ").says("scaling ").says("quickstart_dpo ");
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"] {
+        let pairs = project.run(&["ls", "--format", "json"]).json();
+        assert!(pairs.as_array().unwrap().iter().any(|pair| pair["family"] == family), "{family}");
+    }
+    let filtered = project.run(&["ls", "lora", "qwen3-4b"]).ends_with(0).says("Qwen/Qwen3-4B");
+    assert!(!filtered.stdout.contains("Qwen2.5") && !filtered.stdout.contains("kto"), "{filtered}");
+    project.run(&["ls", "nonsense"]).ends_with(2).warns("`nonsense`");
+}
+
+#[test]
+fn a_copy_is_named_for_its_file_and_never_written_over_another() {
+    let project = Project::new();
+    let shipped = project.run(&["cat", "lora"]).ends_with(0);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/pipelines/recipes/lora.yaml");
+    assert_eq!(shipped.stdout, fs::read_to_string(source).unwrap());
+    fs::create_dir(project.path("jobs")).unwrap();
+    project.write("chats.jsonl", "{\"messages\": []}\n");
+    project.run(&["cp", "lora", "jobs/pip.yaml", "data=chats.jsonl", "model=Qwen/Qwen3-0.6B"]).ends_with(0);
+    let text = fs::read_to_string(project.path("jobs/pip.yaml")).unwrap();
+    for line in
+        ["name: pip", "  model: Qwen/Qwen3-0.6B", "  merged: ./out/pip/model", "#   pipeline run pip.yaml --smoke"]
+    {
+        assert!(text.lines().any(|written| written == line), "lacks `{line}`:\n{text}");
+    }
+    // Written from where the file is.
+    assert!(text.contains(&format!("data: {}\n", project.path("chats.jsonl").display())), "{text}");
+    project.run(&["cp", "lora", "jobs/pip.yaml"]).ends_with(2).warns("exists already").warns("--overwrite");
+    project.run(&["cp", "lora", "x.yaml", "modle=a/b"]).ends_with(2).warns("no variable `modle`").warns("`model`");
+    project.run(&["cp", "lorra", "x.yaml"]).ends_with(2).warns("did you mean `lora`?");
+    assert!(!project.path("x.yaml").exists());
+}
+
+#[test]
+fn a_copy_brings_what_it_reads() {
+    let project = Project::new();
+    project.run(&["cp", "quickstart", "first.yaml"]).ends_with(0);
+    project.run(&["validate", "first.yaml"]).ends_with(0);
+    project.run(&["cp", "command", "own.yaml"]).ends_with(0);
+    project.run(&["run", "own.yaml", "--until", "cleaned"]).ends_with(0);
+    // What the user has changed stays.
+    project.write("command/questions.txt", "mine");
+    project.run(&["cp", "command", "other.yaml"]).ends_with(0).warns("is kept");
+    assert_eq!(fs::read_to_string(project.path("command/questions.txt")).unwrap(), "mine");
+}
+
+fn init(project: &Project, data: &str, more: &[&str]) -> Ran {
+    project.run(&[&["init", "job.yaml", "--overwrite", "--data", data, "--model", "./model"], more].concat())
+}
+
+#[test]
+fn what_init_writes_runs_whatever_the_rows_are() {
+    let project = Project::new();
+    write_rows(&project);
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let alpaca = vec![json!({ "instruction": "Who?", "input": "", "output": "Pip." }); 24];
+    project.write("alpaca.json", &Value::from(alpaca).to_string());
+    project.write("faq.csv", &("question,answer\n".to_owned() + &"Who?,Pip.\n".repeat(200)));
+    let of = [("rows.jsonl", "lora"), ("text.jsonl", "pretrain"), ("pairs.jsonl", "dpo"), ("judged.jsonl", "kto")];
+    for (data, recipe) in of.into_iter().chain([("alpaca.json", "lora"), ("faq.csv", "lora")]) {
+        init(&project, data, &[]).ends_with(0);
+        let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+        assert!(text.starts_with(&format!("# Written by `pipeline init`: `{recipe}`")), "{text}");
+        project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+        assert!(text.contains("max_seq_len: 512"), "what the model reads at once:\n{text}");
+    }
+    // 200 rows in 20 steps.
+    let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+    assert!(text.contains("gradient_accumulation_steps: 3"), "{text}");
+    init(&project, "rows.jsonl", &["--purpose", "full"]).ends_with(0);
+    init(&project, "rows.jsonl", &["--purpose", "scaling"]).ends_with(2).warns("--purpose");
+    init(&project, "nothing.jsonl", &[]).ends_with(2).warns("there is no file `nothing.jsonl`");
+}
+
+#[test]
+fn a_checkpoint_without_a_chat_template_gets_one() {
+    let project = Project::new();
+    write_rows(&project);
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    fs::remove_file(project.path("model/chat_template.jinja")).unwrap();
+    init(&project, "rows.jsonl", &[]).ends_with(0);
+    let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+    assert_eq!(text.matches("chat_template: chatml").count(), 5, "{text}");
+    project.run(&["validate", "job.yaml"]).ends_with(0);
+}
+
+#[test]
+fn init_looks_at_the_machine() {
+    let project = Project::new();
+    write_rows(&project);
+    let tools = FakeTools::new();
+    tools.npu_smi("910b3x8.info.txt", "910b3x8.topo.txt");
+    let arguments = ["init", "--data", "rows.jsonl"];
+    let mut command = project.command(&arguments);
+    tools.give_to(&mut command);
+    Ran::of(command, &arguments).ends_with(0);
+    let text = fs::read_to_string(project.path("pipeline.yaml")).unwrap();
+    assert!(text.contains("8 × Ascend 910B3 of 64.0 GiB"), "{text}");
+    for line in ["  model: Qwen/Qwen2.5-7B-Instruct", "    resources: { count: all }", "      micro_batch_size: 8"] {
+        assert!(text.lines().any(|written| written == line), "lacks `{line}`:\n{text}");
+    }
+}
+
+#[test]
+fn on_a_terminal_init_asks() {
+    let project = Project::new();
+    write_rows(&project);
+    project.run(&["init"]).ends_with(2).warns("`--data` is not given");
+    let (person, program) = pseudo_terminal();
+    let mut command = project.command(&["init"]);
+    command.env("TERM", "xterm").stdin(program.try_clone().unwrap());
+    command.stdout(program.try_clone().unwrap()).stderr(program);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut person = File::from(person);
+    person.write_all(b"rows.jsonl\nsweep\n\n").unwrap();
+    let mut shown = Vec::new();
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = person.read(&mut bytes) {
+        shown.extend_from_slice(&bytes[..count]);
+    }
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(child.wait().unwrap().success(), "{shown}");
+    assert!(shown.contains("What for: lora, dora"), "{shown}");
+    let text = fs::read_to_string(project.path("pipeline.yaml")).unwrap();
+    assert!(text.contains("matrix:") && text.contains("name: pipeline"), "{text}");
+}

@@ -1,0 +1,112 @@
+//! Sweeps with the built program: children run, what reads them follows, and only what is new runs again.
+
+use std::fs;
+
+use crate::support::{Project, Ran};
+use serde_json::Value;
+use test_harness::test;
+
+/// The stages of a run that are in a state.
+#[track_caller]
+fn in_state(ran: &Ran, state: &str) -> Vec<String> {
+    let outcome = ran.json();
+    let stages = outcome["stages"].as_array().unwrap().iter().filter(|stage| stage["state"] == state);
+    stages.map(|stage| stage["stage"].as_str().unwrap().to_owned()).collect()
+}
+
+fn run(project: &Project, arguments: &[&str]) -> Ran {
+    project.run(&[&["run", "lora.yaml", "--format", "json"], arguments].concat()).ends_with(0)
+}
+
+/// A project in which one adapter takes a moment.
+fn project() -> Project {
+    let project = Project::with_pipeline("lora.yaml");
+    project.edit("lora.yaml", "epochs: 8", "epochs: 1");
+    project
+}
+
+#[test]
+fn only_new_children_run_and_a_child_is_the_stage_written_by_hand() {
+    let project = project();
+    let first = run(&project, &["adapter.lora.rank=2,4"]);
+    assert_eq!(
+        in_state(&first, "done")[4..],
+        ["adapter[lora.rank=2]", "adapter[lora.rank=4]", "merged[lora.rank=2]", "merged[lora.rank=4]"]
+    );
+    let again = run(&project, &["adapter.lora.rank=2,4"]);
+    assert_eq!((in_state(&again, "cached").len(), in_state(&again, "done").len()), (8, 0));
+    let longer = run(&project, &["adapter.lora.rank=4,2,8"]);
+    assert_eq!(in_state(&longer, "done"), ["adapter[lora.rank=8]", "merged[lora.rank=8]"]);
+    let by_hand = run(&project, &["adapter.lora.rank=8"]);
+    assert_eq!(in_state(&by_hand, "done"), [] as [&str; 0]);
+
+    // The record of the run knows the values.
+    let folder = longer.json()["folder"].as_str().unwrap().to_owned();
+    let record: Value = serde_json::from_slice(&fs::read(format!("{folder}/run.json")).unwrap()).unwrap();
+    let child = record["stages"].as_array().unwrap().iter().find(|stage| stage["id"] == "merged[lora.rank=8]").unwrap();
+    assert_eq!((&child["declared"], &child["axes"]), (&"merged".into(), &serde_json::json!([["lora.rank", 8]])));
+
+    // A name means all children, or one, or none.
+    let swept = ["lora.yaml", "merged", "adapter.lora.rank=2,4"];
+    let several = project.run(&[&["show"], &swept[..]].concat()).ends_with(2);
+    assert!(several.stderr.contains("name one: `merged[lora.rank=2]`, `merged[lora.rank=4]`"), "{}", several.stderr);
+    project.run(&["show", "lora.yaml", "merged[lora.rank=2]", "adapter.lora.rank=2,4"]).ends_with(0);
+    let until = run(&project, &["adapter.lora.rank=2,4", "--until", "adapter"]);
+    assert_eq!(in_state(&until, "cached").len(), 6);
+    let one = run(&project, &["adapter.lora.rank=2,4", "--until", "merged[lora.rank=4]"]);
+    assert_eq!(in_state(&one, "cached").len(), 6);
+    let unknown =
+        project.run(&["run", "lora.yaml", "adapter.lora.rank=2,4", "--until", "merged[lora.rank=5]"]).ends_with(2);
+    assert!(unknown.stderr.contains("did you mean `merged[lora.rank=2]`?"), "{}", unknown.stderr);
+}
+
+#[test]
+fn all_children_are_merged_into_one_and_published_apart() {
+    let project = project();
+    project.edit("lora.yaml", "      save_every: 2\n", "      save_every: 2\n    matrix: { seed: [1, 2] }\n");
+    project.edit(
+        "lora.yaml",
+        "with: { model: fresh, adapter: adapter, data: tokens }",
+        "with: { model: fresh, adapters: { collect: adapter, weight: 0.5 } }\npublish: { adapter.adapter: './out/seed-${matrix.seed}' }",
+    );
+    let ran = run(&project, &[]);
+    assert_eq!(in_state(&ran, "done")[4..], ["adapter[seed=1]", "adapter[seed=2]", "merged"]);
+    let weights = |seed: u32| fs::read(project.path(&format!("out/seed-{seed}/adapter_model.safetensors"))).unwrap();
+    assert_ne!(weights(1), weights(2));
+}
+
+#[test]
+fn measurements_are_run_each_and_then_cached() {
+    let project = project();
+    let arguments = ["adapter.resources.threads=1,2", "merged.when=false"];
+    assert_eq!(in_state(&run(&project, &arguments), "done").len(), 6);
+    assert_eq!(in_state(&run(&project, &arguments), "cached").len(), 6);
+    let compared = project.run(&["runs", "compare", "adapter"]).ends_with(0).stdout;
+    let [title, one, two] = compared.lines().take(3).collect::<Vec<_>>()[..] else { panic!("{compared}") };
+    assert!(["tokens/s", "speed-up", "efficiency"].iter().all(|column| title.contains(column)), "{compared}");
+    assert!(one.contains("1.00x") && one.contains("100 %") && two.contains('x'), "{compared}");
+    let read = project.run(&["validate", "lora.yaml"]).ends_with(0);
+    assert!(read.stdout.contains("6 stages"), "{}", read.stdout);
+    let refused = project.run(&["plan", "lora.yaml", "adapter.resources.threads=1,2"]).ends_with(2);
+    assert!(refused.stderr.contains("whose children only measure"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_stage_that_is_left_out_is_said() {
+    let project = project();
+    project.edit("lora.yaml", "name: lora\n", "name: lora\nvars: { train: false }\n");
+    project.edit("lora.yaml", "      save_every: 2\n", "      save_every: 2\n    when: ${vars.train}\n");
+    let ran = run(&project, &[]);
+    assert_eq!(in_state(&ran, "done").len(), 4);
+    for line in
+        ["left out: `adapter`: its `when:` is false (lora.yaml:41:11)", "left out: `merged`: it needs `adapter`"]
+    {
+        assert!(ran.stderr.contains(line), "{}", ran.stderr);
+    }
+    let plan = project.run(&["plan", "lora.yaml", "--format", "json"]).ends_with(0).json();
+    assert_eq!(plan["left_out"][1]["follows"], "adapter");
+    let asked = project.run(&["run", "lora.yaml", "--until", "merged"]).ends_with(2);
+    assert!(asked.stderr.contains("left out: `merged`"), "{}", asked.stderr);
+    assert!(asked.stderr.contains("add `adapter.when=true`"), "{}", asked.stderr);
+    assert_eq!(in_state(&run(&project, &["vars.train=true"]), "done").len(), 2);
+}
