@@ -3,7 +3,7 @@
 #
 #   scripts/build-cuda.sh                        # target/cuda/release/pipeline
 #   CUDA_COMPUTE_CAP=90 scripts/build-cuda.sh    # for H100 and H200 alone; default 80: Ampere and newer
-#   scripts/build-cuda.sh test -p model --test golden     # any cargo command in place of `build`
+#   scripts/build-cuda.sh test -p model --test numbers     # any cargo command in place of `build`
 #
 # nvcc 13.0 and what it needs come from PyPI into target/cuda/toolkit (0.3 GB). NVIDIA's libraries are not linked but opened at the first call
 # (scripts/lazy_cuda.py), so the program starts on every machine, and computes on the processor where there is no GPU. docs/cuda.md says what

@@ -4,7 +4,7 @@
 use engine::file::tree::Value;
 use serde_json::json;
 
-use super::job::{Job, Method};
+use super::job::{self, Job, Method};
 use super::key::Keys;
 use super::parameters::Note;
 use super::places::Places;
@@ -104,6 +104,7 @@ pub(super) fn keys() -> Keys {
         .read("deepspeed", "train.parallel")
         .read("fsdp", "train.parallel")
         .read("use_cpu=false", "resources.device")
+        .read("torch_compile=false", "train.compile")
         .read("output_dir=trainer_output", "publish")
         .nothing(
             RECORDED,
@@ -133,7 +134,6 @@ pub(super) fn keys() -> Keys {
             SPEED,
             &[
                 "tf32",
-                "torch_compile",
                 "torch_compile_backend",
                 "torch_compile_mode",
                 "use_liger_kernel",
@@ -243,6 +243,7 @@ pub(super) fn training(reading: &mut Reading<'_>, job: &mut Job, names: &Names, 
     optimizer(reading, job.method, names);
     scheduler(reading, names);
     precision(reading);
+    job::compile(reading, "torch_compile");
     if reading.number("max_grad_norm").is_some_and(|norm| norm > 0.0) {
         let norm = reading.number("max_grad_norm");
         reading.put("max_grad_norm", "train.clip_grad_norm", norm);

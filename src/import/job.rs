@@ -1,5 +1,6 @@
 //! A training job, whatever tool described it, as the stages of a pipeline file.
 
+use engine::file::tree::Value;
 use serde_json::{Value as Json, json};
 
 use super::parameters::{Note, Parameter, Parameters};
@@ -96,6 +97,19 @@ impl Job {
     }
 }
 
+/// What a key has compiled, of which each tool has forms of its own: a flag, `auto`, or a mapping of flags for parts.
+pub(super) fn compile(reading: &mut Reading<'_>, key: &'static str) {
+    let is_asked_for = match reading.value(key) {
+        Value::String(text) if text == "auto" => true,
+        Value::Map(parts) => parts.iter().any(|part| part.value.value == Value::Bool(true)),
+        _ => reading.flag(key),
+    };
+    match is_asked_for {
+        true => reading.put(key, "train.compile", "auto"),
+        false => reading.nothing(key, "the default"),
+    }
+}
+
 /// Keys of `train` in the order of its page; what is not named comes last.
 const ORDER: &[&str] = &[
     "model",
@@ -122,6 +136,7 @@ const ORDER: &[&str] = &[
     "backend",
     "parallel",
     "attention",
+    "compile",
 ];
 
 impl Job {

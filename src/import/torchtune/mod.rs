@@ -10,7 +10,7 @@ use serde_json::json;
 
 pub(super) use builtin::builtin;
 
-use super::job::{HeldOut, Job, Method};
+use super::job::{self, HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::Note;
 use super::places::Places;
@@ -58,6 +58,7 @@ pub(super) fn keys() -> Keys {
         .read("seed", "train.seed")
         .read("dtype=bf16", "train.dtype")
         .read("device=cuda", "resources.device")
+        .read("compile=false", "train.compile")
         .same("enable_activation_checkpointing=false", "train.activation_checkpointing")
         .read("save_adapter_weights_only=false", "merged")
         .read("optimizer_in_bwd=false", "train")
@@ -66,7 +67,6 @@ pub(super) fn keys() -> Keys {
         .nothing(
             SPEED,
             &[
-                "compile",
                 "enable_activation_offloading",
                 "activation_offloading_use_streams",
                 "custom_sharded_layers",
@@ -419,4 +419,5 @@ fn precision(reading: &mut Reading<'_>) {
             reading.put_differing("device", "resources.device", "auto", reason);
         }
     }
+    job::compile(reading, "compile");
 }

@@ -1,7 +1,5 @@
 //! Merges proved: base with adapters beside the merged model, in every way in which an adapter can change a model.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -17,6 +15,7 @@ use model::merge::{Merge, MergeOptions, MergeReport, Proof, ProofError, Weighted
 use model::ops::Compute;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, AdapterModule, SavedTensor};
+use test_harness::test;
 
 const VOCAB: usize = 60;
 const Q: &str = "model.layers.0.self_attn.q_proj";

@@ -4,15 +4,11 @@
 //! `PIPELINE_GOLDEN_DIR` names, beside the checkpoints of the families. Every run found there must be one that can be
 //! run; `tests/golden/preference/README.md` says what is in them and how near the figures have to be.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod in_process;
-mod support;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::support::on_cuda;
 use model::batch::{Batch, Role, TargetScope};
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -29,10 +25,7 @@ use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use support::on_cuda;
 use test_harness::{Unmet, test};
-
-test_harness::main!();
 
 /// The runs of the repository: none may be missing.
 const RUNS: [&str; 13] = [
@@ -408,7 +401,7 @@ fn two_workers_agree_with_the_reference() {
     }
     for name in ["dpo_lora", "rpo_lora", "orpo_lora", "kto_step_kl_lora"] {
         let case = Case::read(&families.join("llama31"), &cases.join("llama31").join(name));
-        let reports = in_process::workers(2, |rank, collective| {
+        let reports = crate::in_process::workers(2, |rank, collective| {
             let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
             let mut reference = case.reference(&ops);
             let mut trainer = case.trainer(&ops).together(collective);

@@ -1,12 +1,9 @@
 //! Compares the optimizers of every kernel set with torch's, step by step.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::support::cpu_with;
 use half::bf16;
 use model::candle::Candle;
 use model::cpu::InstructionSet;
@@ -16,10 +13,7 @@ use model::optimizer::{
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use support::cpu_with;
 use test_harness::{Unmet, test};
-
-test_harness::main!();
 
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers.json"));
 

@@ -2,8 +2,6 @@
 //!
 //! The cases are made by `tests/reference/make_golden_qat.py`.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -15,6 +13,7 @@ use model::ops::{Compute, Ops, WeightRole, Write};
 use model::parameter::Matrix;
 use model::weights::FakeQuantization;
 use safetensors::SafeTensors;
+use test_harness::test;
 
 /// Tensors of all cases, and the group size of each case.
 struct Golden {

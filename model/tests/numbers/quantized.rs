@@ -1,13 +1,10 @@
 //! Adapters trained on a frozen base whose weights are quantised: forward and backward are those of the base
 //! dequantised.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::support::cpu_with;
 use model::batch::Batch;
 use model::checkpoint::{Checkpoint, ValueRows};
 use model::cpu::{Cpu, InstructionSet, Tensor};
@@ -18,10 +15,7 @@ use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Activations, BlockFormat, Quantization};
-use support::cpu_with;
 use test_harness::{Unmet, test};
-
-test_harness::main!();
 
 /// Families: with biases, with norms of heads, with fused projections, with soft-caps, tied and untied.
 const FAMILIES: [&str; 5] = ["llama31", "qwen2", "qwen3", "phi3", "gemma2"];
@@ -97,7 +91,7 @@ fn gradients(decoder: Decoder<Cpu>, batch: &Batch) -> (f64, Vec<(String, Vec<f32
 }
 
 fn batch() -> Batch {
-    support::documents(5, &[40, 9, 3])
+    crate::support::documents(5, &[40, 9, 3])
 }
 
 #[test(each = InstructionSet::ALL)]

@@ -4,8 +4,6 @@
 //! The cases lie in `tests/golden/gguf` of the repository, or in the folder `gguf` of what `PIPELINE_GOLDEN_DIR` names.
 //! Every folder found there must be one that can be run; `tests/golden/gguf/README.md` says what is in them.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -22,6 +20,7 @@ use model::parameter::Trainability;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
+use test_harness::test;
 
 /// Types of blocks that there are cases of, and that are not written here.
 const NOT_WRITTEN: [&str; 3] = ["Q2_K", "Q3_K", "Q4_1"];

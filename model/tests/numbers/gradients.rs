@@ -1,9 +1,5 @@
 //! Checks every backward against differences of its forward, on every kernel set.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
 use std::sync::Arc;
 
 use model::batch::Documents;
@@ -20,6 +16,7 @@ use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::rope::{Rope, RopeScaling};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
+use test_harness::test;
 
 fn cpu() -> Arc<Cpu> {
     Arc::new(Cpu::new(2, Compute::F32).unwrap())
@@ -219,10 +216,11 @@ fn candle_every_weight_bias_norm_and_embedding() {
 }
 
 fn weights<B: Blocks>(ops: &Arc<B>) {
-    for (shape, _) in support::SHAPES {
+    for (shape, _) in crate::support::SHAPES {
         every_parameter(
             shape,
-            Trainer::new(support::decoder(ops, shape, Trainability::Trainable), options(Trained::Weights)).unwrap(),
+            Trainer::new(crate::support::decoder(ops, shape, Trainability::Trainable), options(Trained::Weights))
+                .unwrap(),
         );
     }
 }
@@ -239,8 +237,8 @@ fn candle_every_adapter() {
 
 /// Each projection alone, so that the lowest trained block is each of them in turn, and all together.
 fn adapters<B: Blocks>(ops: &Arc<B>) {
-    for (shape, _) in support::SHAPES {
-        let mut modules: Vec<String> = support::decoder(ops, shape, Trainability::Frozen)
+    for (shape, _) in crate::support::SHAPES {
+        let mut modules: Vec<String> = crate::support::decoder(ops, shape, Trainability::Frozen)
             .projections()
             .iter()
             .map(|p| p.module().to_owned())
@@ -249,7 +247,7 @@ fn adapters<B: Blocks>(ops: &Arc<B>) {
         modules.dedup();
         let alone = modules.iter().map(|module| vec![module.clone()]);
         for targets in alone.chain([modules.clone()]) {
-            let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
+            let mut decoder = crate::support::decoder(ops, shape, Trainability::Frozen);
             let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(3, 5.0, targets.clone()), 4).unwrap();
             for (name, module) in &mut adapter.modules {
                 module.lora_b = fresh_tensor(5, name, module.lora_b.len(), Fill::Normal(0.3));
@@ -266,7 +264,7 @@ fn options(trained: Trained) -> TrainOptions {
 
 /// Moves each trained tensor along a direction and compares the loss with its gradient.
 fn every_parameter<B: Blocks>(shape: &str, mut trainer: Trainer<B>) {
-    let batch = support::documents(3, &[7, 1, 12, 4]);
+    let batch = crate::support::documents(3, &[7, 1, 12, 4]);
     let report = trainer.accumulate(&batch).unwrap();
     assert!(report.target_tokens > 8);
     let gradients = trainer.gradients().unwrap();

@@ -4,14 +4,10 @@
 //! and adapter found there is run; those that are not supported are printed. Each tensor must agree to `max|a-b| ≤ 1e-4
 //! · max|b|`.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod in_process;
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::support::on_cuda;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -28,10 +24,7 @@ use model::session::{Append, Session};
 use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use support::on_cuda;
 use test_harness::{Unmet, test};
-
-test_harness::main!();
 
 const TOLERANCE: f64 = 1e-4;
 
@@ -274,7 +267,7 @@ fn check_workers(family: &Path, variant: &Path, findings: &mut Findings) {
     let start = adapter(&config, &variant.join("adapter_init.safetensors"));
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
     let batches = Tensors::read(&variant.join("batches.safetensors"));
-    let mut workers = in_process::workers(2, |rank, collective| {
+    let mut workers = crate::in_process::workers(2, |rank, collective| {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
         let mut decoder = Decoder::load(ops, family, Trainability::Frozen).unwrap();
         decoder.attach(&start).unwrap();

@@ -1,7 +1,5 @@
 //! Requests that join and leave a queue while others are in progress: each is answered the same bits as alone.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +15,7 @@ use model::peft::{Adapter, AdapterConfig};
 use model::sampling::{Adjustments, Sampling, TokenLogprobs};
 use model::session::SessionError;
 use model::weights::{Activations, BlockFormat, Quantization};
+use test_harness::test;
 
 const LIMITS: Limits = Limits {
     sequences: 16,

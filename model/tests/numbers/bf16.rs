@@ -1,12 +1,9 @@
 //! Computing in bf16: how near to f32 it stays, and that its results depend on nothing that they should not.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support::cpu_with;
 use half::bf16;
 use model::batch::Batch;
 use model::blocks::Blocks;
@@ -19,10 +16,7 @@ use model::optimizer::StateValues;
 use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
-use support::cpu_with;
 use test_harness::{Unmet, test};
-
-test_harness::main!();
 
 /// Logits in bf16 are within this share of the largest one of those in f32. Rounding an operand moves it by at most 2⁻⁹
 /// of itself; the rest is what two layers make of that.
@@ -65,7 +59,7 @@ fn stay_near_those_in_f32<B: Blocks>(ops: &Arc<B>) {
 
 fn logits<B: Blocks>(ops: &Arc<B>, family: &Path) -> Vec<f32> {
     let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
-    decoder.logits(&support::documents(1, &[30, 2])).unwrap()
+    decoder.logits(&crate::support::documents(1, &[30, 2])).unwrap()
 }
 
 /// A trainer of an adapter on the first golden family.
@@ -83,8 +77,8 @@ fn trainer<B: Blocks>(ops: &Arc<B>) -> Trainer<B> {
 /// The losses of some steps over a few batches that come again and again.
 fn train<B: Blocks>(trainer: &mut Trainer<B>, steps: std::ops::Range<u32>) -> Vec<f64> {
     let step = |step: u32| {
-        trainer.accumulate(&support::documents(step % 4, &[20, 9, 3])).unwrap();
-        trainer.accumulate(&support::documents(step % 4 + 10, &[14])).unwrap();
+        trainer.accumulate(&crate::support::documents(step % 4, &[20, 9, 3])).unwrap();
+        trainer.accumulate(&crate::support::documents(step % 4 + 10, &[14])).unwrap();
         trainer.step(1e-3).unwrap().loss
     };
     steps.map(step).collect()
@@ -146,8 +140,8 @@ fn the_number_of_threads_changes_no_bit(set: InstructionSet) -> Result<(), Unmet
 fn trained_weights_keep_their_f32_and_are_computed_in_bf16() {
     let ops = cpu(2, Compute::Bf16);
     let options = TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()));
-    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
-    let text = Batch::text(support::documents(5, &[16]).input_ids);
+    let mut trainer = Trainer::new(crate::support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
+    let text = Batch::text(crate::support::documents(5, &[16]).input_ids);
     let start = trainer.state().unwrap();
     let mut losses = Vec::new();
     for _ in 0..100 {

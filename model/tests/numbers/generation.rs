@@ -1,7 +1,5 @@
 //! Generation on the golden models: with and without a cache, alone and in company, the ids are the same.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +11,7 @@ use model::ops::Compute;
 use model::parameter::Trainability;
 use model::sampling::{Place, Sampler, Sampling};
 use safetensors::SafeTensors;
+use test_harness::test;
 
 const GREEDY: Options = Options {
     max_new_tokens: 12,

@@ -4,8 +4,6 @@
 //! beside the checkpoints of the families. Every case found there must be one that can be run;
 //! `tests/golden/nf4/README.md` says what is in them and how near the figures have to be.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +22,7 @@ use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use test_harness::test;
 
 const LOGITS: f64 = 5e-4;
 const LOSSES: f64 = 2e-4;
