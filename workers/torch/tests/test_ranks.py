@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,23 @@ def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -
         assert worst(resumed.trained, expected.trained) < 1e-4
 
 
-def test_layers_whose_weights_are_shared_out_are_not_compiled(tmp_path: Path) -> None:
-    job = train_job(tmp_path, "llama31", "attention", parallel="fsdp2", compile="layers")
-    failed = processes.run_ranks(tmp_path, job, 2, Script(2).close()).failed
-    assert "`compile: layers` does not go with `parallel: fsdp2`" in failed["messages"][0]
+@pytest.mark.skipif(os.environ.get("PIPELINE_TESTS") != "all", reason="minutes: every rank has its layers compiled")
+@pytest.mark.parametrize("changes", [{}, {"method": "full", "adapter": None}])
+def test_compiled_layers_of_sharded_weights_make_the_run_of_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    data = golden_rows("llama31", "attention")
+    plan = [Step(list(range(first, first + 3)), 0.002) for first in range(0, len(data) - 2, 3)]
+    runs = []
+    for name, ranks, compiled in (("plain", 1, {}), ("compiled", 2, {"parallel": "fsdp2", "compile": "layers"})):
+        folder = tmp_path / name
+        # To compile takes longer than a rank may wait for another in other tests.
+        job = train_job(folder, "llama31", "attention", watchdog_seconds=900.0, **changes, **compiled)
+        requests = Script(ranks).steps(data, plan).save(folder / "output" / "saved").close()
+        ran = run_here(folder, job, requests) if ranks == 1 else processes.run_ranks(folder, job, ranks, requests)
+        runs.append(ran.done())
+    plain, compiled = runs
+    assert compiled.how["compiled"]
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert worst(compiled.trained, plain.trained) < 1e-4
 
 
 def test_every_rank_leaves_a_trace(tmp_path: Path) -> None:

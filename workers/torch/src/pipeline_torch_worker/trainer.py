@@ -77,9 +77,6 @@ class Trainer:
             if stored_in_4_bits(config):
                 message = "`parallel: fsdp2` does not go with weights that are stored in 4 bits"
                 raise JobFailure("bad_parameters", message, "leave `parallel` out: every device has the whole model")
-            if job.compile == "layers":
-                message = "`compile: layers` does not go with `parallel: fsdp2`"
-                raise JobFailure("bad_parameters", message, "set `parallel: ddp`, or leave `compile` out")
             model = load_empty(job.model, config, kept_in, NAME)
         else:
             model = load(job.model, config, kept_in, NAME, job.quantize, device.torch)
@@ -94,7 +91,7 @@ class Trainer:
             adapter.set_dropout(self._adapted, job.dropout, self._draws)
         else:
             model.requires_grad_(True)
-        self._compiled = None if self._sharded else compile_layers(model, job.compile, device)
+        self._compiled = compile_layers(model, job.compile, device)
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
