@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -21,6 +22,9 @@ from pipeline_torch_worker.events import Voice
 
 PACKAGE = Path(__file__).parents[1]
 GOLDEN = PACKAGE.parents[1] / "tests" / "golden"
+
+takes_minutes = pytest.mark.skipif(os.environ.get("PIPELINE_TESTS") != "all", reason="minutes: PIPELINE_TESTS=all")
+"""A test of what compilers do, which `scripts/check-release` runs."""
 
 TokenRow = tuple[list[int], list[int], list[int]]
 """Ids, labels, lengths of documents; the rest of the row is padding."""

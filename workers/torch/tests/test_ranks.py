@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import processes
-from support import Script, Step, golden_rows, golden_script, run_here, train_job, worst
+from support import Script, Step, golden_rows, golden_script, run_here, takes_minutes, train_job, worst
 
 
 def same_run(root: Path, ranks: int, family: str, variant: str, **changes: Any) -> tuple[float, float]:
@@ -84,7 +83,7 @@ def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -
         assert worst(resumed.trained, expected.trained) < 1e-4
 
 
-@pytest.mark.skipif(os.environ.get("PIPELINE_TESTS") != "all", reason="minutes: every rank has its layers compiled")
+@takes_minutes
 @pytest.mark.parametrize("changes", [{}, {"method": "full", "adapter": None}])
 def test_compiled_layers_of_sharded_weights_make_the_run_of_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = golden_rows("llama31", "attention")

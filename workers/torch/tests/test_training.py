@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from support import (
     golden_rows,
     golden_script,
     run_here,
+    takes_minutes,
     train_job,
     worst,
 )
@@ -77,7 +79,12 @@ def test_cutting_a_step_into_micro_batches_changes_nothing(tmp_path: Path) -> No
     assert worst(two.trained, one.trained) < 1e-5
 
 
-def test_compiled_layers_train_to_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=takes_minutes)])
+def test_compiled_layers_train_to_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     plain = here(tmp_path / "plain", "llama2", "dropout", at_once=2).done()
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
