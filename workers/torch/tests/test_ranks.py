@@ -88,15 +88,15 @@ def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -
 def test_compiled_layers_of_sharded_weights_make_the_run_of_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = golden_rows("llama31", "attention")
     plan = [Step(list(range(first, first + 3)), 0.002) for first in range(0, len(data) - 2, 3)]
-    runs = []
-    for name, ranks, compiled in (("plain", 1, {}), ("compiled", 2, {"parallel": "fsdp2", "compile": "layers"})):
-        folder = tmp_path / name
-        # To compile takes longer than a rank may wait for another in other tests.
-        job = train_job(folder, "llama31", "attention", watchdog_seconds=900.0, **changes, **compiled)
-        requests = Script(ranks).steps(data, plan).save(folder / "output" / "saved").close()
-        ran = run_here(folder, job, requests) if ranks == 1 else processes.run_ranks(folder, job, ranks, requests)
-        runs.append(ran.done())
-    plain, compiled = runs
+    # To compile takes longer than a rank may wait for another in other tests.
+    changes = {"watchdog_seconds": 900.0, **changes}
+    folder = tmp_path / "plain"
+    requests = Script().steps(data, plan).save(folder / "output" / "saved").close()
+    plain = run_here(folder, train_job(folder, "llama31", "attention", **changes), requests).done()
+    folder = tmp_path / "compiled"
+    requests = Script(2).steps(data, plan).save(folder / "output" / "saved").close()
+    job = train_job(folder, "llama31", "attention", parallel="fsdp2", compile="layers", **changes)
+    compiled = processes.run_ranks(folder, job, 2, requests).done()
     assert compiled.how["compiled"]
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-5)
     assert worst(compiled.trained, plain.trained) < 1e-4
