@@ -1,7 +1,8 @@
 //! Adapters that were published and are taken back: each belongs to the model it was trained on.
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 const TAKEN: &str = "\
 version: 1

@@ -5,11 +5,12 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::Project;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 const FILE: &str = r#"
 version: 1

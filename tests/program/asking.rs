@@ -1,10 +1,11 @@
 //! Asking a model from the command line: `--prompt`, `--until`, and an answer that grows on a terminal.
 
-use crate::support::Project;
-use crate::support::terminal::pseudo_terminal;
 use std::fs::File;
 use std::io::Read;
 use test_harness::test;
+
+use crate::support::Project;
+use crate::support::terminal::pseudo_terminal;
 
 const PIPELINE: &str = r#"
 version: 1

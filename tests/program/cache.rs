@@ -1,7 +1,8 @@
 //! What runs again, and what does not.
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// The stages that a run ran, sorted; all others must have been cached.
 #[track_caller]

@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::hub::FaultyHub;
-use crate::support::{Project, Ran, program};
 use test_harness::test;
+
+use crate::hub::{self, FaultyHub};
+use crate::support::{Project, Ran, program};
 
 /// The codes of the problems that a command printed, with their severities, sorted.
 fn codes(ran: &Ran) -> Vec<String> {
@@ -286,7 +287,7 @@ fn a_server_that_tells_nothing_ahead_leaves_the_stage_to_say_so() {
     let (weights, _) = weights(4000);
     let hub = model(&weights);
     // Both tries to look ahead, and none of the stage's own.
-    hub.fail("config.json", &[crate::hub::Fault::Status(500, None), crate::hub::Fault::Status(500, None)]);
+    hub.fail("config.json", &[hub::Fault::Status(500, None), hub::Fault::Status(500, None)]);
     let on = OnHub::new(&hub, BASE);
     on.pipeline(&["run", "hub.yaml"]).ends_with(0);
 }

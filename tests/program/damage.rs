@@ -9,9 +9,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::support::Project;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// Damaged before each run.
 const AT_ONCE: usize = 10;

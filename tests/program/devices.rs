@@ -1,9 +1,10 @@
 //! `pipeline devices` and `pipeline devices doctor`, on stand-ins for the vendors' tools.
 
-use crate::support::fake_tools::{FakeTools, block};
-use crate::support::{Project, Ran};
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::fake_tools::{FakeTools, block};
+use crate::support::{Project, Ran};
 
 fn devices(tools: &FakeTools, arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
     in_project(&Project::new(), tools, arguments, variables)

@@ -11,11 +11,12 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
+use serde_json::json;
+use test_harness::test;
+
 use crate::hub::FaultyHub;
 use crate::support::Project;
 use crate::support::tiny::Tokenizer;
-use serde_json::json;
-use test_harness::test;
 
 /// Why a command is not run; a mark begins with one of these.
 const REASONS: [&str; 7] =

@@ -1,7 +1,8 @@
 //! How the program ends, and on which stream it says what.
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 #[test]
 fn done_is_0_with_results_on_stdout_and_the_rest_on_stderr() {

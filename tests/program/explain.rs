@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
 
-use crate::support::Project;
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use test_harness::test;
+
+use crate::support::Project;
 
 const FILE: &str = "explain.yaml";
 

@@ -9,9 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::support::{Project, Ran};
 use serde_json::{Value, json};
 use test_harness::test;
+
+use crate::support::{self, Project, Ran};
 
 const SECRET: &str = "hf_zq7-correct-horse-battery-9";
 
@@ -296,7 +297,7 @@ impl Pod {
         assert_eq!(container["command"], json!(["pipeline"]));
         let arguments: Vec<String> = texts(&container["args"]).into_iter().map(place).collect();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut command = crate::support::program(self.folder.path());
+        let mut command = support::program(self.folder.path());
         command.args(&arguments).env_remove("PIPELINE_REMOTE");
         Ran::of(command, &arguments)
     }

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::support::{Project, Ran, program};
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::{Project, Ran, program};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/diagnostics")

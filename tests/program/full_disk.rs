@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Project, Ran, program};
 use test_harness::{Requirement, Unmet, test};
+
+use crate::support::{Project, Ran, program};
 
 /// A small file system of its own, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::support::Project;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// The project with the home that a version left.
 fn project(name: &str) -> Project {

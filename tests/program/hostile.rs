@@ -5,8 +5,9 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// How the program ended, what it said, the most memory it took in bytes, and how long.
 struct Ended {

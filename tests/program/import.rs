@@ -8,9 +8,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::support::{Project, Ran};
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import")

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use crate::support::{Project, Ran};
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 const MAIN: &str = "version: 1
 name: main

@@ -4,10 +4,11 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::{Project, Ran};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 /// Waits until no process of the project is left.
 #[track_caller]

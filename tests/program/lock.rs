@@ -2,9 +2,10 @@
 
 use std::fs;
 
+use test_harness::test;
+
 use crate::hub::{COMMIT, FaultyHub};
 use crate::support::{Project, Ran};
-use test_harness::test;
 
 const PIN: &str = "hub-model:owner/name@main";
 

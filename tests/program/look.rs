@@ -1,7 +1,8 @@
 //! The commands that look at a pipeline and its results: show, export, graph, runs, logs, schema.
 
-use crate::support::{Project, Ran};
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 #[test]
 fn show_prints_rows_as_text_with_trained_tokens_and_pack_borders_marked() {

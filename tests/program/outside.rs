@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use crate::support::{Project, Ran, install, needs_root};
 use serde_json::Value;
 use test_harness::{Unmet, test};
+
+use crate::support::{Project, Ran, install, needs_root};
 
 /// The id of a user without rights.
 const NOBODY: u32 = 65534;

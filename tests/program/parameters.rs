@@ -8,9 +8,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use crate::support::Project;
 use serde_json::{Map, Value};
 use test_harness::test;
+
+use crate::support::Project;
 
 const BEGIN: &str =
     "<!-- parameters: written by `PIPELINE_BLESS=1 cargo test --release --test program parameters::` -->\n";

@@ -1,8 +1,9 @@
 //! What `plan` says ahead of a run: steps, learning rates, what is trained, memory and disk.
 
-use crate::support::{Project, Ran};
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 /// 2100 rows, of which the pipeline takes 2000.
 fn project() -> Project {

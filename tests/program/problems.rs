@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::support::Project;
 use engine::checks::{check, complete};
 use engine::file::codes::{self, ProblemCode};
 use engine::file::parse::MAX_BYTES;
@@ -15,6 +14,8 @@ use engine::file::source::Span;
 use engine::home::Home;
 use engine::publish::{Moment, check_targets};
 use test_harness::test;
+
+use crate::support::Project;
 
 /// The files that examples read, from the list at the head of the catalogue: ``- `name`: `line` ``. Rows are there a
 /// hundred times.

@@ -12,12 +12,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::terminal::pseudo_terminal;
-use crate::support::{Project, Ran, needs_root};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, kill, killpg, signal};
 use nix::unistd::Pid;
 use test_harness::{Unmet, test};
+
+use crate::support::terminal::pseudo_terminal;
+use crate::support::{Project, Ran, needs_root};
 
 /// Nothing takes longer, on a machine however busy.
 const AT_MOST: Duration = Duration::from_secs(60);

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::support::Project;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// Begin, end and name of spans, by process and thread.
 type Spans = BTreeMap<(u64, u64), Vec<(f64, f64, String)>>;

@@ -4,12 +4,13 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 
+use serde_json::{Value, json};
+use test_harness::test;
+
 use crate::support::fake_tools::FakeTools;
 use crate::support::terminal::pseudo_terminal;
 use crate::support::tiny::{FAMILIES, Tokenizer};
 use crate::support::{Project, Ran};
-use serde_json::{Value, json};
-use test_harness::test;
 
 /// The rows that each recipe reads by default, by the name of the file.
 fn write_rows(project: &Project) {

@@ -7,9 +7,10 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use test_harness::test;
+
 use crate::s3::{ACCOUNT, S3};
 use crate::support::{Project, Ran};
-use test_harness::test;
 
 /// Where the tests share.
 const REMOTE: &str = "s3://bucket/team";

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::support::Project;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 const PIPELINE: &str = "resume.yaml";
 

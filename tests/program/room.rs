@@ -4,8 +4,9 @@ use std::fs;
 use std::process::Child;
 use std::time::{Duration, SystemTime};
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 const STAGES: u64 = 7;
 

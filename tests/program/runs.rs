@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// A project with two short trainings that differ in the learning rate.
 fn two_trainings() -> Project {

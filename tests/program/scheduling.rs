@@ -8,8 +8,9 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Project, Ran, install_script};
 use test_harness::{Requirement, Unmet, test};
+
+use crate::support::{Project, Ran, install_script};
 
 const GPUS: u32 = 4;
 

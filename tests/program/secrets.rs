@@ -4,8 +4,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::support::{Project, Ran};
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 const SECRET: &str = "zq7-correct-horse-battery-9";
 const TOKEN: &str = "hf_Vx81NotARealTokenButLooksLikeOne";

@@ -7,14 +7,15 @@ use std::os::fd::AsRawFd;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::Project;
-use crate::support::server::{Server, head};
-use crate::support::terminal::Session;
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use test_harness::test;
+
+use crate::support::Project;
+use crate::support::server::{Server, head};
+use crate::support::terminal::Session;
 
 const PIPELINE: &str = r#"
 version: 1

@@ -1,7 +1,8 @@
 //! `--smoke`: the whole file in little, and nothing of it in a real run.
 
-use crate::support::Project;
 use test_harness::test;
+
+use crate::support::Project;
 
 #[test]
 fn a_smoke_run_does_little_and_serves_no_real_run() {

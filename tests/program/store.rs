@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Project, Ran, install, needs_root};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use test_harness::{Unmet, test};
+
+use crate::support::{Project, Ran, install, needs_root};
 
 /// Two stages that read folders with an equal file, and one other each.
 const SHARING: &str = r#"

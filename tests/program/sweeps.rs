@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use crate::support::{Project, Ran};
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 /// The stages of a run that are in a state.
 #[track_caller]

@@ -1,11 +1,12 @@
 //! `evaluate: { tasks }`: figures as facts, gates and files, beside another model's; what is wrong is told with its
 //! row, file and key, before a model is loaded.
 
-use crate::support::Project;
 use arrow::array::AsArray;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 const PIPELINE: &str = r#"
 version: 1

@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::support::{Project, Ran};
 use serde_json::{Value, json};
 use test_harness::{Requirement, Unmet, test};
+
+use crate::support::{Project, Ran};
 
 /// As much of MLflow's interface as a tracker needs, by its description (`mlflow/protos/service.proto`), in memory.
 #[derive(Default)]

@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use crate::support::Project;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// The trained adapter's weights file, byte for byte.
 fn adapter(project: &Project, file: &str, arguments: &[&str]) -> Vec<u8> {

@@ -5,10 +5,11 @@ use std::net::TcpStream;
 use std::process::Child;
 use std::time::Duration;
 
-use crate::support::Project;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::Project;
 
 /// A server on a port of its own, ended with the test.
 struct Server {

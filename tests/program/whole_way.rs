@@ -4,8 +4,9 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::{Project, install};
 use test_harness::test;
+
+use crate::support::{Project, install};
 
 #[test]
 fn the_whole_way_from_text_to_an_answer() {

@@ -6,11 +6,12 @@ use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::support::{Project, Ran};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::support::{Project, Ran};
 
 const PIPELINE: &str = "workers.yaml";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -17,6 +17,8 @@ use model::peft::{Adapter, AdapterConfig, Modules, TargetModules};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};
 use test_harness::test;
 
+use crate::support::{self, bits};
+
 fn cpu(threads: usize) -> Arc<Cpu> {
     Arc::new(Cpu::new(threads, Compute::F32).unwrap())
 }
@@ -53,7 +55,7 @@ fn options(recompute: Recompute) -> TrainOptions {
 }
 
 fn trainer<B: Blocks>(ops: &Arc<B>, shape: &str, config: &AdapterConfig, recompute: Recompute) -> Trainer<B> {
-    let mut decoder = crate::support::decoder(ops, shape, Trainability::Frozen);
+    let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
     let adapter = moved(&decoder, config);
     decoder.attach(&adapter).unwrap();
     Trainer::new(decoder, options(recompute)).unwrap()
@@ -62,9 +64,8 @@ fn trainer<B: Blocks>(ops: &Arc<B>, shape: &str, config: &AdapterConfig, recompu
 /// Trains two steps of six rows, of one or two documents each, `micro_batch_size` of them at a time.
 fn train<B: Blocks>(trainer: &mut Trainer<B>, micro_batch_size: usize) -> Vec<TrainedTensor> {
     for step in trainer.steps() as u32..trainer.steps() as u32 + 2 {
-        let rows: Vec<Batch> = (0..6)
-            .map(|row| crate::support::documents(step * 6 + row, &[4 + row as usize, 3 * (row as usize % 2)]))
-            .collect();
+        let rows: Vec<Batch> =
+            (0..6).map(|row| support::documents(step * 6 + row, &[4 + row as usize, 3 * (row as usize % 2)])).collect();
         for (micro, rows) in rows.chunks(micro_batch_size).enumerate() {
             let mut batch = Batch::default();
             for (index, row) in rows.iter().enumerate() {
@@ -76,15 +77,6 @@ fn train<B: Blocks>(trainer: &mut Trainer<B>, micro_batch_size: usize) -> Vec<Tr
         trainer.step(1e-2).unwrap();
     }
     trainer.state().unwrap()
-}
-
-fn bits(state: &[TrainedTensor]) -> Vec<u32> {
-    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
-    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    state
-        .iter()
-        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
-        .collect()
 }
 
 #[test]
@@ -123,7 +115,7 @@ fn neither_threads_nor_recomputed_layers_nor_a_resume_change_a_bit() {
 fn every_kind_trains_in_bf16() {
     let half = Arc::new(Cpu::new(2, Compute::Bf16).unwrap());
     for (kind, config) in kinds() {
-        let batch = crate::support::documents(3, &[9, 5, 13]);
+        let batch = support::documents(3, &[9, 5, 13]);
         let loss = |ops: &Arc<Cpu>| {
             let mut trainer = trainer(ops, "gemma2", &config, Recompute::None);
             train(&mut trainer, 3);
@@ -141,7 +133,7 @@ fn dropout_acts_in_training_alone() {
         let mut with = trainer(&cpu(2), "llama", &config, Recompute::None);
         let without = AdapterConfig { dropout: 0.0, ..config };
         let mut without = trainer(&cpu(2), "llama", &without, Recompute::None);
-        let batch = crate::support::documents(3, &[9, 5]);
+        let batch = support::documents(3, &[9, 5]);
         assert_eq!(with.decoder_mut().logits(&batch).unwrap(), without.decoder_mut().logits(&batch).unwrap(), "{kind}");
         assert_eq!(with.decoder_mut().score(&batch).unwrap(), without.decoder_mut().score(&batch).unwrap(), "{kind}");
         let losses = [&mut with, &mut without].map(|trainer| trainer.accumulate(&batch).unwrap().loss_sum);
@@ -162,7 +154,7 @@ fn gradients<B: Blocks>(ops: &Arc<B>) {
     for (kind, config) in kinds() {
         for shape in ["gemma2", "phi3"] {
             let mut trainer = trainer(ops, shape, &config, Recompute::None);
-            let batch = crate::support::documents(3, &[7, 1, 12, 4]);
+            let batch = support::documents(3, &[7, 1, 12, 4]);
             trainer.accumulate(&batch).unwrap();
             let (gradients, state) = (trainer.gradients().unwrap(), trainer.state().unwrap());
             for (index, (name, gradient)) in gradients.iter().enumerate() {
@@ -194,11 +186,11 @@ fn gradients<B: Blocks>(ops: &Arc<B>) {
 #[test]
 fn an_adapter_that_is_taken_off_leaves_no_trace() {
     let ops = cpu(2);
-    let batch = crate::support::documents(4, &[6, 11]);
-    for (shape, _) in crate::support::SHAPES {
-        let base = crate::support::decoder(&ops, shape, Trainability::Frozen).logits(&batch).unwrap();
+    let batch = support::documents(4, &[6, 11]);
+    for (shape, _) in support::SHAPES {
+        let base = support::decoder(&ops, shape, Trainability::Frozen).logits(&batch).unwrap();
         for (kind, config) in kinds() {
-            let mut decoder = crate::support::decoder(&ops, shape, Trainability::Frozen);
+            let mut decoder = support::decoder(&ops, shape, Trainability::Frozen);
             let (fresh, moved) = (decoder.fresh_adapter(&config, 9).unwrap(), moved(&decoder, &config));
             decoder.attach(&fresh).unwrap();
             for (found, expected) in decoder.logits(&batch).unwrap().iter().zip(&base) {
@@ -222,7 +214,7 @@ fn an_adapter_that_is_taken_off_leaves_no_trace() {
 fn an_adapter_comes_back_from_its_folder() {
     let ops = cpu(1);
     for (kind, config) in kinds() {
-        let adapter = moved(&crate::support::decoder(&ops, "gemma2", Trainability::Frozen), &config);
+        let adapter = moved(&support::decoder(&ops, "gemma2", Trainability::Frozen), &config);
         let folder = tempfile::tempdir().unwrap();
         adapter.save(folder.path()).unwrap();
         assert_eq!(Adapter::load(folder.path()).unwrap(), adapter, "{kind}");
@@ -233,7 +225,7 @@ fn an_adapter_comes_back_from_its_folder() {
 #[test]
 fn dora_on_a_row_of_zeros_stays_finite() {
     let ops = cpu(1);
-    let mut decoder = crate::support::decoder(&ops, "llama", Trainability::Frozen);
+    let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
     let targets = vec!["up_proj".to_owned()];
     let dora = AdapterConfig { use_dora: true, ..AdapterConfig::new(2, 4.0, targets.clone()) };
     let whole = AdapterConfig { modules_to_save: targets, ..AdapterConfig::new(2, 4.0, Vec::new()) };
@@ -250,11 +242,11 @@ fn dora_on_a_row_of_zeros_stays_finite() {
 
 #[test]
 fn without_its_adapter_a_model_is_its_base_and_has_it_again_afterwards() {
-    let (ops, batch) = (cpu(1), crate::support::documents(5, &[8, 5]));
+    let (ops, batch) = (cpu(1), support::documents(5, &[8, 5]));
     for shape in ["llama", "llama, untied, biases"] {
-        let expected = crate::support::decoder(&ops, shape, Trainability::Frozen).score(&batch).unwrap();
+        let expected = support::decoder(&ops, shape, Trainability::Frozen).score(&batch).unwrap();
         for (kind, config) in kinds() {
-            let mut decoder = crate::support::decoder(&ops, shape, Trainability::Frozen);
+            let mut decoder = support::decoder(&ops, shape, Trainability::Frozen);
             let adapter = moved(&decoder, &config);
             decoder.attach(&adapter).unwrap();
             let before = decoder.score(&batch).unwrap();
@@ -268,10 +260,10 @@ fn without_its_adapter_a_model_is_its_base_and_has_it_again_afterwards() {
 #[test]
 fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
     let ops = cpu(1);
-    let batch = crate::support::documents(5, &[8]);
-    let base = crate::support::decoder(&ops, "llama", Trainability::Frozen).layer_outputs(&batch).unwrap();
+    let batch = support::documents(5, &[8]);
+    let base = support::decoder(&ops, "llama", Trainability::Frozen).layer_outputs(&batch).unwrap();
     for (saved, moves_layers) in [("lm_head", false), ("embed_tokens", true)] {
-        let mut decoder = crate::support::decoder(&ops, "llama", Trainability::Frozen);
+        let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
         let modules_to_save = vec![saved.to_owned()];
         let config = AdapterConfig { modules_to_save, ..AdapterConfig::new(2, 4.0, Vec::new()) };
         let adapter = moved(&decoder, &config);
@@ -286,7 +278,7 @@ fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let ops = cpu(1);
-    let mut decoder = crate::support::decoder(&ops, "llama", Trainability::Frozen);
+    let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
     let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()]);
     let saved = AdapterConfig { modules_to_save: vec!["model.norm".to_owned()], ..config.clone() };
     let mut adapter = decoder.fresh_adapter(&saved, 1).unwrap();

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::faulty::{Fault, Faulty};
 use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, LossScaling, Optimizer, Sgd, StepReport, TrainError, TrainOptions, Trained, Trainer};
 use test_harness::test;
+
+use crate::faulty::{Fault, Faulty};
+use crate::support;
 
 /// Heads of the tiny models make 24 columns of queries from 20 of the residual stream; their MLP is 29 wide.
 const QUERIES: usize = 24;
@@ -23,7 +25,7 @@ fn trainer(fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
 
 /// The same by an optimizer.
 fn trainer_by(optimizer: Optimizer, fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
-    let mut decoder = crate::support::decoder(&Arc::new(Faulty::new(fault)), "llama", Trainability::Frozen);
+    let mut decoder = support::decoder(&Arc::new(Faulty::new(fault)), "llama", Trainability::Frozen);
     let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(RANK, 4.0, targets), 9).unwrap();
     decoder.attach(&adapter).unwrap();
@@ -33,7 +35,7 @@ fn trainer_by(optimizer: Optimizer, fault: Fault, loss_scaling: Option<LossScali
 /// Steps until an error.
 fn train(trainer: &mut Trainer<Faulty>, steps: u32) -> Result<Vec<StepReport>, TrainError> {
     let step = |step| {
-        trainer.accumulate(&crate::support::documents(step, &[9, 4]))?;
+        trainer.accumulate(&support::documents(step, &[9, 4]))?;
         trainer.step(1e-2)
     };
     (0..steps).map(step).collect()
@@ -91,7 +93,7 @@ fn an_update_of_sgd_that_rounds_away_is_no_lost_gradient() {
         let mut trainer = trainer_by(sgd, fault, None);
         let first = values(&trainer, "lora_A");
         let step = |step| {
-            trainer.accumulate(&crate::support::documents(step, &[9, 4]))?;
+            trainer.accumulate(&support::documents(step, &[9, 4]))?;
             trainer.step(1e-5)
         };
         let reports: Result<Vec<StepReport>, TrainError> = (0..5).map(step).collect();

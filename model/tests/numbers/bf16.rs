@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::cpu_with;
 use half::bf16;
 use model::batch::Batch;
 use model::blocks::Blocks;
@@ -17,6 +16,8 @@ use model::parameter::Trainability;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
 use test_harness::{Unmet, test};
+
+use crate::support::{self, bits, cpu_with};
 
 /// Logits in bf16 are within this share of the largest one of those in f32. Rounding an operand moves it by at most 2⁻⁹
 /// of itself; the rest is what two layers make of that.
@@ -59,7 +60,7 @@ fn stay_near_those_in_f32<B: Blocks>(ops: &Arc<B>) {
 
 fn logits<B: Blocks>(ops: &Arc<B>, family: &Path) -> Vec<f32> {
     let mut decoder = Decoder::load(Arc::clone(ops), family, Trainability::Frozen).unwrap();
-    decoder.logits(&crate::support::documents(1, &[30, 2])).unwrap()
+    decoder.logits(&support::documents(1, &[30, 2])).unwrap()
 }
 
 /// A trainer of an adapter on the first golden family.
@@ -77,8 +78,8 @@ fn trainer<B: Blocks>(ops: &Arc<B>) -> Trainer<B> {
 /// The losses of some steps over a few batches that come again and again.
 fn train<B: Blocks>(trainer: &mut Trainer<B>, steps: std::ops::Range<u32>) -> Vec<f64> {
     let step = |step: u32| {
-        trainer.accumulate(&crate::support::documents(step % 4, &[20, 9, 3])).unwrap();
-        trainer.accumulate(&crate::support::documents(step % 4 + 10, &[14])).unwrap();
+        trainer.accumulate(&support::documents(step % 4, &[20, 9, 3])).unwrap();
+        trainer.accumulate(&support::documents(step % 4 + 10, &[14])).unwrap();
         trainer.step(1e-3).unwrap().loss
     };
     steps.map(step).collect()
@@ -96,15 +97,6 @@ fn an_adapter_learns_as_it_does_in_f32() {
     check("cpu", train(&mut trainer(&cpu(2, Compute::Bf16)), 0..50));
     let candle = Arc::new(Candle::new(candle_core::Device::Cpu, Compute::Bf16));
     check("candle", train(&mut trainer(&candle), 0..50));
-}
-
-fn bits(state: &[TrainedTensor]) -> Vec<u32> {
-    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
-    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    state
-        .iter()
-        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
-        .collect()
 }
 
 #[test(each = InstructionSet::ALL)]
@@ -140,8 +132,8 @@ fn the_number_of_threads_changes_no_bit(set: InstructionSet) -> Result<(), Unmet
 fn trained_weights_keep_their_f32_and_are_computed_in_bf16() {
     let ops = cpu(2, Compute::Bf16);
     let options = TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()));
-    let mut trainer = Trainer::new(crate::support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
-    let text = Batch::text(crate::support::documents(5, &[16]).input_ids);
+    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
+    let text = Batch::text(support::documents(5, &[16]).input_ids);
     let start = trainer.state().unwrap();
     let mut losses = Vec::new();
     for _ in 0..100 {

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::cpu_with;
 use model::batch::Batch;
 use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
@@ -18,6 +17,8 @@ use model::session::{Append, Session};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Activations, BlockFormat, Quantization};
 use test_harness::{Unmet, test};
+
+use crate::support::{self, cpu_with};
 
 /// A dtype to compute in, and how weights are quantised.
 type Precision = (Compute, Option<BlockFormat>);
@@ -51,7 +52,7 @@ fn load(family: &Path, threads: usize, (compute, format): Precision) -> Decoder<
 }
 
 fn logits(family: &Path, precision: Precision) -> Vec<f32> {
-    load(family, 2, precision).logits(&crate::support::documents(1, &[30, 2])).unwrap()
+    load(family, 2, precision).logits(&support::documents(1, &[30, 2])).unwrap()
 }
 
 #[test]
@@ -134,8 +135,8 @@ fn a_text_learned_by_heart_is_answered_alike_in_every_type() {
         max_grad_norm: Some(1.0),
         ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()))
     };
-    let mut trainer = Trainer::new(crate::support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
-    let text = Batch::text(crate::support::documents(5, &[16]).input_ids);
+    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Trainability::Trainable), options).unwrap();
+    let text = Batch::text(support::documents(5, &[16]).input_ids);
     for _ in 0..100 {
         trainer.accumulate(&text).unwrap();
         trainer.step(1e-2).unwrap();
@@ -168,11 +169,11 @@ fn a_text_learned_by_heart_is_answered_alike_in_every_type() {
 fn an_adapter_acts_on_quantised_weights() {
     for format in BlockFormat::ALL {
         let mut decoder = load(&golden("llama31"), 2, (Compute::F32, Some(format)));
-        let before = decoder.logits(&crate::support::documents(1, &[30])).unwrap();
+        let before = decoder.logits(&support::documents(1, &[30])).unwrap();
         let targets = ["q_proj", "down_proj"].map(str::to_owned).to_vec();
         let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(4, 8.0, targets), 3).unwrap();
         adapter.modules.values_mut().for_each(|module| module.lora_b.fill(0.05));
         decoder.attach(&adapter).unwrap();
-        assert_ne!(decoder.logits(&crate::support::documents(1, &[30])).unwrap(), before);
+        assert_ne!(decoder.logits(&support::documents(1, &[30])).unwrap(), before);
     }
 }

@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::on_cuda;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -22,9 +21,12 @@ use model::peft::{Adapter, AdapterConfig};
 use model::sampling::argmax;
 use model::session::{Append, Session};
 use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
-use safetensors::SafeTensors;
 use serde::Deserialize;
 use test_harness::{Unmet, test};
+
+use crate::in_process;
+use crate::support::on_cuda;
+use crate::tensors::Tensors;
 
 const TOLERANCE: f64 = 1e-4;
 
@@ -238,7 +240,7 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
         }
         if expected.step == 0 {
             let gradients = trainer.gradients().unwrap();
-            findings.equal(name("trained tensors"), &gradients.len(), &first_gradients.0.len());
+            findings.equal(name("trained tensors"), &gradients.len(), &first_gradients.names().count());
             for (tensor, gradient) in gradients {
                 findings.compare(name(&format!("gradient of {tensor}")), &gradient, &first_gradients.floats(&tensor));
             }
@@ -253,7 +255,7 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     let found = decoder.adapter(&config).unwrap();
     let expected = Tensors::read(&variant.join("adapter/adapter_model.safetensors"));
     // PEFT adds the base's own weight to an adapter on the head.
-    let count = expected.0.iter().filter(|(tensor, ..)| !tensor.contains(".base_layer.")).count();
+    let count = expected.names().filter(|tensor| !tensor.contains(".base_layer.")).count();
     findings.equal(name("final tensors"), &found.tensors().len(), &count);
     for (tensor, _, values) in found.tensors() {
         findings.compare(name(&format!("final {tensor}")), values, &expected.floats(&tensor));
@@ -267,7 +269,7 @@ fn check_workers(family: &Path, variant: &Path, findings: &mut Findings) {
     let start = adapter(&config, &variant.join("adapter_init.safetensors"));
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
     let batches = Tensors::read(&variant.join("batches.safetensors"));
-    let mut workers = crate::in_process::workers(2, |rank, collective| {
+    let mut workers = in_process::workers(2, |rank, collective| {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
         let mut decoder = Decoder::load(ops, family, Trainability::Frozen).unwrap();
         decoder.attach(&start).unwrap();
@@ -336,7 +338,7 @@ fn check_merge<B: Blocks>(
     let adapters = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];
     merge(family, &adapters, folder.path(), MergeOptions::default()).unwrap();
     let merged = Checkpoint::open(folder.path()).unwrap();
-    for tensor in expected.0.iter().map(|(tensor, ..)| tensor).filter(|tensor| tensor.ends_with(".weight")) {
+    for tensor in expected.names().filter(|tensor| tensor.ends_with(".weight")) {
         findings.compare(name(tensor), &merged.tensor_f32(tensor).unwrap(), &expected.floats(tensor));
     }
     let mut merged = Decoder::load(Arc::clone(ops), folder.path(), Trainability::Frozen).unwrap();
@@ -393,50 +395,6 @@ impl Findings {
         if found != expected {
             self.problems.push(format!("{name}: {found:?}, not {expected:?}"));
         }
-    }
-}
-
-/// A safetensors file: name, shape and the little-endian bytes of each tensor.
-struct Tensors(Vec<(String, Vec<usize>, Vec<u8>)>);
-
-impl Tensors {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        Self(
-            tensors.iter().map(|(name, view)| (name.to_owned(), view.shape().to_vec(), view.data().to_vec())).collect(),
-        )
-    }
-
-    fn find(&self, name: &str) -> (&[usize], &[u8]) {
-        let (_, shape, data) = self.0.iter().find(|(other, ..)| other == name).unwrap_or_else(|| panic!("no `{name}`"));
-        (shape, data)
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        self.find(name).1.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
-    }
-
-    fn integers(&self, name: &str) -> Vec<i64> {
-        self.find(name).1.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
-    }
-
-    /// Token ids, row by row.
-    fn rows(&self, name: &str) -> Vec<Vec<u32>> {
-        let columns = self.find(name).0[1];
-        let ids: Vec<u32> = self.integers(name).into_iter().map(|id| id as u32).collect();
-        ids.chunks(columns).map(<[u32]>::to_vec).collect()
-    }
-
-    /// The batch of this name, as row `row` of the data.
-    fn batch(&self, row: u64, prefix: &str) -> Batch {
-        let integers = |name: &str| self.integers(&format!("{prefix}.{name}"));
-        let ids: Vec<u32> = integers("input_ids").into_iter().map(|id| id as u32).collect();
-        let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
-        let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
-        let mut batch = Batch::default();
-        batch.push_row(row, &ids, &labels, &lengths);
-        batch
     }
 }
 

@@ -18,6 +18,8 @@ use model::rope::{Rope, RopeScaling};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
 use test_harness::test;
 
+use crate::support;
+
 fn cpu() -> Arc<Cpu> {
     Arc::new(Cpu::new(2, Compute::F32).unwrap())
 }
@@ -216,11 +218,10 @@ fn candle_every_weight_bias_norm_and_embedding() {
 }
 
 fn weights<B: Blocks>(ops: &Arc<B>) {
-    for (shape, _) in crate::support::SHAPES {
+    for (shape, _) in support::SHAPES {
         every_parameter(
             shape,
-            Trainer::new(crate::support::decoder(ops, shape, Trainability::Trainable), options(Trained::Weights))
-                .unwrap(),
+            Trainer::new(support::decoder(ops, shape, Trainability::Trainable), options(Trained::Weights)).unwrap(),
         );
     }
 }
@@ -237,8 +238,8 @@ fn candle_every_adapter() {
 
 /// Each projection alone, so that the lowest trained block is each of them in turn, and all together.
 fn adapters<B: Blocks>(ops: &Arc<B>) {
-    for (shape, _) in crate::support::SHAPES {
-        let mut modules: Vec<String> = crate::support::decoder(ops, shape, Trainability::Frozen)
+    for (shape, _) in support::SHAPES {
+        let mut modules: Vec<String> = support::decoder(ops, shape, Trainability::Frozen)
             .projections()
             .iter()
             .map(|p| p.module().to_owned())
@@ -247,7 +248,7 @@ fn adapters<B: Blocks>(ops: &Arc<B>) {
         modules.dedup();
         let alone = modules.iter().map(|module| vec![module.clone()]);
         for targets in alone.chain([modules.clone()]) {
-            let mut decoder = crate::support::decoder(ops, shape, Trainability::Frozen);
+            let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
             let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(3, 5.0, targets.clone()), 4).unwrap();
             for (name, module) in &mut adapter.modules {
                 module.lora_b = fresh_tensor(5, name, module.lora_b.len(), Fill::Normal(0.3));
@@ -264,7 +265,7 @@ fn options(trained: Trained) -> TrainOptions {
 
 /// Moves each trained tensor along a direction and compares the loss with its gradient.
 fn every_parameter<B: Blocks>(shape: &str, mut trainer: Trainer<B>) {
-    let batch = crate::support::documents(3, &[7, 1, 12, 4]);
+    let batch = support::documents(3, &[7, 1, 12, 4]);
     let report = trainer.accumulate(&batch).unwrap();
     assert!(report.target_tokens > 8);
     let gradients = trainer.gradients().unwrap();

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::support::cpu_with;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -17,6 +16,8 @@ use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 use serde_json::Value;
 use test_harness::{Unmet, test};
+
+use crate::support::{self, cpu_with};
 
 /// From `tests/reference/make_golden_losses.py`.
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/losses.json"));
@@ -88,7 +89,7 @@ const OPTIONS: TrainOptions = TrainOptions::new(
 );
 
 fn adapted<B: Blocks>(ops: &Arc<B>, shape: &str) -> Decoder<B> {
-    let mut decoder = crate::support::decoder(ops, shape, Trainability::Frozen);
+    let mut decoder = support::decoder(ops, shape, Trainability::Frozen);
     let targets = ["q_proj", "v_proj", "down_proj"].map(str::to_owned).to_vec();
     let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(2, 4.0, targets), 9).unwrap();
     for (name, module) in &mut adapter.modules {
@@ -105,7 +106,7 @@ fn cpu() -> Arc<Cpu> {
 #[test]
 fn weights_of_one_are_no_weights_and_of_zero_no_targets() {
     let ops = cpu();
-    let plain = crate::support::documents(3, &[9, 5, 7]);
+    let plain = support::documents(3, &[9, 5, 7]);
     let gradients = |batch: &Batch| {
         let mut trainer = Trainer::new(adapted(&ops, "llama"), OPTIONS).unwrap();
         let micro = trainer.accumulate(batch).unwrap();
@@ -131,7 +132,7 @@ fn the_weights_of_a_step_are_divided_by_once() {
     let ops = cpu();
     let rows = |step: u32| -> Vec<Batch> {
         let weighted = |row: u32| {
-            let batch = crate::support::documents(40 * step + row, &[4 + row as usize]);
+            let batch = support::documents(40 * step + row, &[4 + row as usize]);
             let weights = (0..batch.tokens()).map(|token| 0.25 * (token as u32 % 5 + row) as f32).collect();
             Batch { weights, ..batch }
         };
@@ -157,7 +158,7 @@ fn the_weights_of_a_step_are_divided_by_once() {
         }
     }
     let mut trainer = Trainer::new(adapted(&ops, "llama"), OPTIONS).unwrap();
-    let weightless = crate::support::documents(1, &[6]);
+    let weightless = support::documents(1, &[6]);
     trainer.accumulate(&Batch { weights: vec![0.0; 6], ..weightless }).unwrap();
     assert!(matches!(trainer.step(1e-2), Err(TrainError::NoTargets { step: 1 })));
 }
@@ -202,9 +203,8 @@ fn distils<B: Blocks>(ops: &Arc<B>) {
     for shape in ["llama", "gemma2"] {
         for divergence in [Divergence::ForwardKl, Divergence::ReverseKl, Divergence::JensenShannon] {
             let loss = distillation(divergence);
-            let (mut student, mut teacher) =
-                (adapted(ops, shape), crate::support::decoder(ops, shape, Trainability::Frozen));
-            let batch = crate::support::documents(7, &[9, 6, 11]);
+            let (mut student, mut teacher) = (adapted(ops, shape), support::decoder(ops, shape, Trainability::Frozen));
+            let batch = support::documents(7, &[9, 6, 11]);
             let expected = expected_loss(&mut student, &mut teacher, loss, &batch);
             let trainer = Trainer::new(student, OPTIONS).unwrap();
             let mut trainer = trainer.with_loss(Arc::new(loss), Some(teacher)).unwrap();
@@ -225,7 +225,7 @@ fn a_teacher_is_needed_and_has_the_same_vocabulary() {
     let loss = Arc::new(distillation(Divergence::ForwardKl));
     let trainer = || Trainer::new(adapted(&ops, "llama"), OPTIONS).unwrap();
     assert!(matches!(trainer().with_loss(loss.clone(), None).err(), Some(TrainError::NoTeacher)));
-    let config = crate::support::decoder(&ops, "llama", Trainability::Frozen).config().clone();
+    let config = support::decoder(&ops, "llama", Trainability::Frozen).config().clone();
     let other = model::config::Config { vocab_size: config.vocab_size + 1, ..config };
     let other = Decoder::build(Arc::clone(&ops), other, Trainability::Frozen, |name, shape| {
         Ok(fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3)))

@@ -28,6 +28,7 @@ mod queue;
 mod scoring;
 #[path = "../support/mod.rs"]
 mod support;
+mod tensors;
 mod training;
 mod workers;
 

@@ -20,9 +20,10 @@ use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Absmax, BaseFormat, Codebook, Nf4, Nf4Matrix, QuantizedBase};
-use safetensors::SafeTensors;
 use serde_json::Value;
 use test_harness::test;
+
+use crate::tensors::Tensors;
 
 const LOGITS: f64 = 5e-4;
 const LOSSES: f64 = 2e-4;
@@ -61,50 +62,6 @@ fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
-}
-
-/// The tensors of a file: dtype and bytes.
-struct Tensors(BTreeMap<String, (Dtype, Vec<u8>)>);
-
-impl Tensors {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        Self(tensors.iter().map(|(name, view)| (name.to_owned(), (view.dtype(), view.data().to_vec()))).collect())
-    }
-
-    fn find(&self, name: &str) -> Option<&[u8]> {
-        self.0.get(name).map(|(_, data)| data.as_slice())
-    }
-
-    fn bytes(&self, name: &str) -> &[u8] {
-        self.find(name).unwrap_or_else(|| panic!("no `{name}`"))
-    }
-
-    /// The values of a tensor of floats, widened.
-    fn floats(&self, name: &str) -> Vec<f32> {
-        let data = self.bytes(name);
-        match self.0[name].0 {
-            Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            Dtype::BF16 => data.as_chunks().0.iter().map(|x| half::bf16::from_le_bytes(*x).to_f32()).collect(),
-            Dtype::F16 => data.as_chunks().0.iter().map(|x| half::f16::from_le_bytes(*x).to_f32()).collect(),
-            other => panic!("`{name}` in {other:?}"),
-        }
-    }
-
-    fn integers(&self, name: &str) -> Vec<i64> {
-        self.bytes(name).as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
-    }
-
-    fn batch(&self, row: u64, prefix: &str) -> Batch {
-        let integers = |name: &str| self.integers(&format!("{prefix}.{name}"));
-        let ids: Vec<u32> = integers("input_ids").into_iter().map(|id| id as u32).collect();
-        let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
-        let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
-        let mut batch = Batch::default();
-        batch.push_row(row, &ids, &labels, &lengths);
-        batch
-    }
 }
 
 /// What was compared in a case.
@@ -329,7 +286,7 @@ fn check_stored<B: Blocks>(ops: &impl Fn() -> Arc<B>, folder: &Path, findings: &
     findings.near("logits", &found, &expected.floats("logits"), LOGITS);
     let checkpoint = Checkpoint::open(folder).unwrap();
     let told = json(&folder.join("tensors.json"));
-    for name in expected.0.keys().filter(|name| name.ends_with(".weight")) {
+    for name in expected.names().filter(|name| name.ends_with(".weight")) {
         let values = expected.floats(name);
         findings.same_bits(name, &checkpoint.tensor_f32(name).unwrap(), &values);
         let state = &told[format!("{name}.quant_state.bitsandbytes__nf4")]["json"];
@@ -356,7 +313,7 @@ fn check_stored<B: Blocks>(ops: &impl Fn() -> Arc<B>, folder: &Path, findings: &
         merge(folder, &adapters, merged.path(), MergeOptions::default()).unwrap();
         let expected = Tensors::read(&variant.join("merged.safetensors"));
         let found = Checkpoint::open(merged.path()).unwrap();
-        for name in expected.0.keys().filter(|name| name.ends_with(".weight")) {
+        for name in expected.names().filter(|name| name.ends_with(".weight")) {
             findings.near(&format!("merged {name}"), &found.tensor_f32(name).unwrap(), &expected.floats(name), 1e-5);
         }
         let mut merged = Decoder::load(ops(), merged.path(), Trainability::Frozen).unwrap();
@@ -392,7 +349,7 @@ fn check_family<B: Blocks>(
         findings.near(name, &found, &expected.floats(name), LOGITS);
     }
     let state = Tensors::read(&folder.join("layer0_nested.safetensors"));
-    for name in state.0.keys().filter(|name| name.ends_with(".weight")) {
+    for name in state.names().filter(|name| name.ends_with(".weight")) {
         let shape = checkpoint.shape(name).unwrap();
         let rows = checkpoint.stored_rows(name, shape, 0).unwrap();
         let dtype = checkpoint.dtype(name).unwrap();
@@ -421,7 +378,7 @@ fn check_merge(family: &Path, folder: &Path, base: &QuantizedBase, findings: &mu
     merge(family, &[WeightedAdapter { adapter: &adapter, weight: 1.0 }], output.path(), options).unwrap();
     let (found, expected) =
         (Checkpoint::open(output.path()).unwrap(), Tensors::read(&folder.join("merged.safetensors")));
-    for name in expected.0.keys().filter(|name| name.ends_with(".weight")) {
+    for name in expected.names().filter(|name| name.ends_with(".weight")) {
         findings.near(&format!("merged {name}"), &found.tensor_f32(name).unwrap(), &expected.floats(name), 1e-5);
     }
 }
@@ -461,7 +418,7 @@ fn check_training<B: Blocks>(mut decoder: Decoder<B>, folder: &Path, variant: &s
         }
         if number_of_step == 0 {
             let found = trainer.gradients().unwrap();
-            assert_eq!(found.len(), gradients.0.len());
+            assert_eq!(found.len(), gradients.names().count());
             for (tensor, found) in found {
                 findings.near(&what(&tensor), &found, &gradients.floats(&tensor), NORMS);
             }
@@ -474,7 +431,7 @@ fn check_training<B: Blocks>(mut decoder: Decoder<B>, folder: &Path, variant: &s
     let expected = Tensors::read(&folder.join("adapter/adapter_model.safetensors"));
     let decoder = trainer.decoder_mut();
     let found = decoder.adapter(&config).unwrap();
-    assert_eq!(found.tensors().len(), expected.0.len(), "{variant}");
+    assert_eq!(found.tensors().len(), expected.names().count(), "{variant}");
     for (tensor, _, values) in found.tensors() {
         findings.near(&format!("{variant} {tensor}"), values, &expected.floats(&tensor), ADAPTERS);
     }

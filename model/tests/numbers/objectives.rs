@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::in_process::workers;
 use model::batch::{Batch, Role, TargetScope};
 use model::cpu::Cpu;
 use model::decoder::Decoder;
@@ -14,6 +13,9 @@ use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 use test_harness::test;
+
+use crate::in_process::workers;
+use crate::support;
 
 const OPTIMIZER: Optimizer =
     Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, state_dtype: MomentDtype::F32 });
@@ -125,7 +127,7 @@ fn trainer_of(adapter: &Adapter, mut decoder: Decoder<Cpu>) -> Trainer<Cpu> {
 /// Four pairs, with references.
 fn pairs(step: u32) -> Vec<DocumentBatch> {
     let of = |pair: u32| {
-        let documents = crate::support::documents(8 * step + pair, &[5 + pair as usize, 9 - pair as usize]);
+        let documents = support::documents(8 * step + pair, &[5 + pair as usize, 9 - pair as usize]);
         let roles = vec![Role::Chosen, Role::Rejected];
         let groups = vec![u64::from(pair), u64::from(pair)];
         let batch = Batch { rows: vec![u64::from(pair); 2], groups, roles, ..documents };
@@ -161,7 +163,7 @@ fn gradients_are_the_differences_of_the_loss() {
     for targets in [&["q_proj", "v_proj", "down_proj"][..], &["v_proj", "lm_head"]] {
         for objective in objectives() {
             let ops = ops();
-            let decoder = || crate::support::decoder(&ops, "llama", Trainability::Frozen);
+            let decoder = || support::decoder(&ops, "llama", Trainability::Frozen);
             let adapter = adapter(&decoder(), targets);
             let loss_at = |step: f32| {
                 let mut moved = adapter.clone();
@@ -195,7 +197,7 @@ fn known_weights_are_those_of_targets() {
     for (keep, trained) in [(Trainability::Frozen, Trained::Adapter), (Trainability::Trainable, Trained::Weights)] {
         let ops = ops();
         let trainer = || {
-            let mut decoder = crate::support::decoder(&ops, "llama", keep);
+            let mut decoder = support::decoder(&ops, "llama", keep);
             if trained == Trained::Adapter {
                 let adapter = adapter(&decoder, &["q_proj", "v_proj", "down_proj"]);
                 decoder.attach(&adapter).unwrap();
@@ -244,7 +246,7 @@ fn train(
 #[test]
 fn the_split_into_micro_batches_and_among_workers_changes_nothing() {
     let trainer = || {
-        let decoder = crate::support::decoder(&ops(), "llama", Trainability::Frozen);
+        let decoder = support::decoder(&ops(), "llama", Trainability::Frozen);
         trainer_of(&adapter(&decoder, &["q_proj", "v_proj", "down_proj"]), decoder)
     };
     for objective in objectives() {
@@ -280,7 +282,7 @@ fn the_split_into_micro_batches_and_among_workers_changes_nothing() {
 
 #[test]
 fn documents_that_do_not_fit_the_objective_are_named() {
-    let decoder = crate::support::decoder(&ops(), "llama", Trainability::Frozen);
+    let decoder = support::decoder(&ops(), "llama", Trainability::Frozen);
     let mut trainer = trainer_of(&adapter(&decoder, &["v_proj"]), decoder);
     let mut alone = pairs(0).remove(3);
     alone.batch.roles = vec![Role::Chosen; 2];

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::support::cpu_with;
 use half::bf16;
 use model::candle::Candle;
 use model::cpu::InstructionSet;
@@ -14,6 +13,8 @@ use model::optimizer::{
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use test_harness::{Unmet, test};
+
+use crate::support::cpu_with;
 
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers.json"));
 

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::on_cuda;
 use model::batch::{Batch, Role, TargetScope};
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -23,9 +22,12 @@ use model::ops::Compute;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainOptions, Trained, Trainer};
-use safetensors::SafeTensors;
 use serde_json::Value;
 use test_harness::{Unmet, test};
+
+use crate::in_process;
+use crate::support::on_cuda;
+use crate::tensors::Tensors;
 
 /// The runs of the repository: none may be missing.
 const RUNS: [&str; 13] = [
@@ -401,7 +403,7 @@ fn two_workers_agree_with_the_reference() {
     }
     for name in ["dpo_lora", "rpo_lora", "orpo_lora", "kto_step_kl_lora"] {
         let case = Case::read(&families.join("llama31"), &cases.join("llama31").join(name));
-        let reports = crate::in_process::workers(2, |rank, collective| {
+        let reports = in_process::workers(2, |rank, collective| {
             let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
             let mut reference = case.reference(&ops);
             let mut trainer = case.trainer(&ops).together(collective);
@@ -525,7 +527,7 @@ impl Case {
         let micro_batches = step["micro_batches"].as_array().unwrap().len();
         let mut group = 0;
         let of_micro_batch = |micro: usize| {
-            let batch = self.batches.documents(&format!("step{number}.micro{micro}"), &mut group);
+            let batch = documents(&self.batches, &format!("step{number}.micro{micro}"), &mut group);
             let mut reference_log_probs = Vec::new();
             if let Some(reference) = &mut reference {
                 reference_log_probs = vec![0.0; batch.document_lengths.len()];
@@ -548,7 +550,7 @@ impl Case {
             let report = trainer.accumulate_documents(&batches, &*self.objective).unwrap();
             if number == 0 {
                 let gradients = trainer.gradients().unwrap();
-                findings.equal("trained tensors", gradients.len(), first_gradients.0.len());
+                findings.equal("trained tensors", gradients.len(), first_gradients.names().count());
                 for (tensor, gradient) in gradients {
                     let expected = first_gradients.floats(&tensor);
                     let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -653,7 +655,7 @@ impl Case {
         let Some(start) = &self.start else {
             let expected = Tensors::read(&self.folder.join("final.safetensors"));
             let state = trainer.state().unwrap();
-            findings.equal("final tensors", state.len(), expected.0.len());
+            findings.equal("final tensors", state.len(), expected.names().count());
             for tensor in &state {
                 let tolerance = if tensor.name.contains("embed_tokens") { 2e-4 } else { 5e-5 };
                 findings.all_near(&tensor.name, &tensor.value, &expected.floats(&tensor.name), tolerance);
@@ -716,63 +718,27 @@ impl Findings {
     }
 }
 
-/// A safetensors file: name and little-endian bytes of each tensor.
-struct Tensors(Vec<(String, Vec<u8>)>);
-
-impl Tensors {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        Self(tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect())
+/// The documents of a micro-batch: pairs, or examples that are desirable or not, each with its mismatched one.
+fn documents(batches: &Tensors, prefix: &str, group: &mut u64) -> Batch {
+    let plain = batches.batch(0, prefix);
+    if batches.find(&format!("{prefix}.desirable")).is_none() {
+        let pairs = plain.document_lengths.len() / 2;
+        let groups = (0..pairs as u64).flat_map(|pair| [*group + pair; 2]).collect();
+        *group += pairs as u64;
+        let roles = (0..pairs).flat_map(|_| [Role::Chosen, Role::Rejected]).collect();
+        return Batch { groups, roles, ..plain };
     }
-
-    fn find(&self, name: &str) -> Option<&[u8]> {
-        self.0.iter().find(|(other, _)| other == name).map(|(_, data)| data.as_slice())
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        let data = self.find(name).unwrap_or_else(|| panic!("no `{name}`"));
-        data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
-    }
-
-    fn integers(&self, name: &str) -> Vec<i64> {
-        let data = self.find(name).unwrap_or_else(|| panic!("no `{name}`"));
-        data.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
-    }
-
-    /// The documents of this name, without groups.
-    fn batch(&self, row: u64, prefix: &str) -> Batch {
-        let integers = |name: &str| self.integers(&format!("{prefix}.{name}"));
-        let ids: Vec<u32> = integers("input_ids").into_iter().map(|id| id as u32).collect();
-        let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
-        let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
-        let mut batch = Batch::default();
-        batch.push_row(row, &ids, &labels, &lengths);
-        batch
-    }
-
-    /// The documents of a micro-batch: pairs, or examples that are desirable or not, each with its mismatched one.
-    fn documents(&self, prefix: &str, group: &mut u64) -> Batch {
-        let plain = self.batch(0, prefix);
-        if self.find(&format!("{prefix}.desirable")).is_none() {
-            let pairs = plain.document_lengths.len() / 2;
-            let groups = (0..pairs as u64).flat_map(|pair| [*group + pair; 2]).collect();
-            *group += pairs as u64;
-            let roles = (0..pairs).flat_map(|_| [Role::Chosen, Role::Rejected]).collect();
-            return Batch { groups, roles, ..plain };
+    let mismatched = batches.batch(0, &format!("{prefix}.kl"));
+    let (mut batch, mut starts) = (Batch::default(), [0, 0]);
+    for (index, desirable) in batches.integers(&format!("{prefix}.desirable")).into_iter().enumerate() {
+        let role = if desirable == 1 { Role::Chosen } else { Role::Rejected };
+        for (side, (documents, role)) in [(&plain, role), (&mismatched, Role::Mismatched)].into_iter().enumerate() {
+            let length = documents.document_lengths[index];
+            let piece = documents.piece(0, starts[side]..starts[side] + length);
+            starts[side] += length;
+            batch.push(0, &Batch { groups: vec![*group], roles: vec![role], ..piece });
         }
-        let mismatched = self.batch(0, &format!("{prefix}.kl"));
-        let (mut batch, mut starts) = (Batch::default(), [0, 0]);
-        for (index, desirable) in self.integers(&format!("{prefix}.desirable")).into_iter().enumerate() {
-            let role = if desirable == 1 { Role::Chosen } else { Role::Rejected };
-            for (side, (documents, role)) in [(&plain, role), (&mismatched, Role::Mismatched)].into_iter().enumerate() {
-                let length = documents.document_lengths[index];
-                let piece = documents.piece(0, starts[side]..starts[side] + length);
-                starts[side] += length;
-                batch.push(0, &Batch { groups: vec![*group], roles: vec![role], ..piece });
-            }
-            *group += 1;
-        }
-        batch
+        *group += 1;
     }
+    batch
 }

@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::cpu_with;
 use model::batch::Batch;
 use model::checkpoint::{Checkpoint, ValueRows};
 use model::cpu::{Cpu, InstructionSet, Tensor};
@@ -16,6 +15,8 @@ use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Activations, BlockFormat, Quantization};
 use test_harness::{Unmet, test};
+
+use crate::support::{self, cpu_with};
 
 /// Families: with biases, with norms of heads, with fused projections, with soft-caps, tied and untied.
 const FAMILIES: [&str; 5] = ["llama31", "qwen2", "qwen3", "phi3", "gemma2"];
@@ -91,7 +92,7 @@ fn gradients(decoder: Decoder<Cpu>, batch: &Batch) -> (f64, Vec<(String, Vec<f32
 }
 
 fn batch() -> Batch {
-    crate::support::documents(5, &[40, 9, 3])
+    support::documents(5, &[40, 9, 3])
 }
 
 #[test(each = InstructionSet::ALL)]

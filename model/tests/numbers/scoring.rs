@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::{SHAPES, cpu_with};
 use model::batch::{Batch, IGNORE_INDEX};
 use model::blocks::Blocks;
 use model::candle::Candle;
@@ -16,6 +15,8 @@ use model::scoring::{Context, Scorer};
 use model::session::{Append, LogitsAfter, Session};
 use model::weights::{Activations, BlockFormat, Quantization};
 use test_harness::{Unmet, test};
+
+use crate::support::{self, SHAPES, cpu_with};
 
 fn golden(family: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden")).join(family)
@@ -87,11 +88,11 @@ fn continuations_score_what_whole_documents_score() {
     for beginning in [3, 40] {
         let asked = asked(beginning, 37);
         for (shape, _) in SHAPES {
-            let mut decoder = crate::support::decoder(&cpu, shape, Trainability::Frozen);
+            let mut decoder = support::decoder(&cpu, shape, Trainability::Frozen);
             let expected = as_documents(&mut decoder, &asked);
             assert_near(&score(&decoder, &asked), &expected, 2e-5, shape);
             assert_near(
-                &score(&crate::support::decoder(&candle, shape, Trainability::Frozen), &asked),
+                &score(&support::decoder(&candle, shape, Trainability::Frozen), &asked),
                 &expected,
                 2e-4,
                 shape,

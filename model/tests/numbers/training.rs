@@ -16,6 +16,8 @@ use model::trainer::{
 };
 use test_harness::test;
 
+use crate::support::{self, bits};
+
 const ADAMW: AdamW = AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1, state_dtype: MomentDtype::F32 };
 const ADAPTER: TrainOptions =
     TrainOptions { max_grad_norm: Some(0.5), ..TrainOptions::new(Trained::Adapter, Optimizer::AdamW(ADAMW)) };
@@ -26,7 +28,7 @@ fn ops(threads: usize) -> Arc<Cpu> {
 
 /// A decoder with an adapter that already does something.
 fn adapted(ops: &Arc<Cpu>, targets: &[&str]) -> Decoder<Cpu> {
-    let mut decoder = crate::support::decoder(ops, "llama", Trainability::Frozen);
+    let mut decoder = support::decoder(ops, "llama", Trainability::Frozen);
     let targets = targets.iter().map(|target| (*target).to_owned()).collect();
     let mut adapter = decoder.fresh_adapter(&AdapterConfig::new(2, 4.0, targets), 9).unwrap();
     for (name, module) in &mut adapter.modules {
@@ -42,7 +44,7 @@ fn trainer(ops: &Arc<Cpu>) -> Trainer<Cpu> {
 
 /// Eight rows of one or two documents.
 fn rows(step: u32) -> Vec<Batch> {
-    (0..8).map(|row| crate::support::documents(step * 8 + row, &[5 + row as usize, 2 * (row as usize % 3)])).collect()
+    (0..8).map(|row| support::documents(step * 8 + row, &[5 + row as usize, 2 * (row as usize % 3)])).collect()
 }
 
 /// Trains some steps of eight rows, `micro_batch_size` of them at a time.
@@ -90,15 +92,6 @@ fn the_number_of_threads_changes_no_bit() {
     assert!(bits(&states[0]) == bits(&states[1]) && bits(&states[0]) == bits(&states[2]));
 }
 
-fn bits(state: &[TrainedTensor]) -> Vec<u32> {
-    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
-    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    state
-        .iter()
-        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
-        .collect()
-}
-
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
     let ops = ops(2);
@@ -134,7 +127,7 @@ fn a_state_of_another_run_is_refused() {
 #[test]
 fn a_pack_has_the_loss_and_gradient_of_its_documents_one_by_one() {
     let ops = ops(2);
-    let pack = crate::support::documents(1, &[9, 4, 1, 13]);
+    let pack = support::documents(1, &[9, 4, 1, 13]);
     let mut together = trainer(&ops);
     let report = together.accumulate(&pack).unwrap();
     let mut alone = trainer(&ops);
@@ -157,7 +150,7 @@ fn a_pack_has_the_loss_and_gradient_of_its_documents_one_by_one() {
 #[test]
 fn scores_are_the_losses_that_training_sees() {
     let mut trainer = trainer(&ops(2));
-    let batch = crate::support::documents(2, &[6, 8]);
+    let batch = support::documents(2, &[6, 8]);
     let report = trainer.accumulate(&batch).unwrap();
     let scores = trainer.decoder_mut().score(&batch).unwrap();
     assert_eq!(scores.len(), report.target_tokens);
@@ -171,9 +164,9 @@ fn scores_are_the_losses_that_training_sees() {
 fn full_training_learns_a_text_by_heart() {
     let ops = ops(2);
     let options = TrainOptions { trained: Trained::Weights, max_grad_norm: Some(1.0), ..ADAPTER };
-    for (shape, _) in crate::support::SHAPES {
-        let mut trainer = Trainer::new(crate::support::decoder(&ops, shape, Trainability::Trainable), options).unwrap();
-        let text = Batch::text(crate::support::documents(5, &[16]).input_ids);
+    for (shape, _) in support::SHAPES {
+        let mut trainer = Trainer::new(support::decoder(&ops, shape, Trainability::Trainable), options).unwrap();
+        let text = Batch::text(support::documents(5, &[16]).input_ids);
         let mut losses = Vec::new();
         for _ in 0..60 {
             trainer.accumulate(&text).unwrap();
@@ -201,7 +194,7 @@ fn what_is_not_finite_is_named() {
     let mut state = trainer.state().unwrap();
     state[0].value[0] = f32::NAN;
     trainer.restore(4, state).unwrap();
-    let error = trainer.accumulate(&crate::support::documents(1, &[5])).unwrap_err();
+    let error = trainer.accumulate(&support::documents(1, &[5])).unwrap_err();
     assert!(matches!(error, TrainError::LossNotFinite { step: 5, .. }), "{error}");
 }
 
@@ -225,7 +218,7 @@ fn an_adapter_that_no_gradient_reaches_is_found() {
 fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
     let ops = ops(2);
     let mut trainer = trainer(&ops);
-    let text = crate::support::documents(3, &[9]);
+    let text = support::documents(3, &[9]);
     let frozen = |trainer: &Trainer<Cpu>| -> Vec<u32> {
         let norms = trainer.decoder().parameters().into_iter().filter(|parameter| !parameter.is_trained());
         norms.flat_map(|norm| ops.read(&norm.value).unwrap()).map(f32::to_bits).collect()
@@ -245,7 +238,7 @@ fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
         token_rows: Default::default(),
     };
     trainer.decoder_mut().attach(&nothing).unwrap();
-    let mut untouched = crate::support::decoder(&ops, "llama", Trainability::Frozen);
+    let mut untouched = support::decoder(&ops, "llama", Trainability::Frozen);
     assert_eq!(trainer.decoder_mut().logits(&text).unwrap(), untouched.logits(&text).unwrap());
 }
 
@@ -261,7 +254,7 @@ fn a_learning_rate_that_rounds_away_is_no_cut_graph() {
 #[test]
 fn there_must_be_something_to_train() {
     let ops = ops(1);
-    let frozen = || crate::support::decoder(&ops, "llama", Trainability::Frozen);
+    let frozen = || support::decoder(&ops, "llama", Trainability::Frozen);
     assert!(matches!(Trainer::new(frozen(), ADAPTER), Err(TrainError::NothingToTrain(_))));
     let weights = TrainOptions { trained: Trained::Weights, ..ADAPTER };
     assert!(matches!(Trainer::new(frozen(), weights), Err(TrainError::NothingToTrain(_))));
@@ -270,10 +263,10 @@ fn there_must_be_something_to_train() {
 #[test]
 fn layers_that_run_again_change_no_bit() {
     let ops = ops(2);
-    for (shape, _) in crate::support::SHAPES {
+    for (shape, _) in support::SHAPES {
         let weights = |recompute| {
             let options = TrainOptions { recompute, ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(ADAMW)) };
-            Trainer::new(crate::support::decoder(&ops, shape, Trainability::Trainable), options).unwrap()
+            Trainer::new(support::decoder(&ops, shape, Trainability::Trainable), options).unwrap()
         };
         let (mut keeping, mut recomputing) = (weights(Recompute::None), weights(Recompute::Layers));
         assert_eq!(train(&mut recomputing, 0..2, 4), train(&mut keeping, 0..2, 4), "{shape}");
@@ -293,7 +286,7 @@ fn layers_that_run_again_change_no_bit() {
 fn layers_that_run_again_drop_the_same_elements() {
     let ops = ops(2);
     let run = |dropout, recompute| {
-        let mut decoder = crate::support::decoder(&ops, "llama", Trainability::Frozen);
+        let mut decoder = support::decoder(&ops, "llama", Trainability::Frozen);
         let targets = ["q_proj", "o_proj", "gate_proj", "down_proj"].map(str::to_owned).to_vec();
         let config = AdapterConfig { dropout, ..AdapterConfig::new(2, 4.0, targets) };
         let mut adapter = decoder.fresh_adapter(&config, 9).unwrap();
@@ -342,7 +335,7 @@ fn noise_on_the_embeddings_is_the_same_however_a_step_is_computed() {
 fn noise_on_the_embeddings_does_not_depend_on_packs() {
     let loss = |packs: &[(u64, &[usize])]| {
         let mut trainer = with_noise(NOISE);
-        let documents = crate::support::documents(5, &[7, 4, 9]);
+        let documents = support::documents(5, &[7, 4, 9]);
         let mut from = 0;
         for (row, lengths) in packs {
             let tokens = lengths.iter().sum::<usize>();
@@ -363,7 +356,7 @@ fn noise_on_the_embeddings_does_not_depend_on_packs() {
 #[test]
 fn noise_on_the_embeddings_is_of_training_alone() {
     let (mut with, mut without) = (with_noise(NOISE), with_noise(ADAPTER));
-    let batch = crate::support::documents(3, &[9, 5]);
+    let batch = support::documents(3, &[9, 5]);
     assert_eq!(with.decoder_mut().score(&batch).unwrap(), without.decoder_mut().score(&batch).unwrap());
     assert_eq!(with.decoder_mut().logits(&batch).unwrap(), without.decoder_mut().logits(&batch).unwrap());
     let losses = [&mut with, &mut without].map(|trainer| trainer.accumulate(&batch).unwrap().loss_sum);
@@ -498,7 +491,7 @@ fn a_gradient_that_never_is_finite_ends_the_run() {
 
 /// A decoder that makes of one token something that is not a number.
 fn with_bad_token(ops: &Arc<Cpu>, token: usize) -> Decoder<Cpu> {
-    let config = crate::support::decoder(ops, "llama, untied, biases", Trainability::Frozen).config().clone();
+    let config = support::decoder(ops, "llama, untied, biases", Trainability::Frozen).config().clone();
     let hidden_size = config.hidden_size;
     let mut decoder = Decoder::build(Arc::clone(ops), config, Trainability::Frozen, |name, shape| {
         let mut values = fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3));

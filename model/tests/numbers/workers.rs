@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::in_process::{workers, workers_with_devices};
 use model::blocks::Blocks;
 use model::candle::Candle;
 use model::cpu::Cpu;
@@ -17,6 +16,9 @@ use model::trainer::{
 };
 use test_harness::test;
 
+use crate::in_process::{workers, workers_with_devices};
+use crate::support;
+
 const ADAMW: Optimizer =
     Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1, state_dtype: MomentDtype::F32 });
 const SGD: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
@@ -28,7 +30,7 @@ fn decoder(what: Trained, seed: u64) -> Decoder<Cpu> {
 fn decoder_on<B: Blocks>(ops: B, what: Trained, seed: u64) -> Decoder<B> {
     let ops = Arc::new(ops);
     let keep = if what == Trained::Adapter { Trainability::Frozen } else { Trainability::Trainable };
-    let mut decoder = crate::support::decoder(&ops, "llama", keep);
+    let mut decoder = support::decoder(&ops, "llama", keep);
     if what == Trained::Adapter {
         let config = AdapterConfig::new(2, 4.0, ["q_proj", "v_proj", "down_proj"].map(str::to_owned).to_vec());
         let mut adapter = decoder.fresh_adapter(&config, seed).unwrap();
@@ -61,7 +63,7 @@ fn train_on<B: Blocks>(
     let mut trainer = Trainer::new(decoder_on(ops, options.trained, 9), options).unwrap().together(collective);
     let reports = (0..5).map(|step| {
         for row in (0..rows).skip(rank).step_by(size) {
-            trainer.accumulate(&crate::support::documents(step * rows + row, &[19 + row as usize, 11])).unwrap();
+            trainer.accumulate(&support::documents(step * rows + row, &[19 + row as usize, 11])).unwrap();
         }
         trainer.step(1e-3).unwrap()
     });
@@ -121,7 +123,7 @@ fn a_worker_that_holds_something_else_is_named_before_the_first_update() {
     let errors = workers(3, |rank, collective| {
         let seed = if rank == 2 { 10 } else { 9 };
         let mut trainer = Trainer::new(decoder(Trained::Adapter, seed), options).unwrap().together(collective);
-        trainer.accumulate(&crate::support::documents(rank as u32, &[7])).unwrap();
+        trainer.accumulate(&support::documents(rank as u32, &[7])).unwrap();
         trainer.step(1e-3).unwrap_err()
     });
     for error in errors {

@@ -12,7 +12,9 @@ use model::cpu::{Cpu, CpuError, InstructionSet};
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::Compute;
+use model::optimizer::StateValues;
 use model::parameter::Trainability;
+use model::trainer::TrainedTensor;
 use test_harness::{Requirement, Unmet};
 
 /// Sizes that no vector width divides.
@@ -81,4 +83,14 @@ pub(crate) fn documents(seed: u32, lengths: &[usize]) -> Batch {
         batch.push_row(row as u64, &ids, &labels, &[length]);
     }
     batch
+}
+
+/// The bits of all that is trained, with the optimizer's state.
+pub(crate) fn bits(state: &[TrainedTensor]) -> Vec<u32> {
+    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
+    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    state
+        .iter()
+        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
+        .collect()
 }

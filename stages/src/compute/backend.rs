@@ -143,8 +143,8 @@ impl Backend {
         }
     }
 
-    /// Who computes on so many devices of a kind. Of a GPU that both compute on, the torch worker makes more: it trained
-    /// 5.6 times as many tokens a second on an H200 (docs/devices.md).
+    /// Who computes on so many devices of a kind. On a GPU that both compute on the torch worker is the faster one
+    /// (docs/devices.md, "On an NVIDIA H200").
     pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
         self.choose_of(serves, device, workers, native_devices(), torch::is_usable)
     }

@@ -5,8 +5,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::tiny::Tiny;
-use crate::training::{learned, rows, with, write_tokens};
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use engine::file::source::Span;
@@ -31,6 +29,9 @@ use stages::kinds::merge::Merge;
 use stages::kinds::new_model::NewModel;
 use stages::kinds::train::Train;
 use test_harness::{Requirement, test};
+
+use crate::tiny::{self, Tiny};
+use crate::training::{learned, rows, with, write_tokens};
 
 /// The model and the tokenizer with further tokens.
 fn added(tiny: &Tiny, more: Value) -> Result<[Artifact; 2], StageError> {
@@ -61,7 +62,7 @@ fn each_text_is_one_token_and_other_texts_are_what_they_were() {
         assert_eq!(encoded, [vec![ids[0]], why, vec![ids[1]], answer, vec![ids[2]]].concat());
         assert_eq!(after.decode(&encoded).unwrap(), "<think>Why?</think>I am", "special tokens are left out");
         assert!(after.is_special(ids[2]) && !after.is_special(ids[0]));
-        for (question, _) in crate::tiny::PAIRS {
+        for (question, _) in tiny::PAIRS {
             assert_eq!(after.encode(question).unwrap(), before.encode(question).unwrap());
         }
     }
@@ -124,7 +125,7 @@ fn transformers_loads_them() {
 
 /// A bench with a wider model as `base`, tied or not, and rows in which the new tokens stand.
 fn bench(tiny: &Tiny, folder: &Path, tied: bool) -> (TestBench, Artifact, Vec<u32>) {
-    let mut parameters = crate::tiny::model_parameters();
+    let mut parameters = tiny::model_parameters();
     parameters["tie_word_embeddings"] = tied.into();
     let narrow = tiny.bench_in(&folder.join("narrow")).run::<NewModel>(parameters).unwrap().remove("model").unwrap();
     let bench = TestBench::new(&folder.join("wide")).input_of("base.model", &narrow.folder).unwrap();
@@ -224,7 +225,7 @@ fn all_weights_are_trained_and_an_adapter_with_rows_answers_as_its_merge_does() 
         let mut parameters = json!({"model": model, "prompts": ["a <think> b", "<|call|>"], "max_new_tokens": 8});
         parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let output = bench.run::<Generate>(parameters).unwrap().remove("samples").unwrap();
-        crate::tiny::texts(&output.folder.join("samples.parquet"), "completion")
+        tiny::texts(&output.folder.join("samples.parquet"), "completion")
     };
     assert_eq!(asked("base", json!({"adapter": "trained"})), asked("merged", json!({})));
 }

@@ -1,7 +1,6 @@
 //! A model is asked in the tokens it was taught by: `generate` and `evaluate` read what `tokenize` put before the
 //! response.
 
-use crate::tiny::{PAIRS, TEMPLATE, Tiny};
 use engine::test_bench::TestBench;
 use model::generation::{Generator, Options, Request};
 use model::sampling::Sampling;
@@ -12,6 +11,8 @@ use stages::kinds::evaluate::Evaluate;
 use stages::kinds::generate::Generate;
 use stages::kinds::tokenize::Tokenize;
 use test_harness::test;
+
+use crate::tiny::{self, PAIRS, TEMPLATE, Tiny};
 
 const MAX_NEW_TOKENS: usize = 6;
 
@@ -71,14 +72,14 @@ impl<'a> Case<'a> {
         let samples = &self.bench.run::<Generate>(self.with(parameters)).unwrap()["samples"];
         let path = samples.folder.join("samples.parquet");
         let lengths: Vec<Option<u64>> = prompts.iter().map(|prompt| Some(prompt.len() as u64)).collect();
-        assert_eq!(crate::tiny::counts(&path, "prompt_tokens"), lengths, "{}", self.prompt);
-        assert_eq!(crate::tiny::texts(&path, "completion"), expected, "{}", self.prompt);
+        assert_eq!(tiny::counts(&path, "prompt_tokens"), lengths, "{}", self.prompt);
+        assert_eq!(tiny::texts(&path, "completion"), expected, "{}", self.prompt);
         if has_references {
             let parameters = json!({
                 "model": "base", "data": "data", "metrics": ["exact_match"], "max_new_tokens": MAX_NEW_TOKENS,
             });
             let metrics = &self.bench.run::<Evaluate>(self.with(parameters)).unwrap()["metrics"];
-            let predictions = crate::tiny::texts(&metrics.folder.join("examples.parquet"), "prediction");
+            let predictions = tiny::texts(&metrics.folder.join("examples.parquet"), "prediction");
             assert_eq!(predictions, expected.iter().map(|text| text.trim()).collect::<Vec<_>>(), "{}", self.prompt);
         }
     }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use crate::support::{COMMIT, CONVERTED, Fault, FaultyHub, in_child, in_process_with_hub};
 use engine::file::source::Span;
 use engine::stage::{PinRequest, StageKind as _};
 use engine::test_bench::TestBench;
@@ -10,6 +9,8 @@ use serde_json::{Value, json};
 use stages::data::artifact::{Row, RowsReader};
 use stages::kinds::dataset::Dataset;
 use test_harness::{child, test};
+
+use crate::support::{COMMIT, CONVERTED, Fault, FaultyHub, in_child, in_process_with_hub};
 
 fn lines(from: usize, to: usize) -> Vec<u8> {
     (from..to).flat_map(|n| format!("{{\"document\":\"text {n}\",\"summary\":\"{n}\"}}\n").into_bytes()).collect()

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::support::{COMMIT, Fault, FaultyHub, content};
 use engine::error::Cause;
 use engine::file::source::Span;
 use engine::file::tree::Node;
@@ -13,6 +12,8 @@ use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 use stages::kinds::download::Download;
 use test_harness::{child, test};
+
+use crate::support::{COMMIT, Fault, FaultyHub, content};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use crate::tiny::{PAIRS, TEMPLATE, Tiny};
 use engine::file::source::Span;
 use engine::file::tree::Node;
 use engine::parameter::Reader;
@@ -17,6 +16,8 @@ use stages::kinds::evaluate::Evaluate;
 use stages::metrics::bleu::Counts;
 use stages::metrics::rouge::{Stemming, rouge};
 use test_harness::test;
+
+use crate::tiny::{self, PAIRS, TEMPLATE, Tiny};
 
 fn metrics(artifact: &engine::context::Artifact) -> Value {
     serde_json::from_str(&fs::read_to_string(artifact.folder.join("metrics.json")).unwrap()).unwrap()
@@ -104,8 +105,8 @@ fn perplexity_is_over_the_tokens_of_all_responses() {
 
     let examples = output.folder.join("examples.parquet");
     for (row, (nll, tokens)) in each.iter().enumerate() {
-        assert_eq!(crate::tiny::counts(&examples, "tokens")[row], Some(*tokens));
-        assert!(close(crate::tiny::numbers(&examples, "nll")[row].unwrap(), *nll), "row {row}");
+        assert_eq!(tiny::counts(&examples, "tokens")[row], Some(*tokens));
+        assert!(close(tiny::numbers(&examples, "nll")[row].unwrap(), *nll), "row {row}");
     }
 }
 
@@ -140,8 +141,8 @@ fn rouge_is_of_the_greedy_answers() {
     let each: Vec<f64> = predictions.iter().zip(PAIRS).map(of_row).collect();
     let (sum, rows) = (each.iter().sum::<f64>(), each.len() as f64);
     let examples = output.folder.join("examples.parquet");
-    assert_eq!(crate::tiny::texts(&examples, "prediction"), predictions);
-    assert_eq!(crate::tiny::texts(&examples, "reference"), PAIRS.iter().map(|(_, answer)| *answer).collect::<Vec<_>>());
+    assert_eq!(tiny::texts(&examples, "prediction"), predictions);
+    assert_eq!(tiny::texts(&examples, "reference"), PAIRS.iter().map(|(_, answer)| *answer).collect::<Vec<_>>());
     let found = metrics(output);
     assert_eq!(found["rouge"]["rows"], PAIRS.len());
     assert!((found["rouge"]["rouge1"]["fmeasure"].as_f64().unwrap() - sum / rows).abs() < 1e-12);
@@ -171,7 +172,7 @@ fn token_accuracy_is_over_the_tokens_of_all_responses() {
     );
     assert_eq!(found["token_accuracy"]["value"], correct as f64 / tokens as f64);
     assert!(found.get("perplexity").is_none());
-    assert_eq!(crate::tiny::counts(&output.folder.join("examples.parquet"), "correct"), each);
+    assert_eq!(tiny::counts(&output.folder.join("examples.parquet"), "correct"), each);
 }
 
 #[test]
@@ -207,7 +208,7 @@ fn bleu_and_exact_match_are_of_the_greedy_answers() {
     assert_eq!(found["bleu"]["brevity_penalty"], bleu.brevity_penalty);
     assert_eq!(found["answers"], json!({"rows": 5, "skipped_rows": 0, "empty": 0, "cut": found["answers"]["cut"]}));
     let sentence = Counts::of(&predictions[4], &answers[4]).sentence().score;
-    assert_eq!(crate::tiny::numbers(&output.folder.join("examples.parquet"), "bleu")[4], Some(sentence));
+    assert_eq!(tiny::numbers(&output.folder.join("examples.parquet"), "bleu")[4], Some(sentence));
 
     let squad = metrics(&run("squad"));
     assert_eq!(squad["exact_match"]["matches"], 4, "case, punctuation and articles count no longer");
@@ -269,9 +270,9 @@ fn the_size_of_a_group_decides_nothing() {
     let all = run(8, 300);
     assert_eq!(all.description.identity, run(3, 300).description.identity);
     let examples = all.folder.join("examples.parquet");
-    assert_eq!(crate::tiny::counts(&examples, "row"), (0..300).map(Some).collect::<Vec<_>>());
+    assert_eq!(tiny::counts(&examples, "row"), (0..300).map(Some).collect::<Vec<_>>());
     let few = run(8, 2);
-    let nll = |output: &engine::context::Artifact| crate::tiny::numbers(&output.folder.join("examples.parquet"), "nll");
+    let nll = |output: &engine::context::Artifact| tiny::numbers(&output.folder.join("examples.parquet"), "nll");
     assert!(nll(&few).iter().zip(nll(&all)).all(|(few, all)| close(few.unwrap(), all.unwrap())));
 }
 

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use crate::tiny::{PAIRS, TEMPLATE, Tiny};
 use engine::file::source::Span;
 use engine::file::tree::Node;
 use engine::parameter::Reader;
@@ -12,9 +11,11 @@ use serde_json::{Value, json};
 use stages::kinds::generate::Generate;
 use test_harness::test;
 
+use crate::tiny::{self, PAIRS, TEMPLATE, Tiny};
+
 fn samples(tiny: &Tiny, parameters: Value) -> (Vec<String>, engine::context::Artifact) {
     let output = tiny.bench().run::<Generate>(parameters).unwrap().remove("samples").unwrap();
-    (crate::tiny::texts(&output.folder.join("samples.parquet"), "completion"), output)
+    (tiny::texts(&output.folder.join("samples.parquet"), "completion"), output)
 }
 
 #[test]
@@ -74,9 +75,9 @@ fn rows_are_asked_as_they_are_trained() {
         samples(&tiny, json!({"model": "base", "prompts": questions, "template": TEMPLATE, "max_new_tokens": 7}));
     assert_eq!(from_rows, from_texts);
     let path = output.folder.join("samples.parquet");
-    assert_eq!(crate::tiny::texts(&path, "reference"), [PAIRS[0].1, PAIRS[1].1, PAIRS[2].1]);
-    assert_eq!(crate::tiny::texts(&path, "prompt")[0], TEMPLATE.replace("{question}", PAIRS[0].0));
-    for (tokens, stop) in crate::tiny::counts(&path, "tokens").iter().zip(crate::tiny::texts(&path, "stop")) {
+    assert_eq!(tiny::texts(&path, "reference"), [PAIRS[0].1, PAIRS[1].1, PAIRS[2].1]);
+    assert_eq!(tiny::texts(&path, "prompt")[0], TEMPLATE.replace("{question}", PAIRS[0].0));
+    for (tokens, stop) in tiny::counts(&path, "tokens").iter().zip(tiny::texts(&path, "stop")) {
         assert_eq!(stop == "length", *tokens == Some(7), "{tokens:?} {stop}");
     }
 }
@@ -86,7 +87,7 @@ fn the_model_says_where_an_answer_ends() {
     let tiny = Tiny::new();
     let (free, output) = samples(&tiny, json!({"model": "base", "prompts": ["a b c"], "max_new_tokens": 8}));
     let path = output.folder.join("samples.parquet");
-    assert_eq!(crate::tiny::texts(&path, "stop"), ["length"], "the test needs an answer that goes on: {free:?}");
+    assert_eq!(tiny::texts(&path, "stop"), ["length"], "the test needs an answer that goes on: {free:?}");
     // The token that comes first is declared an end of text.
     let mut decoder = tiny.decoder();
     let tokenizer = tiny.open_tokenizer();
@@ -108,8 +109,8 @@ fn the_model_says_where_an_answer_ends() {
         .unwrap();
     let outputs = bench.run::<Generate>(json!({"model": "ends", "prompts": ["a b c"], "max_new_tokens": 8})).unwrap();
     let path = outputs["samples"].folder.join("samples.parquet");
-    assert_eq!(crate::tiny::texts(&path, "stop"), ["end_of_text"]);
-    assert_eq!(crate::tiny::counts(&path, "tokens"), [Some(0)]);
+    assert_eq!(tiny::texts(&path, "stop"), ["end_of_text"]);
+    assert_eq!(tiny::counts(&path, "tokens"), [Some(0)]);
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn an_answer_ends_with_the_models_positions() {
     assert!(tokens < 128, "{tokens}");
     let (_, output) = samples(&tiny, json!({"model": "base", "prompts": [prompt], "max_new_tokens": 1_000_000}));
     let path = output.folder.join("samples.parquet");
-    let (found, stop) = (crate::tiny::counts(&path, "tokens")[0].unwrap(), &crate::tiny::texts(&path, "stop")[0]);
+    let (found, stop) = (tiny::counts(&path, "tokens")[0].unwrap(), &tiny::texts(&path, "stop")[0]);
     match stop.as_str() {
         "length" => assert_eq!(found as usize, 128 - tokens),
         _ => assert!((found as usize) < 128 - tokens),
@@ -139,13 +140,10 @@ fn a_bad_prompt_is_counted_and_the_others_are_answered() {
     let path = output.folder.join("samples.parquet");
     let (alone, _) = samples(&tiny, json!({"model": "base", "prompts": ["short"], "max_new_tokens": 4}));
     assert_eq!((&completions[0], completions[1].as_str()), (&alone[0], ""));
-    assert_eq!(
-        crate::tiny::counts(&path, "tokens").iter().map(Option::is_some).collect::<Vec<_>>(),
-        [true, false, true]
-    );
-    let problem = &crate::tiny::texts(&path, "problem")[1];
+    assert_eq!(tiny::counts(&path, "tokens").iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+    let problem = &tiny::texts(&path, "problem")[1];
     assert!(problem.starts_with("it has ") && problem.ends_with("the model has 128 positions"), "{problem}");
-    assert_eq!(crate::tiny::counts(&path, "row"), [Some(0), Some(1), Some(2)]);
+    assert_eq!(tiny::counts(&path, "row"), [Some(0), Some(1), Some(2)]);
     assert_eq!((&output.description.facts["rows"], &output.description.facts["skipped"]), (&json!(3), &json!(1)));
     assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("not asked: it has "));
 
@@ -168,11 +166,7 @@ fn a_stop_string_ends_an_answer_wherever_tokens_begin_and_end() {
         parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let (completions, output) = samples(&tiny, parameters);
         let path = output.folder.join("samples.parquet");
-        (
-            completions[0].clone(),
-            crate::tiny::texts(&path, "stop")[0].clone(),
-            crate::tiny::counts(&path, "tokens")[0].unwrap(),
-        )
+        (completions[0].clone(), tiny::texts(&path, "stop")[0].clone(), tiny::counts(&path, "tokens")[0].unwrap())
     };
     let (whole, stop, _) = ask(json!({}));
     assert_eq!(stop, "length", "the test needs a long answer: {whole:?}");
@@ -214,7 +208,7 @@ fn more_prompts_than_are_held_at_once_are_answered_in_order() {
     };
     let (all, output) = ask(8);
     let path = output.folder.join("samples.parquet");
-    assert_eq!(crate::tiny::texts(&path, "prompt"), prompts);
+    assert_eq!(tiny::texts(&path, "prompt"), prompts);
     let (alone, _) = samples(&tiny, json!({"model": "base", "prompts": [prompts[299]], "max_new_tokens": 3}));
     assert_eq!(all[299], alone[0]);
     assert_eq!(output.description.identity, ask(5).1.description.identity, "the batch decides nothing");

@@ -7,8 +7,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::tiny::Tiny;
-use crate::training::{learned, steps, write_tokens};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
@@ -29,6 +27,9 @@ use stages::kinds::gguf::Gguf;
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::merge::Merge;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, learned, steps, write_tokens};
 
 fn golden(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf").join(family)
@@ -254,11 +255,10 @@ fn an_adapter_trains_on_blocks_and_is_merged_into_what_they_stand_for() {
     for kind in ["q8_0", "q4_0"] {
         let imported = Imported::new(kind);
         let more = json!({"epochs": 2, "lora": {"target_modules": "all-linear"}});
-        let trained =
-            |name: &str, model: &Path| crate::training::train(&imported.bench(name, model), more.clone()).unwrap();
+        let trained = |name: &str, model: &Path| training::train(&imported.bench(name, model), more.clone()).unwrap();
         let on_blocks = trained("blocks", &imported.model.folder);
         let on_floats = trained("floats", &imported.dequantised);
-        assert!(crate::training::adapter(&on_blocks) == crate::training::adapter(&on_floats), "{kind}");
+        assert!(training::adapter(&on_blocks) == training::adapter(&on_floats), "{kind}");
         let losses: Vec<f64> = steps(&on_blocks).iter().map(|step| step["loss"].as_f64().unwrap()).collect();
         assert!(losses.last().unwrap() < losses.first().unwrap(), "{kind}: {losses:?}");
 

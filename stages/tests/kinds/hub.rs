@@ -8,10 +8,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{COMMIT, Endless, Fault, FaultyHub, Tried, content, go_on};
 use engine::error::StageError;
 use stages::hub::{Hub, HubError, Progress, Repository, RepositoryKind, Retry, Service, Token};
 use test_harness::{child, test};
+
+use crate::support::{COMMIT, Endless, Fault, FaultyHub, Tried, content, go_on};
 
 const WEIGHTS: &str = "model.safetensors";
 

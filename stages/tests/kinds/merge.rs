@@ -6,7 +6,6 @@ use std::error::Error as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::tiny::Tiny;
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::StageError;
@@ -21,6 +20,8 @@ use model::peft::{Adapter, AdapterConfig, AdapterModule, SavedTensor};
 use serde_json::{Value, json};
 use stages::kinds::merge::Merge;
 use test_harness::test;
+
+use crate::tiny::Tiny;
 
 const Q: &str = "model.layers.0.self_attn.q_proj";
 const DOWN: &str = "model.layers.1.mlp.down_proj";

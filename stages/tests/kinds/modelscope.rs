@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use crate::support::{COMMIT, FaultyHub, Tried, content};
 use engine::error::Cause;
 use stages::hub::{Hub, HubError, Repository, RepositoryKind, Retry, Service, Token};
 use test_harness::test;
+
+use crate::support::{COMMIT, FaultyHub, Tried, content};
 
 const WEIGHTS: &str = "model.safetensors";
 

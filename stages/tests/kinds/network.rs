@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{COMMIT, FaultyHub};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use stages::hub::{Hub, Repository, RepositoryKind, Retry, Service};
 use test_harness::{child, test};
+
+use crate::support::{COMMIT, FaultyHub};
 
 const TLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tls");
 

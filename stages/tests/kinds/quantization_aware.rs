@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::tiny::Tiny;
-use crate::training::{learned, write_tokens};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
@@ -23,6 +21,9 @@ use stages::kinds::evaluate::Evaluate;
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::merge::Merge;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, learned, write_tokens};
 
 /// Of more tokens each than products sum in the order of few rows: a bit that differs may move an activation by a whole
 /// step of its grid.
@@ -44,7 +45,7 @@ fn full(more: Value) -> Value {
 }
 
 fn train(tiny: &Tiny, folder: &Path, more: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
-    crate::training::train(&crate::training::bench(tiny, folder, rows(), Some(rows())), more)
+    training::train(&training::bench(tiny, folder, rows(), Some(rows())), more)
 }
 
 /// Copies the files of these names.
@@ -81,7 +82,7 @@ fn loss(bench: &TestBench, model: &str, more: Value) -> f64 {
 }
 
 fn last_validation_loss(outputs: &BTreeMap<String, Artifact>) -> f64 {
-    crate::training::records(outputs, "validation").last().unwrap()["loss"].as_f64().unwrap()
+    training::records(outputs, "validation").last().unwrap()["loss"].as_f64().unwrap()
 }
 
 #[test]
@@ -141,7 +142,7 @@ fn steps_before_are_ordinary_ones() {
     let after = train(&tiny, &root.path().join("after"), full(json!({"quantize": with(3)}))).unwrap();
     let at_once = train(&tiny, &root.path().join("at once"), full(json!({}))).unwrap();
     let losses = |outputs: &BTreeMap<String, Artifact>| -> Vec<f64> {
-        crate::training::steps(outputs).iter().map(|step| step["loss"].as_f64().unwrap()).collect()
+        training::steps(outputs).iter().map(|step| step["loss"].as_f64().unwrap()).collect()
     };
     let [ordinary, after, at_once] = [&ordinary, &after, &at_once].map(losses);
     assert_eq!(ordinary[..3], after[..3]);
@@ -166,12 +167,12 @@ fn a_run_goes_on_to_the_bit() {
             let files = entries.filter(|entry| entry.path().is_file());
             files.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
         };
-        let whole = crate::training::train(&crate::training::bench(&tiny, whole.path(), rows(), None), run(5)).unwrap();
+        let whole = training::train(&training::bench(&tiny, whole.path(), rows(), None), run(5)).unwrap();
         for steps in [2, 3] {
-            let bench = crate::training::bench(&tiny, &cut.path().join(steps.to_string()), rows(), None);
-            crate::training::train(&bench, run(steps)).unwrap();
-            let resumed = crate::training::train(&bench, run(5)).unwrap();
-            assert_eq!(crate::training::steps(&resumed), crate::training::steps(&whole), "{method} from {steps}");
+            let bench = training::bench(&tiny, &cut.path().join(steps.to_string()), rows(), None);
+            training::train(&bench, run(steps)).unwrap();
+            let resumed = training::train(&bench, run(5)).unwrap();
+            assert_eq!(training::steps(&resumed), training::steps(&whole), "{method} from {steps}");
             assert!(files(&resumed) == files(&whole), "{method} from {steps}");
         }
     }
@@ -209,7 +210,7 @@ fn an_adapter_is_trained_on_the_grids_and_used_on_them() {
 fn what_does_not_go_with_it_is_refused() {
     let tiny = Tiny::new();
     let facts = InputFacts::from([("base.model".to_owned(), tiny.model.description.facts.clone())]);
-    let problems = |more: Value| crate::training::problems(crate::training::with(more), &facts);
+    let problems = |more: Value| training::problems(training::with(more), &facts);
     let with = |key: &str, value: Value| {
         let mut quantize = aware();
         quantize[key] = value;

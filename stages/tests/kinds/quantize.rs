@@ -5,8 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::tiny::Tiny;
-use crate::training::{learned, write_tokens};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
@@ -20,6 +18,9 @@ use serde_json::{Value, json};
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::quantize::Quantize;
 use test_harness::{Requirement, test};
+
+use crate::tiny::Tiny;
+use crate::training::{learned, write_tokens};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)

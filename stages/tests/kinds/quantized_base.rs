@@ -4,8 +4,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::tiny::Tiny;
-use crate::training::{learned, write_tokens};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
@@ -21,6 +19,9 @@ use stages::kinds::evaluate::Evaluate;
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::merge::Merge;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, learned, write_tokens};
 
 /// As in a pipeline file.
 fn format() -> Value {
@@ -40,9 +41,9 @@ impl Trained {
         let (tiny, root) = (Tiny::new(), tempfile::tempdir().unwrap());
         let dequantised = root.path().join("dequantised");
         dequantise(&tiny.model.folder, &dequantised, four_bits(Codebook::Nf4));
-        let bench = crate::training::bench(&tiny, &root.path().join("train"), rows(), None);
+        let bench = training::bench(&tiny, &root.path().join("train"), rows(), None);
         let more = json!({"quantize": format(), "epochs": 4, "lora": {"target_modules": "all-linear"}});
-        let adapter = crate::training::train(&bench, more).unwrap().remove("adapter").unwrap();
+        let adapter = training::train(&bench, more).unwrap().remove("adapter").unwrap();
         Self { tiny, root, adapter, dequantised }
     }
 
@@ -136,20 +137,19 @@ fn other_formats_compute_what_they_dequantise_to_as_well() {
             quantize.into_iter().for_each(|quantize| more["quantize"] = quantize.clone());
             more
         };
-        let one = crate::training::train(&bench("one"), with(&more, "base", Some(&quantize))).unwrap();
-        let other = crate::training::train(&bench("other"), with(&more, "dequantised", None)).unwrap();
-        assert!(crate::training::adapter(&one) == crate::training::adapter(&other), "{name}");
+        let one = training::train(&bench("one"), with(&more, "base", Some(&quantize))).unwrap();
+        let other = training::train(&bench("other"), with(&more, "dequantised", None)).unwrap();
+        assert!(training::adapter(&one) == training::adapter(&other), "{name}");
         assert_eq!(one["adapter"].description.facts["quantize"]["base"], name);
-        let problems = crate::training::problems(
-            crate::training::with(json!({"quantize": {"base": name, "block_size": 128}})),
+        let problems = training::problems(
+            training::with(json!({"quantize": {"base": name, "block_size": 128}})),
             &InputFacts::new(),
         );
         assert_eq!(problems.is_empty(), name == "fp4", "{problems:?}");
     }
     // torchao takes matrices of whole blocks of 256 scales: found before the run, where the model is known.
     let facts = InputFacts::from([("base.model".to_owned(), tiny.model.description.facts.clone())]);
-    let problems =
-        |quantize: Value| crate::training::problems(crate::training::with(json!({"quantize": quantize})), &facts);
+    let problems = |quantize: Value| training::problems(training::with(json!({"quantize": quantize})), &facts);
     let found = problems(json!({"base": "nf4_torchao"}));
     let said = "`nf4_torchao` needs matrices whose size is a multiple of 16384, and that of \
         `model.layers.0.self_attn.q_proj.weight` [32, 32] and 13 more";
@@ -157,8 +157,8 @@ fn other_formats_compute_what_they_dequantise_to_as_well() {
     assert!(problems(json!({"base": "nf4"})).is_empty());
     let skipped = json!({"base": "nf4_torchao", "skip_modules": ["lm_head", "self_attn", "mlp"]});
     assert!(problems(skipped).is_empty());
-    let bench = crate::training::bench(&tiny, &tempfile::tempdir().unwrap().keep(), rows(), None);
-    let error = crate::training::train(&bench, json!({"quantize": {"base": "nf4_torchao"}})).unwrap_err();
+    let bench = training::bench(&tiny, &tempfile::tempdir().unwrap().keep(), rows(), None);
+    let error = training::train(&bench, json!({"quantize": {"base": "nf4_torchao"}})).unwrap_err();
     let mut causes = std::iter::successors(std::error::Error::source(&error), |error| error.source());
     assert!(causes.any(|cause| cause.to_string().contains("torchao's NF4 takes multiples of 16384")), "{error:?}");
 }
@@ -190,9 +190,8 @@ fn the_base_is_the_one_that_the_adapter_was_trained_on() {
 #[test]
 fn a_base_that_the_worker_has_not_is_asked_here_alone() {
     let (tiny, root) = (Tiny::new(), tempfile::tempdir().unwrap());
-    let bench = crate::training::bench(&tiny, &root.path().join("train"), rows(), None);
-    let trained =
-        crate::training::train(&bench, json!({"quantize": {"base": "q8_0"}})).unwrap().remove("adapter").unwrap();
+    let bench = training::bench(&tiny, &root.path().join("train"), rows(), None);
+    let trained = training::train(&bench, json!({"quantize": {"base": "q8_0"}})).unwrap().remove("adapter").unwrap();
     let bench = tiny.bench_in(&root.path().join("asked")).input_of("trained.adapter", &trained.folder).unwrap();
     let native = "an adapter that was trained on a quantised base needs `backend: native`, and the stage has \
                   `backend: torch`";
@@ -308,11 +307,11 @@ fn what_does_not_go_with_weights_in_4_bits_is_refused_when_it_runs() {
     let facts = write_tokens(&tokens, vec![learned(3..20), learned(5..22)]);
     let bench = TestBench::new(&root.path().join("bench")).input("base.model", "model", &stored, Facts::new()).unwrap();
     let bench = bench.input("tokens.tokens", "tokens", &tokens, facts).unwrap();
-    let error = crate::training::train(&bench, json!({"method": "full"})).unwrap_err();
+    let error = training::train(&bench, json!({"method": "full"})).unwrap_err();
     let message = "the model's weights are stored quantised, and `method: full` trains every weight";
     assert_eq!((error.message.as_str(), error.cause), (message, Cause::BadParameters));
     assert!(error.help.is_some());
     // An adapter on it is trained on what is stored.
-    let adapter = crate::training::train(&bench, json!({})).unwrap().remove("adapter").unwrap();
+    let adapter = training::train(&bench, json!({})).unwrap().remove("adapter").unwrap();
     assert!(!adapter.description.facts.contains_key("quantize"));
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use crate::tiny::{PAIRS, TEMPLATE, Tiny};
 use engine::context::Artifact;
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
@@ -12,6 +11,8 @@ use stages::kinds::generate::Generate;
 use stages::kinds::rank::Rank;
 use stages::kinds::tokenize::Tokenize;
 use test_harness::test;
+
+use crate::tiny::{self, PAIRS, TEMPLATE, Tiny};
 
 /// Answers drawn from the tiny model to its own rows, three to each.
 fn drawn(tiny: &Tiny, prompts: &str) -> Artifact {
@@ -60,22 +61,22 @@ fn rising() -> String {
 fn several_answers_are_drawn_apart_and_the_first_is_that_of_one() {
     let tiny = Tiny::new();
     let path = drawn(&tiny, "rows").folder.join("samples.parquet");
-    let several = crate::tiny::texts(&path, "completion");
+    let several = tiny::texts(&path, "completion");
     let one = json!({"model": "base", "prompts": "rows", "temperature": 1.5, "max_new_tokens": 6});
     let one = tiny.bench().run::<Generate>(one).unwrap().remove("samples").unwrap();
-    let one = crate::tiny::texts(&one.folder.join("samples.parquet"), "completion");
+    let one = tiny::texts(&one.folder.join("samples.parquet"), "completion");
     assert_eq!(several.len(), 3 * one.len());
     assert_eq!(several.iter().step_by(3).collect::<Vec<_>>(), one.iter().collect::<Vec<_>>());
     assert!(several.chunks(3).any(|answers| answers[0] != answers[1] && answers[1] != answers[2]), "{several:?}");
     let numbers: Vec<Option<u64>> = (0..several.len() as u64).map(|sample| Some(sample % 3)).collect();
-    assert_eq!(crate::tiny::counts(&path, "sample"), numbers);
+    assert_eq!(tiny::counts(&path, "sample"), numbers);
 }
 
 #[test]
 fn pairs_hold_the_prompt_as_it_was_asked_and_are_read_as_preferences() {
     let tiny = Tiny::new();
     let samples = drawn(&tiny, "rows");
-    let completions = crate::tiny::texts(&samples.folder.join("samples.parquet"), "completion");
+    let completions = tiny::texts(&samples.folder.join("samples.parquet"), "completion");
     let bench = with_scores(tiny.bench(), &samples, &rising());
     let made = rank(&bench, json!({})).unwrap();
     let expected = PAIRS.iter().zip(completions.chunks(3)).filter(|(_, answers)| answers[0] != answers[2]);
@@ -103,7 +104,7 @@ fn pairs_hold_the_prompt_as_it_was_asked_and_are_read_as_preferences() {
 fn the_best_answer_takes_the_place_of_the_rows_own() {
     let tiny = Tiny::new();
     let samples = drawn(&tiny, "rows");
-    let completions = crate::tiny::texts(&samples.folder.join("samples.parquet"), "completion");
+    let completions = tiny::texts(&samples.folder.join("samples.parquet"), "completion");
     // The second prompt's answers have no score, and the third's are all too bad.
     let scores: String = (0..PAIRS.len() * 3)
         .map(|sample| match sample / 3 {
@@ -143,7 +144,7 @@ fn conversations_are_answered_behind_their_last_question() {
         "chat_template": "chatml",
     });
     let samples = bench().run::<Generate>(ask).unwrap().remove("samples").unwrap();
-    let completions = crate::tiny::texts(&samples.folder.join("samples.parquet"), "completion");
+    let completions = tiny::texts(&samples.folder.join("samples.parquet"), "completion");
     let bench = with_scores(bench(), &samples, "0\n1\n");
     let made = rank(&bench, json!({"prompts": "chats"})).unwrap();
     let made = rows(&made);

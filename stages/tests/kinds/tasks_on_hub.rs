@@ -3,9 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{FaultyHub, in_child, in_process_with_hub};
-use crate::tiny::Tiny;
-use crate::training::write_tokens;
 use engine::context::Artifact;
 use engine::error::StageError;
 use engine::file::tree::Node;
@@ -15,6 +12,10 @@ use serde_json::{Value, json};
 use stages::kinds::evaluate::Evaluate;
 use stages::kinds::train::Train;
 use test_harness::{child, test};
+
+use crate::support::{FaultyHub, in_child, in_process_with_hub};
+use crate::tiny::Tiny;
+use crate::training::{self, write_tokens};
 
 const README: &str = "---\nconfigs:\n- config_name: ARC-Easy\n  data_files:\n  - split: train\n    path: easy/train.jsonl\n  \
     - split: test\n    path: easy/test.jsonl\n---\n# Questions\n";
@@ -56,7 +57,7 @@ fn run<K: StageKind>(root: &Path, with: Value, output: &str) -> Result<Artifact,
     let stage = K::read_of(&with);
     let tiny = Tiny::new();
     let tokens = root.join("tokens");
-    let facts = write_tokens(&tokens, crate::training::rows());
+    let facts = write_tokens(&tokens, training::rows());
     let mut bench = tiny.bench_in(root).input("tokens.tokens", "tokens", &tokens, facts).unwrap();
     for outside in stage.outside() {
         match outside {

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::tiny::Tiny;
-use crate::training::{adapter, bench, learned, problems, rows, steps, train, with, write_tokens};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::stage::InputFacts;
@@ -14,6 +12,9 @@ use model::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
 use serde_json::{Value, json};
 use stages::data::artifact::{IGNORE_INDEX, TokenRow};
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{adapter, bench, learned, problems, rows, steps, train, with, write_tokens};
 
 #[test]
 fn values_that_would_train_nothing_are_refused() {

@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use crate::tiny::Tiny;
-use crate::training::{adapter, bench, problems, rows, steps, train, with};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::stage::InputFacts;
@@ -12,6 +10,9 @@ use serde_json::{Value, json};
 use stages::data::artifact::{OptionalColumn, TokenRow, TokensFacts, TokensWriter};
 use stages::kinds::new_model::NewModel;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, adapter, bench, problems, rows, steps, train, with};
 
 fn losses(steps: &[Value]) -> Vec<f64> {
     steps.iter().map(|step| step["loss"].as_f64().unwrap()).collect()
@@ -147,7 +148,7 @@ fn losses_with_wrong_options_are_refused() {
 /// Writes rows with weights.
 fn write_weighted(folder: &Path, rows: Vec<TokenRow>) -> Facts {
     std::fs::create_dir_all(folder).unwrap();
-    let facts = TokensFacts { columns: vec![OptionalColumn::Weight], ..crate::training::facts() };
+    let facts = TokensFacts { columns: vec![OptionalColumn::Weight], ..training::facts() };
     let mut writer = TokensWriter::tokens(folder, facts);
     rows.into_iter().for_each(|row| writer.write(row).unwrap());
     writer.finish(|_| ()).unwrap().0.to_facts()

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::tiny::Tiny;
-use crate::training::{adapter, bench, facts, learned, problems, rows, steps, train, with};
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use engine::stage::InputFacts;
@@ -23,11 +21,8 @@ use stages::data::artifact::{TokenRow, TokensWriter};
 use stages::kinds::train::Train;
 use test_harness::test;
 
-fn merged(one: Value, more: Value) -> Value {
-    let mut both = one;
-    both.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    both
-}
+use crate::tiny::Tiny;
+use crate::training::{self, adapter, bench, facts, learned, merged, problems, rows, steps, train, with};
 
 fn tensors(outputs: &BTreeMap<String, Artifact>) -> BTreeMap<String, Vec<f32>> {
     let adapter = peft::Adapter::load(&outputs["adapter"].folder).unwrap();
@@ -103,17 +98,19 @@ fn packed(folder: &Path, rows: &[TokenRow]) -> engine::artifact::Facts {
     writer.finish(|_| ()).unwrap().0.to_facts()
 }
 
+/// A bench of the long rows in packs.
+fn bench_of_packs(tiny: &Tiny, folder: &Path) -> TestBench {
+    let packs = folder.join("packs");
+    let facts = packed(&packs, &long_rows());
+    let bench = TestBench::new(&folder.join("one")).input_of("base.model", &tiny.model.folder).unwrap();
+    bench.input("tokens.packs", "packs", &packs, facts).unwrap()
+}
+
 #[test]
 fn packed_documents_are_trained_on_as_unpacked_ones() {
     let tiny = Tiny::new();
     let root = tempfile::tempdir().unwrap();
-    let packs = root.path().join("packs");
-    let facts = packed(&packs, &long_rows());
-    let with_packs = TestBench::new(&root.path().join("one"))
-        .input_of("base.model", &tiny.model.folder)
-        .unwrap()
-        .input("tokens.packs", "packs", &packs, facts)
-        .unwrap();
+    let with_packs = bench_of_packs(&tiny, root.path());
     // One step takes all rows, so that both train on the same documents in each.
     let all = json!({
         "micro_batch_size": 2, "gradient_accumulation_steps": 50, "epochs": 6,
@@ -131,13 +128,7 @@ fn packed_documents_are_trained_on_as_unpacked_ones() {
 fn noise_and_a_learning_rate_of_b_act_alike_on_packs_and_rows() {
     let tiny = Tiny::new();
     let root = tempfile::tempdir().unwrap();
-    let packs = root.path().join("packs");
-    let facts = packed(&packs, &long_rows());
-    let with_packs = TestBench::new(&root.path().join("one"))
-        .input_of("base.model", &tiny.model.folder)
-        .unwrap()
-        .input("tokens.packs", "packs", &packs, facts)
-        .unwrap();
+    let with_packs = bench_of_packs(&tiny, root.path());
     let all = |more: Value| {
         let sgd = json!({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9});
         merged(json!({"micro_batch_size": 2, "gradient_accumulation_steps": 50, "epochs": 4, "optimizer": sgd}), more)
@@ -302,7 +293,7 @@ fn an_adapter_names_its_base_and_its_modules_as_peft_does() {
         let mut base = tiny.model.description.facts.clone();
         base.extend(found_at.as_object().unwrap().clone());
         let (tokens, files) = (folder.join("rows of tokens"), folder.join("files of the model"));
-        let facts = crate::training::write_tokens(&tokens, rows());
+        let facts = training::write_tokens(&tokens, rows());
         fs::create_dir_all(&files).unwrap();
         for file in fs::read_dir(&tiny.model.folder).unwrap() {
             let file = file.unwrap();
@@ -427,7 +418,7 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     }
     let of = |folder: &str, base: Option<&Path>| {
         let tokens = root.path().join(folder).join("rows");
-        let facts = crate::training::write_tokens(&tokens, rows());
+        let facts = training::write_tokens(&tokens, rows());
         let bench = TestBench::new(&root.path().join(folder));
         let bench = match base {
             Some(base) => bench.input("base.model", "model", base, engine::artifact::Facts::new()),

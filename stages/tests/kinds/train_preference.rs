@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use crate::tiny::Tiny;
-use crate::training::{adapter, problems, records, steps, train, with};
 use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::stage::InputFacts;
@@ -14,6 +12,9 @@ use stages::data::artifact::{OptionalColumn, Role, Shape, TokenRow, TokensFacts,
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::pack::Pack;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, adapter, merged, problems, records, steps, train, with};
 
 /// A document whose first tokens are its prompt.
 fn document(prompt: u32, response: &[u32]) -> TokenRow {
@@ -59,7 +60,7 @@ fn judged(count: u32) -> Vec<TokenRow> {
 fn write(folder: &Path, shape: Shape, rows: Vec<TokenRow>) -> Facts {
     fs::create_dir_all(folder).unwrap();
     let columns = vec![OptionalColumn::Group, OptionalColumn::Role, OptionalColumn::DocumentLengths];
-    let facts = TokensFacts { shape, columns, ..crate::training::facts() };
+    let facts = TokensFacts { shape, columns, ..training::facts() };
     let mut writer = TokensWriter::tokens(folder, facts);
     rows.into_iter().for_each(|row| writer.write(row).unwrap());
     writer.finish(|_| ()).unwrap().0.to_facts()
@@ -82,12 +83,6 @@ fn number(record: &Value, name: &str) -> f64 {
 
 fn constant(loss: Value) -> Value {
     json!({"loss": loss, "scheduler": {"name": "constant"}, "epochs": 4})
-}
-
-fn merged(one: Value, more: Value) -> Value {
-    let mut all = one;
-    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    all
 }
 
 #[test]

@@ -3,13 +3,14 @@
 
 use std::fs;
 
-use crate::tiny::Tiny;
-use crate::training::{adapter, bench, learned, records, rows, train, with};
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 use stages::kinds::evaluate::Evaluate;
 use stages::kinds::train::Train;
 use test_harness::test;
+
+use crate::tiny::Tiny;
+use crate::training::{self, adapter, bench, learned, records, rows, train, with};
 
 /// The tokens of the training rows in the opposite order: the loss on them falls while it is learned which tokens there
 /// are, and rises far while it is learned which one follows which.
@@ -165,7 +166,7 @@ fn damaged_best_weights_cost_the_steps_that_name_them() {
 
 #[test]
 fn what_goes_by_a_validation_needs_one() {
-    let problems = |more: Value| crate::training::problems(with(more), &engine::stage::InputFacts::new());
+    let problems = |more: Value| training::problems(with(more), &engine::stage::InputFacts::new());
     for (wrong, name) in [
         (json!({"eval_steps": 3}), "eval_steps"),
         (json!({"keep_best": true}), "keep_best"),
@@ -200,7 +201,7 @@ fn with_tasks(tiny: &Tiny, folder: &std::path::Path) -> (TestBench, Value) {
     let rows = folder.join("rows.jsonl");
     let row = |at: usize| json!({"a": at, "b": 1, "right": at % 3}).to_string() + "\n";
     fs::write(&rows, (0..5).map(row).collect::<String>()).unwrap();
-    let mut bench = bench(tiny, folder, crate::training::rows(), Some(held_out())).file("task_data", &rows).unwrap();
+    let mut bench = bench(tiny, folder, training::rows(), Some(held_out())).file("task_data", &rows).unwrap();
     for (name, rest) in [("sums", choice), ("threes", target), ("writes", writes)] {
         bench = bench.file(&format!("tasks../{name}.yaml"), &task(name, rest)).unwrap();
     }
@@ -278,7 +279,7 @@ fn tasks_that_cannot_be_asked_are_told() {
     let problems = |tasks: Value, more: Value| {
         let mut with = with(more);
         with["validation_tasks"] = tasks;
-        crate::training::problems(with, &engine::stage::InputFacts::new())
+        training::problems(with, &engine::stage::InputFacts::new())
     };
     for (tasks, more, message) in [
         (json!({"limit": 3}), json!({}), "`validation_tasks` names no `tasks`"),

@@ -95,3 +95,10 @@ pub(crate) fn problems(parameters: Value, inputs: &InputFacts) -> Vec<String> {
     let found = bound.map_or_else(Vec::new, |bound| bound.check(inputs, Span::default()));
     reader.problems.into_iter().chain(found).map(|problem| problem.message).collect()
 }
+
+/// Parameters with more of them, which take the place of namesakes.
+pub(crate) fn merged(one: Value, more: Value) -> Value {
+    let mut both = one;
+    both.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    both
+}

@@ -28,6 +28,7 @@ def same_run(root: Path, ranks: int, family: str, variant: str, **changes: Any) 
         ran = run_here(folder, job, requests) if count == 1 else processes.run_ranks(folder, job, count, requests)
         runs.append(ran.done())
     one, several = runs
+    assert one.how["compiled"] == several.how["compiled"] == (changes.get("compile") == "layers")
     (score,), scores = (next(answer for answer in run.answers if isinstance(answer, list)) for run in runs)
     assert sum(scores) == pytest.approx(score, rel=1e-4)
     losses = max(abs(a / b - 1) for a, b in zip(several.losses, one.losses, strict=True))
@@ -86,20 +87,11 @@ def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -
 @takes_minutes
 @pytest.mark.parametrize("changes", [{}, {"method": "full", "adapter": None}])
 def test_compiled_layers_of_sharded_weights_make_the_run_of_one(tmp_path: Path, changes: dict[str, Any]) -> None:
-    data = golden_rows("llama31", "attention")
-    plan = [Step(list(range(first, first + 3)), 0.002) for first in range(0, len(data) - 2, 3)]
     # To compile takes longer than a rank may wait for another in other tests.
-    changes = {"watchdog_seconds": 900.0, **changes}
-    folder = tmp_path / "plain"
-    requests = Script().steps(data, plan).save(folder / "output" / "saved").close()
-    plain = run_here(folder, train_job(folder, "llama31", "attention", **changes), requests).done()
-    folder = tmp_path / "compiled"
-    requests = Script(2).steps(data, plan).save(folder / "output" / "saved").close()
-    job = train_job(folder, "llama31", "attention", parallel="fsdp2", compile="layers", **changes)
-    compiled = processes.run_ranks(folder, job, 2, requests).done()
-    assert compiled.how["compiled"]
-    assert compiled.losses == pytest.approx(plain.losses, rel=1e-5)
-    assert worst(compiled.trained, plain.trained) < 1e-4
+    compiled: dict[str, Any] = {"compile": "layers", "watchdog_seconds": 900.0}
+    losses, trained = same_run(tmp_path, 2, "llama31", "attention", parallel="fsdp2", **compiled, **changes)
+    assert losses < 1e-6
+    assert trained < 1e-4
 
 
 def test_every_rank_leaves_a_trace(tmp_path: Path) -> None:
