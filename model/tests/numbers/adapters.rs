@@ -11,7 +11,6 @@ use model::cpu::Cpu;
 use model::decoder::{AttachError, Decoder};
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
-use model::optimizer::StateValues;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, Modules, TargetModules};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};

@@ -11,10 +11,9 @@ use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::ops::Compute;
-use model::optimizer::StateValues;
 use model::parameter::Trainability;
 use model::peft::AdapterConfig;
-use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
+use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use test_harness::{Unmet, test};
 
 use crate::support::{self, bits, cpu_with};

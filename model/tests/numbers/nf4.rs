@@ -4,7 +4,6 @@
 //! beside the checkpoints of the families. Every case found there must be one that can be run;
 //! `tests/golden/nf4/README.md` says what is in them and how near the figures have to be.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

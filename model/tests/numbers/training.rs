@@ -7,7 +7,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
-use model::optimizer::{MomentDtype, StateValues};
+use model::optimizer::MomentDtype;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{
