@@ -1,8 +1,8 @@
 //! Weights & Biases: an offline run for each stage with figures, which `wandb sync` sends.
 //!
 //! The file is what W&B's own client writes with `mode="offline"`: a log of `wandb_internal.Record`s
-//! (`wandb/proto/wandb_internal.proto` in its sources). The form is documented in those sources alone; `tests/program/track.rs`
-//! reads it back with the messages of W&B's own package.
+//! (`wandb/proto/wandb_internal.proto` in its sources). The form is documented in those sources alone;
+//! `tests/program/track.rs` reads it back with the messages of W&B's own package.
 
 use std::io;
 use std::path::PathBuf;

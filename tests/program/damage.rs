@@ -1,8 +1,8 @@
 //! Damage all over a store that real stages have filled: never a wrong byte, and never a run that fails for it.
 //!
-//! `PIPELINE_DAMAGE=350 cargo test --release --test program damage:: -- --nocapture` does what the claim says: 250 flipped bits,
-//! 50 files cut short and 50 emptied, among objects, lists, records and remembered digests. Without it, 30 in all.
-//! `PIPELINE_SEED` chooses others.
+//! `PIPELINE_DAMAGE=350 cargo test --release --test program damage:: -- --nocapture` does what the claim says: 250
+//! flipped bits, 50 files cut short and 50 emptied, among objects, lists, records and remembered digests. Without it,
+//! 30 in all. `PIPELINE_SEED` chooses others.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,7 @@
 //! What is said about a wrong pipeline file, compared as text with `tests/diagnostics/*.txt`.
 //!
-//! After a deliberate change, `PIPELINE_BLESS=1 cargo test --release --test program diagnostics::` writes the texts anew.
+//! After a deliberate change, `PIPELINE_BLESS=1 cargo test --release --test program diagnostics::` writes the texts
+//! anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -198,8 +198,8 @@ fn no_comment_is_wider_than_the_code() {
     assert!(wide.is_empty(), "scripts/wrap-comments wraps these: {}", wide.join(", "));
 }
 
-/// Of a suite with a harness of its own the compiler drops what the standard attribute marks, and of any suite the files
-/// that no `mod` names, and says nothing.
+/// Of a suite with a harness of its own the compiler drops what the standard attribute marks, and of any suite the
+/// files that no `mod` names, and says nothing.
 #[test]
 fn no_test_of_a_suite_with_its_own_harness_is_left_out() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

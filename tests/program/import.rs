@@ -1,8 +1,8 @@
 //! `pipeline import`: configurations and commands of other tools as pipeline files.
 //!
 //! `tests/import/TOOL.txt` holds configurations written from each tool's documented keys, and `TOOL.lists.txt` what is
-//! said of each. After a deliberate change, `PIPELINE_BLESS=1 cargo test --release --test program import::` writes the lists
-//! anew.
+//! said of each. After a deliberate change, `PIPELINE_BLESS=1 cargo test --release --test program import::` writes the
+//! lists anew.
 
 use std::fmt::Write as _;
 use std::fs;

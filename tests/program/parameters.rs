@@ -1,8 +1,8 @@
 //! The tables of parameters in `docs/stages/`, written from the schema, which the declarations give: names, types,
 //! defaults, classes, and doc comments as the meaning.
 //!
-//! After a change of a declaration, `PIPELINE_BLESS=1 cargo test --release --test program parameters::` writes the tables anew;
-//! what stands outside of their markers is written by hand.
+//! After a change of a declaration, `PIPELINE_BLESS=1 cargo test --release --test program parameters::` writes the
+//! tables anew; what stands outside of their markers is written by hand.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,9 +1,9 @@
 //! The key documents of what is shipped, as text: `keys/documents.txt`.
 //!
 //! Results in people's stores are found by these keys. A change of this table makes them stale: either it is a mistake,
-//! or the stage's `VERSION` is raised with the reason, and `PIPELINE_BLESS=1 cargo test --release --test kinds keys::` writes
-//! the table anew. What stands for an input is its name, and files and pins of the outside are left out, so that a line
-//! is about parameters alone.
+//! or the stage's `VERSION` is raised with the reason, and `PIPELINE_BLESS=1 cargo test --release --test kinds keys::`
+//! writes the table anew. What stands for an input is its name, and files and pins of the outside are left out, so that
+//! a line is about parameters alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
