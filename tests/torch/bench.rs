@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -66,11 +66,34 @@ pub(crate) fn worker(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workers/torch").join(folder)
 }
 
-/// A project for one test at a time: each starts processes that take some GB of memory together.
+/// One of the tests that run beside each other: two at most, since each starts processes that take some GB of memory
+/// together, and computes with one core most of the time.
+struct Turn;
+
+static FREE_TURNS: (Mutex<usize>, Condvar) = (Mutex::new(2), Condvar::new());
+
+impl Turn {
+    fn wait() -> Self {
+        let (free, freed) = &FREE_TURNS;
+        let free = free.lock().unwrap();
+        *freed.wait_while(free, |free| *free == 0).unwrap() -= 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let (free, freed) = &FREE_TURNS;
+        *free.lock().unwrap() += 1;
+        freed.notify_one();
+    }
+}
+
+/// A project whose stages compute with PyTorch.
 pub(crate) struct Bench {
     pub project: Project,
     pub python: PathBuf,
-    _alone: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Bench {
@@ -81,10 +104,9 @@ impl Bench {
 
     /// The same, for another pipeline of `tests/pipelines`.
     pub(crate) fn of(pipeline: &str) -> Result<Self, Unmet> {
-        static ALONE: Mutex<()> = Mutex::new(());
         let python = python().ok_or_else(|| Requirement::Torch.unmet(LACKING))?;
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
+        let turn = Turn::wait();
+        Ok(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _turn: turn })
     }
 
     /// The same, where weights in 4 bits can be computed with.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,31 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
+def _import_peft() -> None:
+    """Imports PEFT, without bitsandbytes for a model that does not need it.
+
+    PEFT imports that wherever it is, and it torch's compiler, which takes seconds. What computes in 4 bits has it already.
+    """
+    if sys.modules.get("bitsandbytes") is None:
+        # To Python, a module that is not there.
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+        try:
+            from peft import import_utils
+
+            import_utils.is_bnb_available()
+        finally:
+            del sys.modules["bitsandbytes"]
+    else:
+        from peft import import_utils
+
+        # It remembers whether it is there, perhaps from a model that did not need it.
+        for remembered in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+            remembered.cache_clear()
+
+
 def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
     """Puts the adapter of a PEFT folder into the model; its values are f32 where they are trained."""
+    _import_peft()
     from peft import PeftModel
 
     try:
@@ -95,6 +119,7 @@ class Adapters:
 
     def load(self, name: str, folder: Path) -> None:
         """Adds the adapter of a PEFT folder; what is there stays as it is where that fails."""
+        _import_peft()
         from peft import PeftConfig, PeftModel
 
         self._selected = None
