@@ -118,13 +118,15 @@ impl ControlGroup {
 
     /// What may still be taken: files that were read and are kept in memory go first.
     fn left(&self) -> Option<u64> {
+        // Statistics are dear to read: the kernel adds them up for it.
+        let limit = self.limit()?;
         let (used, stale) = match self.version {
             Version::One => ("memory.usage_in_bytes", "total_inactive_file"),
             Version::Two => ("memory.current", "inactive_file"),
         };
         let used = number(&self.folder.join(used))?;
         let stale = field(&self.folder.join("memory.stat"), stale).unwrap_or(0);
-        Some(self.limit()?.saturating_sub(used.saturating_sub(stale)))
+        Some(limit.saturating_sub(used.saturating_sub(stale)))
     }
 
     fn kills(&self) -> Option<u64> {

@@ -35,9 +35,8 @@ impl Scheduler<'_> {
         if planned.resources.memory.is_some() || !self.is_on_this_processor(stage) {
             return Ok(());
         }
-        let (Some(estimate), Some(total)) = (self.memory_wanted(stage), self.options.memory.total()) else {
-            return Ok(());
-        };
+        let Some(estimate) = self.memory_wanted(stage) else { return Ok(()) };
+        let Some(total) = self.options.memory.total() else { return Ok(()) };
         if estimate.least() <= total {
             return Ok(());
         }
@@ -63,7 +62,8 @@ impl Scheduler<'_> {
         if self.stages[stage].attempts > 1 || !self.is_on_this_processor(stage) {
             return;
         }
-        let (Some(wanted), Some(free)) = (self.memory_wanted(stage), self.admission.free_memory()) else { return };
+        let Some(wanted) = self.memory_wanted(stage) else { return };
+        let Some(free) = self.admission.free_memory() else { return };
         if wanted.bytes > free {
             let free = size(free);
             self.warn(

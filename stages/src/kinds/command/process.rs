@@ -6,14 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, Read, Write};
-use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::stragglers::{self, Mark};
+use nix::libc;
+use nix::unistd::{AccessFlags, access};
 
 use super::mask::{Masker, Tail};
 
@@ -87,21 +90,31 @@ pub(super) fn run(
     Ok(Ended { status, last_lines: tail.map(Tail::finish).unwrap_or_default() })
 }
 
-fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<std::process::Child, StageError> {
+fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<Child, StageError> {
     let (program, arguments) = start.arguments.split_first().expect("the check refuses an empty list");
-    let other = output.try_clone().or_fail(Cause::Machine, || "cannot make a pipe".to_owned())?;
-    // The command keeps its ends of the pipe open: with it gone, the output ends when the program does.
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(&start.environment)
-        .env(stragglers::VARIABLE, start.mark.as_str())
-        .current_dir(start.folder)
-        .stdin(Stdio::null())
-        .stdout(other)
-        .stderr(output);
-    command.spawn().map_err(|error| {
+    // A command keeps its ends of the pipe open: with it gone, the output ends when the program does.
+    let spawn = |path: &Path| {
+        Command::new(path)
+            .arg0(program)
+            .args(arguments)
+            .env_clear()
+            .envs(&start.environment)
+            .env(stragglers::VARIABLE, start.mark.as_str())
+            .current_dir(start.folder)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output.try_clone()?)
+            .spawn()
+    };
+    let spawned = match in_path(program, start.environment.get("PATH")) {
+        // A script that names no interpreter: by its name the shell runs it.
+        Some(path) => spawn(&path).or_else(|error| match error.raw_os_error() {
+            Some(libc::ENOEXEC) => spawn(Path::new(program)),
+            _ => Err(error),
+        }),
+        None => spawn(Path::new(program)),
+    };
+    spawned.map_err(|error| {
         let (cause, help) = match error.kind() {
             io::ErrorKind::NotFound => (
                 Cause::BadParameters,
@@ -120,11 +133,22 @@ fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<std::process::Chil
     })
 }
 
+/// Where a program is in the folders of PATH: by its path it is started without a copy of this process. `None` where
+/// only starting it can tell.
+fn in_path(program: &str, folders: Option<&String>) -> Option<PathBuf> {
+    if program.contains('/') {
+        return None;
+    }
+    let mut paths = std::env::split_paths(folders?).map(|folder| folder.join(program));
+    let is_it = |path: &PathBuf| path.is_relative() || (path.is_file() && access(path, AccessFlags::X_OK).is_ok());
+    paths.find(is_it).filter(|path| path.is_absolute())
+}
+
 /// Passes the output on to the log and counts its lines.
 fn listen(mut output: PipeReader, mut masker: Masker, mut log: impl Write, heard: &Sender<Heard>) {
     let mut tail = Tail::default();
     let mut lines = 0_u64;
-    let mut buffer = vec![0; 1 << 16];
+    let mut buffer = [0; 8 << 10];
     loop {
         let read = match output.read(&mut buffer) {
             Ok(0) => break,
