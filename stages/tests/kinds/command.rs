@@ -107,6 +107,31 @@ fn a_program_sees_what_was_declared_and_nothing_else() {
 }
 
 #[test]
+fn a_program_is_the_first_of_path_that_can_be_executed_also_without_an_interpreter() {
+    let folder = tempfile::tempdir().unwrap();
+    let make = "mkdir a b; echo exit 1 >a/tool; echo 'echo \"$0 $1\" >\"$2/said\"' >b/tool; chmod 755 b/tool";
+    // By another process: one that this one starts meanwhile would have the file open, which can then not be started.
+    let made = std::process::Command::new("sh").args(["-c", make]).current_dir(folder.path()).status();
+    assert!(made.unwrap().success());
+    let path = |folders: &[&str]| {
+        let folders = folders.iter().map(|name| folder.path().join(name).display().to_string());
+        folders.chain(["/usr/bin".to_owned(), "/bin".to_owned()]).collect::<Vec<_>>().join(":")
+    };
+    let asked = |path: String| {
+        let parameters =
+            json!({ "run": ["tool", "x", "${outputs.seen}"], "env": { "PATH": path }, "outputs": { "seen": "files" } });
+        run(folder.path(), parameters)
+    };
+    let outputs = asked(path(&["absent", "a", "b"])).unwrap();
+    let said = fs::read_to_string(outputs["seen"].folder.join("said")).unwrap();
+    assert_eq!(said, format!("{} x\n", folder.path().join("b/tool").display()));
+    let error = asked(path(&["absent"])).unwrap_err();
+    assert!(words(&error).contains("cannot start `tool`") && error.cause == Cause::BadParameters, "{}", words(&error));
+    let error = asked(path(&["a"])).unwrap_err();
+    assert!(words(&error).contains("make the file executable"), "{}", words(&error));
+}
+
+#[test]
 fn a_failure_says_how_and_the_last_lines() {
     let folder = tempfile::tempdir().unwrap();
     let fail = |run_: Value| run(folder.path(), json!({ "run": run_ })).unwrap_err();
