@@ -41,7 +41,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let plan = args.file.as_deref().map(load).transpose()?;
     let machine = args.list.machine();
     let inventory = Inventory::of(&machine, &DeviceKind::ALL);
-    let python = Python::probe(&python(), machine.limit() * IMPORT_TAKES);
+    let python = Python::probe(&stages::compute::worker_python(), machine.limit() * IMPORT_TAKES);
     let mut variables = Variable::of_this_process();
     variables.extend(plan.iter().flat_map(variables_of));
     let limits = Limits::of_this_process(&machine);
@@ -77,11 +77,6 @@ fn without_tiles(refused: String) -> Finding {
 
 fn load(file: &Path) -> Result<Plan, Failure> {
     Ok(engine::plan::load(file, &[], &stages::registry())?)
-}
-
-/// The Python of the torch worker.
-fn python() -> PathBuf {
-    std::env::var_os("PIPELINE_PYTHON").filter(|set| !set.is_empty()).unwrap_or_else(|| "python3".into()).into()
 }
 
 /// The variables that the stages of a file set.

@@ -11,3 +11,5 @@ pub mod precision;
 pub mod quantize;
 pub mod resources;
 pub(crate) mod torch;
+
+pub use torch::worker_python;

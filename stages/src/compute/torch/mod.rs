@@ -16,6 +16,7 @@ mod work;
 pub(crate) use connection::{Connection, NAMED_AS_IN_FILES};
 #[cfg(test)]
 pub(crate) use python::can_start;
+pub use python::worker_python;
 pub(crate) use python::{
     has_bitsandbytes, has_folder_of_bitsandbytes, how_to_install, how_to_install_bitsandbytes, is_installed, is_usable,
 };

@@ -46,11 +46,13 @@ pub(super) struct Python {
 pub(super) type Packages = BTreeMap<String, String>;
 
 impl Python {
-    /// The one that `PIPELINE_PYTHON` names, else `python3` of `PATH`.
+    /// The one that `PIPELINE_PYTHON` names, else that of the environment which this program is installed in with the
+    /// worker, else `python3` of `PATH`.
     pub(super) fn find() -> Self {
-        match std::env::var_os(VARIABLE).filter(|program| !program.is_empty()) {
+        let of_environment = || own_environment().map(|prefix| prefix.join("bin/python3").into());
+        match named() {
             Some(program) => Self { program, named: true },
-            None => Self { program: "python3".into(), named: false },
+            None => Self { program: of_environment().unwrap_or_else(|| "python3".into()), named: false },
         }
     }
 
@@ -108,6 +110,26 @@ fn without_it() -> &'static str {
     "without it this program computes in f32 and bf16, on the CPU: `resources: { device: cpu }`, and neither `dtype: f16` nor `backend: torch`"
 }
 
+/// The Python of the torch worker, whether the worker is there or not.
+pub fn worker_python() -> PathBuf {
+    Python::find().program.into()
+}
+
+fn named() -> Option<OsString> {
+    std::env::var_os(VARIABLE).filter(|program| !program.is_empty())
+}
+
+/// The environment that one wheel has installed both this program and the worker into.
+fn own_environment() -> Option<&'static Path> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOUND.get_or_init(|| environment_of(&std::env::current_exe().ok()?)).as_deref()
+}
+
+fn environment_of(program: &Path) -> Option<PathBuf> {
+    let prefix = program.parent().filter(|folder| folder.ends_with("bin"))?.parent()?.to_owned();
+    (prefix.join("bin/python3").exists() && is_below(std::slice::from_ref(&prefix), PACKAGE)).then_some(prefix)
+}
+
 /// The command that installs the worker, as part of a sentence.
 pub(crate) fn how_to_install() -> String {
     let program = Python::find().program;
@@ -141,13 +163,13 @@ pub(crate) fn has_bitsandbytes() -> bool {
 pub(crate) fn has_folder_of_bitsandbytes() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let named = std::env::var_os(VARIABLE).filter(|program| !program.is_empty()).map(PathBuf::from);
-        let prefixes = match named.as_deref().map(Path::parent) {
+        let program = worker_python();
+        let prefixes = match program.parent() {
             // Of a Python that a path names, what its environment has.
-            Some(Some(folder)) if folder != Path::new("") => vec![folder.join("..")],
+            Some(folder) if folder != Path::new("") => vec![folder.join("..")],
             _ => prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")),
         };
-        is_installed() && is_below(prefixes, BITSANDBYTES)
+        is_installed() && is_below(&prefixes, BITSANDBYTES)
     })
 }
 
@@ -161,8 +183,8 @@ pub(crate) fn can_start() -> bool {
 pub(crate) fn is_installed() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let is_named = std::env::var_os(VARIABLE).is_some_and(|program| !program.is_empty());
-        is_named || is_below(prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")), PACKAGE)
+        let of_path = || is_below(&prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")), PACKAGE);
+        named().is_some() || own_environment().is_some() || of_path()
     })
 }
 
@@ -177,7 +199,7 @@ fn prefixes(path: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
 }
 
 /// Whether a package, or the record of its installation, lies below one of these.
-fn is_below(prefixes: Vec<PathBuf>, package: &str) -> bool {
+fn is_below(prefixes: &[PathBuf], package: &str) -> bool {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let named = |path: &Path, start: &str| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(start))
@@ -228,11 +250,14 @@ mod tests {
         let bin = folder.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
         fs::write(bin.join("python3"), "").unwrap();
-        let found = || is_below(prefixes(Some(bin.clone().into()), None), PACKAGE);
-        assert!(!found());
+        let found = || is_below(&prefixes(Some(bin.clone().into()), None), PACKAGE);
+        let of_program = || environment_of(&bin.join("pipeline"));
+        assert!(!found() && of_program().is_none());
         fs::create_dir_all(folder.path().join("lib/python3.12/site-packages/pipeline_torch_worker-0.1.0.dist-info"))
             .unwrap();
         assert!(found());
-        assert!(!is_below(prefixes(Some("/nowhere".into()), None), PACKAGE));
+        assert_eq!(of_program().as_deref(), Some(folder.path()));
+        assert!(environment_of(&folder.path().join("pipeline")).is_none());
+        assert!(!is_below(&prefixes(Some("/nowhere".into()), None), PACKAGE));
     }
 }
