@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from .draws import AddressedDropout, Draws
 from .failure import JobFailure
+from .products import fuse
 
 # PEFT is imported where an adapter is there: that takes as long as all the rest, and not every job has one.
 if TYPE_CHECKING:
@@ -89,11 +90,19 @@ def set_dropout(adapted: PeftModel, probability: float, draws: Draws) -> None:
     adapted.eval()
 
 
-def set_training(adapted: PeftModel, training: bool) -> None:
-    """Turns dropout on the adapter's input on or off. No other module of the model knows that it is trained."""
+def fuse_products(adapted: PeftModel) -> None:
+    """Has each layer and its adapter compute as one operation, where that is one that is known."""
     for _, module in lora_layers(adapted):
+        fuse(module)
+
+
+def set_training(layers: Sequence[LoraLayer], training: bool) -> None:
+    """Turns dropout on the adapter's input on or off. No other module of the model knows that it is trained."""
+    for layer in layers:
+        module = cast(torch.nn.Module, layer)
         # Also for its own sake: DoRA reads it.
-        cast(Any, module).train(training)
+        if module.training != training:
+            module.train(training)
 
 
 @contextmanager

@@ -193,7 +193,9 @@ def _flash_varlen() -> Callable[..., torch.Tensor] | None:
     """Flash attention over documents of any lengths: torch's own, or that of the package `flash_attn`."""
     # torch's first version had no window and no scale.
     varlen: Any = importlib.import_module("torch.nn.attention.varlen") if _has("torch.nn.attention.varlen") else None
-    if varlen is not None and {"window_size", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys():
+    takes = inspect.signature(varlen.varlen_attn).parameters.keys() if varlen is not None else set()
+    if {"window_size", "scale"} <= takes:
+        has_groups = "enable_gqa" in takes
 
         def of_torch(
             q: torch.Tensor,
@@ -205,9 +207,13 @@ def _flash_varlen() -> Callable[..., torch.Tensor] | None:
             window: int | None,
         ) -> torch.Tensor:
             groups = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+            if groups > 1 and not has_groups:
+                k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
             left = -1 if window is None else window - 1
-            found = varlen.varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0))
+            more = {"enable_gqa": groups > 1} if has_groups else {}
+            found = varlen.varlen_attn(
+                q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), **more
+            )
             assert isinstance(found, torch.Tensor)
             return found
 

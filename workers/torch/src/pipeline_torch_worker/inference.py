@@ -32,6 +32,8 @@ def run(job: InferJob, device: Device, ranks: Ranks, voice: Voice, requests: Req
     # To complete prompts and to be compared, a model has the attention of its family.
     model = load(job.model, config, COMPUTE_TYPES[job.dtype], None, job.quantize, device.torch)
     adapted = None if job.adapter is None else adapter.attach(model, job.adapter, trained=False)
+    if adapted is not None:
+        adapter.fuse_products(adapted)
     inference = Inference(DocumentLoss(model, kernel, Draws(seed=0)).to(device.torch), config, job.dtype, device, ranks)
     voice.answer(computing.describe(device, ranks, kernel))
     while (request := requests.next()).name != CLOSE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import torch
 import transformers
 from accelerate import init_empty_weights
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -26,7 +27,7 @@ from .architecture import (
 )
 from .attention import Documents, Kernel
 from .data import IGNORE_INDEX, Batch
-from .draws import Draws
+from .draws import Draws, Places
 from .failure import JobFailure
 from .job import QuantizeSettings
 from .losses import CrossEntropy, Distillation
@@ -164,8 +165,7 @@ class _Chunk:
 
     hidden: torch.Tensor
     targets: torch.Tensor
-    rows: torch.Tensor
-    tokens_in_row: torch.Tensor
+    places: Places
     taught: torch.Tensor | None = None
     """The teacher's hidden states there, where one is learned from."""
 
@@ -195,7 +195,7 @@ class DocumentLoss(torch.nn.Module):
         if not chunks:
             # The head takes part all the same: ranks that share its weights add up its gradients together.
             nothing = torch.zeros_like(batch.targets[:1])
-            return 0 * self._scored(_Chunk(hidden[:1], nothing, batch.rows[:1], batch.tokens_in_row[:1]), NLL)
+            return 0 * self._scored(_Chunk(hidden[:1], nothing, Places(batch.rows[:1], batch.tokens_in_row[:1])), NLL)
         scored = functools.partial(checkpoint, self._scored, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([scored(chunk, of_targets) for chunk in chunks])
 
@@ -216,7 +216,7 @@ class DocumentLoss(torch.nn.Module):
             self._is_checked = True
             check_separation(self.model, self._packed_probe)
         documents = Documents(batch.document_lengths, self._kernel, batch.input_ids.device)
-        with self._draws.at(batch.rows, batch.tokens_in_row):
+        with self._draws.at(Places(batch.rows, batch.tokens_in_row)):
             return self._decoded(batch.input_ids, batch.positions, documents)
 
     def _decoded(self, input_ids: torch.Tensor, positions: torch.Tensor, documents: Documents) -> torch.Tensor:
@@ -228,7 +228,7 @@ class DocumentLoss(torch.nn.Module):
     def _alone(self, batch: Batch) -> torch.Tensor:
         """The hidden states of a document, by transformers' own attention."""
         assert len(batch.document_lengths) == 1, "documents of such a model come one by one"
-        with self._draws.at(batch.rows, batch.tokens_in_row):
+        with self._draws.at(Places(batch.rows, batch.tokens_in_row)):
             decoded = decoder_of(self.model)(input_ids=batch.input_ids[None], use_cache=False)
         return cast(torch.Tensor, decoded.last_hidden_state)[0]
 
@@ -236,7 +236,7 @@ class DocumentLoss(torch.nn.Module):
         count = len(input_ids) // length
         positions = torch.arange(length, device=input_ids.device).repeat(count)
         places = torch.arange(len(input_ids))
-        with self._draws.at(torch.zeros_like(places), places):
+        with self._draws.at(Places(torch.zeros_like(places), places)):
             return self._decoded(input_ids, positions, Documents([length] * count, self._kernel, input_ids.device))
 
     def _chunks(self, hidden: torch.Tensor, batch: Batch, taught: torch.Tensor | None = None) -> Iterator[_Chunk]:
@@ -248,8 +248,7 @@ class DocumentLoss(torch.nn.Module):
             yield _Chunk(
                 hidden[place],
                 batch.targets[place],
-                batch.rows[of_draws],
-                batch.tokens_in_row[of_draws],
+                Places(batch.rows[of_draws], batch.tokens_in_row[of_draws]),
                 None if taught is None else taught[place],
             )
 
@@ -260,7 +259,7 @@ class DocumentLoss(torch.nn.Module):
         return of_targets(logits, chunk.targets)
 
     def _logits(self, chunk: _Chunk) -> torch.Tensor:
-        with self._draws.at(chunk.rows, chunk.tokens_in_row):
+        with self._draws.at(chunk.places):
             if not self._is_native:
                 return head_logits(self.model, chunk.hidden[None])[0].float()
             head = cast(torch.nn.Module, self.model.get_output_embeddings())
@@ -287,20 +286,68 @@ class Taught:
         return self._teacher._logits(replace(chunk, hidden=chunk.taught))
 
 
-def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:
+def recompute_layers(model: PreTrainedModel, draws: Draws, nested: bool) -> None:
     """Keeps of each layer its input alone; the backward computes the rest again (activation checkpointing).
 
     transformers' own switch acts in training mode only, in which dropouts draw from a generator with a state.
+
+    `nested`: a layer's backward is a backward of its own inside the model's, as with torch's `use_reentrant`. That needs no hook
+    for each tensor that a layer would keep, a fifth of the processor's time for a forward, and records no graph until then. FSDP
+    cannot have it, and compiled layers have few tensors.
     """
 
     def recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
-        rows, tokens = draws.rows, draws.tokens
+        places = draws.places
 
         def again(*args: Any, **kwargs: Any) -> Any:
-            with draws.at(rows, tokens):
+            with draws.at(places):
                 return forward(*args, **kwargs)
 
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if nested and _only_first_needs_gradient(args, kwargs):
+            hidden, *rest = args
+            return NestedBackward.apply(lambda hidden: again(hidden, *rest, **kwargs), hidden)
         return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     for layer in layers_of(model):
         layer.forward = functools.partial(recomputed, layer.forward)
+
+
+def _only_first_needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether, of all that a layer is called with, a gradient flows to its first argument alone."""
+    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.requires_grad]
+    return len(given) == 1 and given[0] is args[0]
+
+
+class NestedBackward(torch.autograd.Function):
+    """A function of one tensor and of parameters, computed without a graph, and again with one once its gradient is there.
+
+    The gradients of the parameters add up as those of any backward do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[torch.Tensor], Any], hidden: torch.Tensor) -> Any:
+        """What `run` makes of `hidden`: a tensor, or a tuple with tensors."""
+        kind = hidden.device.type
+        ctx.run, ctx.kind = run, kind
+        ctx.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        ctx.save_for_backward(hidden)
+        return run(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, torch.Tensor | None]:
+        """The gradient of `hidden`."""
+        (kept,) = ctx.saved_tensors
+        hidden = kept.detach().requires_grad_()
+        enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(ctx.kind, dtype=dtype, enabled=enabled):
+            found = ctx.run(hidden)
+        found = found if isinstance(found, tuple) else (found,)
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(found, gradients, strict=True)
+            if isinstance(output, torch.Tensor) and output.requires_grad and gradient is not None
+        ]
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        return None, hidden.grad

@@ -91,7 +91,9 @@ class Optimizer:
             for set_, kept in self._state[name].items():
                 state[kept] = like(saved.read(name, set_), parameter)
             if isinstance(inner, torch.optim.AdamW):
-                state["step"] = torch.tensor(float(steps))
+                # Its fused update reads it where the parameter is.
+                device = parameter.device if inner.defaults["fused"] else None
+                state["step"] = torch.tensor(float(steps), device=device)
 
     def _owned(self) -> list[tuple[torch.optim.Optimizer, str, torch.nn.Parameter]]:
         """Each parameter with its name and the optimizer that updates it, in the order of the parameters."""

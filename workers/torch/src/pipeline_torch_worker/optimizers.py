@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -33,6 +34,11 @@ class OptimizerSettings(Protocol):
         ...
 
 
+def has_fused_update(parameter: torch.Tensor) -> bool:
+    """Whether torch updates such a parameter by one operation for all of them."""
+    return parameter.device.type in ("cpu", "cuda") and not isinstance(parameter, DTensor)
+
+
 @dataclass(frozen=True)
 class AdamW:
     """`torch.optim.AdamW`."""
@@ -47,7 +53,16 @@ class AdamW:
         """See the protocol."""
         beta1, beta2 = self.betas
         values = list(parameters.values())
-        return [torch.optim.AdamW(values, lr=0.0, betas=(beta1, beta2), eps=self.eps, weight_decay=self.weight_decay)]
+        return [
+            torch.optim.AdamW(
+                values,
+                lr=0.0,
+                betas=(beta1, beta2),
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                fused=all(map(has_fused_update, values)),
+            )
+        ]
 
     def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
         """See the protocol."""

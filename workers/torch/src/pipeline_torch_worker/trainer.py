@@ -34,6 +34,7 @@ from .weights import check_names
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
 
 # Who scores documents without dropout: the model as it is now, or what its adapter is on.
 Scorer = Literal["policy", "base"]
@@ -86,14 +87,19 @@ class Trainer:
         self._apart = state is not None or turns_by_length(config)
         self._draws = Draws(job.seed)
         self._adapted: PeftModel | None = None
+        self._adapter_layers: list[LoraLayer] = []
         if job.adapter is not None and job.method == "lora":
             self._adapted = adapter.attach(model, job.adapter, trained=True)
             adapter.set_dropout(self._adapted, job.dropout, self._draws)
+            self._adapter_layers = [layer for _, layer in adapter.lora_layers(self._adapted)]
         else:
             model.requires_grad_(True)
         self._compiled = compile_layers(model, job.compile, device)
+        if self._adapted is not None and self._compiled is None:
+            # What is compiled is fused by the compiler.
+            adapter.fuse_products(self._adapted)
         if job.activation_checkpointing:
-            recompute_layers(model, self._draws)
+            recompute_layers(model, self._draws, nested=not self._sharded and self._compiled is None)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
         self._of_targets = self._loss_of_targets()
         if self._sharded:
@@ -258,7 +264,7 @@ class Trainer:
         """Draws are those of the step that is computed."""
         self._draws.step = self.steps + 1
         if self._adapted is not None:
-            adapter.set_training(self._adapted, training)
+            adapter.set_training(self._adapter_layers, training)
 
     @property
     def _scale(self) -> float:
@@ -335,19 +341,23 @@ class Trainer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         if not self._sharded:
-            gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-            self._ranks.add_up(gradients, "add up gradients")
+            self._ranks.add_up(self._gradients(), "add up gradients")
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Those of all that is trained, in the order of the parameters."""
+        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _squares(self) -> dict[str, float]:
         """The sum of the squares of each tensor's gradient."""
         # An NPU has no f64.
         wide = torch.float32 if self._device.kind == "npu" else torch.float64
-        norms = []
-        for parameter in self.parameters.values():
-            gradient = parameter.grad
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            assert local is not None
-            norms.append(torch.linalg.vector_norm(local, dtype=wide))
+        gradients = self._gradients()
+        if self._sharded:
+            # A share may be empty.
+            local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+            norms = [torch.linalg.vector_norm(gradient, dtype=wide) for gradient in local]
+        else:
+            norms = list(torch._foreach_norm(gradients, 2, dtype=wide))
         squares = [norm * norm for norm in torch.stack(norms).cpu().double().tolist()]
         if self._sharded:
             squares = self._ranks.sum(squares, "add up gradient norms")
@@ -362,9 +372,8 @@ class Trainer:
     def _update(self, norm: float, scale: float, learning_rate: float) -> None:
         limit = self._job.clip_grad_norm
         clipping = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        for parameter in self.parameters.values():
-            assert parameter.grad is not None
-            parameter.grad.mul_(clipping / scale)
+        if clipping / scale != 1:
+            torch._foreach_mul_(self._gradients(), clipping / scale)
         self._optimizer.step(learning_rate)
         self._forget()
         if self._scaler is not None:
