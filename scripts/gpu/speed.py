@@ -72,9 +72,9 @@ def make(project, options):
     model.save_pretrained(folder)
     for file in (ROOT / "tests/golden/data/tokenizers/bytelevel").iterdir():
         shutil.copy(file, folder)
-    text = " ".join(f"the fox sees the hen {number}" for number in range(options.seq // 4))
-    rows = 4 * options.rows
-    (project.folder / "speed.jsonl").write_text((json.dumps({"text": text}) + "\n") * rows)
+    # Dozens of packs each, so that next to none is not full: the others' rows are.
+    text = " ".join(f"the fox sees the hen {number}" for number in range(4 * options.seq))
+    (project.folder / "speed.jsonl").write_text((json.dumps({"text": text}) + "\n") * options.rows)
     for backend in ("torch", "native"):
         written = FILE.format(seq=options.seq, rows=options.rows, steps=options.steps, device=options.device, backend=backend)
         (project.folder / f"{backend}.yaml").write_text(written)
@@ -289,9 +289,9 @@ def torchtune(project, options, weights, name, compiled):
     folder, model = project.folder / "torchtune", project.folder / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    # As many rows as the steps of one epoch need.
+    # More rows than the steps of one epoch need.
     rows = (project.folder / "torch.jsonl", project.folder / "speed.jsonl")
-    rows[0].write_text(rows[1].read_text() * options.steps)
+    rows[0].write_text(rows[1].read_text() * (options.steps // 40 + 1))
     device = "cpu" if options.device == "cpu" else "cuda"
     (folder / "recipe.yaml").write_text(RECIPE.format(
         model=model, files=sorted(file.name for file in model.glob("*.safetensors")), out=folder / "out", rows=rows[0], seq=options.seq,
