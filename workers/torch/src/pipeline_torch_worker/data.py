@@ -27,6 +27,8 @@ class Batch:
     """`[tokens]`, from 0 in each document."""
     targets: torch.Tensor
     """`[tokens]`: the id that each token predicts, or -100."""
+    where: torch.Tensor
+    """`[targets]`: the tokens that predict one. On a GPU it would be waited for."""
     document_lengths: list[int]
     rows: torch.Tensor
     """`[tokens]`: the row of the data that each token belongs to."""
@@ -57,6 +59,7 @@ class Batch:
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(tokens - np.repeat(starts, each)),
             targets=torch.from_numpy(targets),
+            where=torch.from_numpy(np.flatnonzero(targets != IGNORE_INDEX)),
             document_lengths=lengths,
             rows=torch.from_numpy(np.repeat(rows, each)),
             tokens_in_row=torch.from_numpy(tokens - np.repeat(of_row, each)),
@@ -78,14 +81,14 @@ class Batch:
     @property
     def target_tokens(self) -> int:
         """Tokens that the loss is taken over."""
-        return int((self.targets != IGNORE_INDEX).sum())
+        return len(self.where)
 
     def documents_of_targets(self) -> torch.Tensor:
         """`[targets]`: the document of each target, counting those that have one."""
         of_tokens = torch.repeat_interleave(
             torch.arange(len(self.document_lengths)), torch.tensor(self.document_lengths)
         )
-        of_targets = of_tokens[(self.targets != IGNORE_INDEX).cpu()]
+        of_targets = of_tokens[self.where.cpu()]
         _, found = torch.unique_consecutive(of_targets, return_inverse=True)
         return cast(torch.Tensor, found)
 
@@ -94,12 +97,14 @@ class Batch:
         start, before = 0, 0
         for length in self.document_lengths:
             piece = slice(start, start + length)
-            targets = slice(before, before + int((self.targets[piece] != IGNORE_INDEX).sum()))
+            where = (self.targets[piece] != IGNORE_INDEX).nonzero()[:, 0]
+            targets = slice(before, before + len(where))
             before = targets.stop
             yield Batch(
                 self.input_ids[piece],
                 self.positions[piece],
                 self.targets[piece],
+                where,
                 [length],
                 self.rows[piece],
                 self.tokens_in_row[piece],
@@ -111,15 +116,21 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; the places that draws are addressed by stay where whole numbers of 64 bits are quick."""
         places = device if device.type == "cuda" else torch.device("cpu")
+
+        def moved(tensor: torch.Tensor, to: torch.device = device) -> torch.Tensor:
+            # Without waiting for what the device has been given before.
+            return tensor.to(to, non_blocking=True)
+
         return Batch(
-            self.input_ids.to(device),
-            self.positions.to(device),
-            self.targets.to(device),
+            moved(self.input_ids),
+            moved(self.positions),
+            moved(self.targets),
+            moved(self.where),
             self.document_lengths,
-            self.rows.to(places),
-            self.tokens_in_row.to(places),
-            None if self.weights is None else self.weights.to(device),
-            None if self.responses is None else self.responses.to(device),
+            moved(self.rows, places),
+            moved(self.tokens_in_row, places),
+            None if self.weights is None else moved(self.weights),
+            None if self.responses is None else moved(self.responses),
         )
 
 

@@ -26,7 +26,7 @@ from .architecture import (
     shares_state,
 )
 from .attention import Documents, Kernel
-from .data import IGNORE_INDEX, Batch
+from .data import Batch
 from .draws import Draws, Places
 from .failure import JobFailure
 from .job import QuantizeSettings
@@ -241,9 +241,8 @@ class DocumentLoss(torch.nn.Module):
 
     def _chunks(self, hidden: torch.Tensor, batch: Batch, taught: torch.Tensor | None = None) -> Iterator[_Chunk]:
         """The positions that carry a target, some at a time."""
-        where = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
-        for start in range(0, len(where), HEAD_CHUNK):
-            place = where[start : start + HEAD_CHUNK]
+        for start in range(0, len(batch.where), HEAD_CHUNK):
+            place = batch.where[start : start + HEAD_CHUNK]
             of_draws = place.to(batch.rows.device)
             yield _Chunk(
                 hidden[place],
@@ -317,7 +316,7 @@ def recompute_layers(model: PreTrainedModel, draws: Draws, nested: bool) -> None
 def _only_first_needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether, of all that a layer is called with, a gradient flows to its first argument alone."""
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.requires_grad]
-    return len(given) == 1 and given[0] is args[0]
+    return len(given) == 1 and len(args) > 0 and given[0] is args[0]
 
 
 class NestedBackward(torch.autograd.Function):

@@ -37,32 +37,32 @@ class LoraProduct(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1]).to(dtype)
         adapted = rows if dropped is None else dropped.reshape(rows.shape).to(dtype)
         y = F.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
-        inner = adapted.mm(a.to(dtype).t())
-        y.addmm_(inner, b.to(dtype).t(), alpha=scaling)
-        ctx.save_for_backward(adapted, weight, a, b, inner)
-        ctx.scaling, ctx.dtype, ctx.has_dropout = scaling, dtype, dropped is not None
-        ctx.shape, ctx.dtype_of_input = x.shape, x.dtype
-        return y.view(*x.shape[:-1], -1)
+        a_computed, b_computed = a.to(dtype), b.to(dtype)
+        inner = adapted.mm(a_computed.t())
+        y.addmm_(inner, b_computed.t(), alpha=scaling)
+        ctx.save_for_backward(adapted, weight, a_computed, b_computed, inner)
+        ctx.scaling, ctx.has_dropout = scaling, dropped is not None
+        ctx.shape, ctx.dtype_of_input, ctx.dtype_of_adapter = x.shape, x.dtype, a.dtype
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the input, the input after dropout, `a` and `b`."""
         adapted, weight, a, b, inner = ctx.saved_tensors
-        scaling, dtype = ctx.scaling, ctx.dtype
-        dy = dy.reshape(-1, dy.shape[-1]).to(dtype)
-        b_computed = b.to(dtype)
+        scaling = ctx.scaling
+        dy = dy.reshape(-1, dy.shape[-1]).to(a.dtype)
         # With `beta` 0 only the shape of the first argument counts.
-        d_inner = torch.addmm(inner, dy, b_computed, beta=0, alpha=scaling)
-        d_b = torch.addmm(b_computed, dy.t(), inner, beta=0, alpha=scaling).to(b.dtype)
-        d_a = d_inner.t().mm(adapted).to(a.dtype)
+        d_inner = torch.addmm(inner, dy, b, beta=0, alpha=scaling)
+        d_b = torch.addmm(b, dy.t(), inner, beta=0, alpha=scaling).to(ctx.dtype_of_adapter)
+        d_a = d_inner.t().mm(adapted).to(ctx.dtype_of_adapter)
         d_x = d_dropped = None
         if ctx.needs_input_grad[0]:
-            d_x = dy.mm(weight.to(dtype))
+            d_x = dy.mm(weight.to(a.dtype))
             if not ctx.has_dropout:
-                d_x.addmm_(d_inner, a.to(dtype))
+                d_x.addmm_(d_inner, a)
             d_x = d_x.to(ctx.dtype_of_input).view(ctx.shape)
         if ctx.needs_input_grad[1]:
-            d_dropped = d_inner.mm(a.to(dtype)).to(ctx.dtype_of_input).view(ctx.shape)
+            d_dropped = d_inner.mm(a).to(ctx.dtype_of_input).view(ctx.shape)
         return d_x, d_dropped, None, None, d_a, d_b, None, None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .data import IGNORE_INDEX, Batch
+from .data import Batch
 from .device import Device
 from .job import DType
 from .model import DocumentLoss
@@ -24,7 +24,7 @@ def score_rows(loss: DocumentLoss, batch: Batch, apart: bool, dtype: DType, devi
     for piece in batch.documents() if apart else [batch]:
         with computing_in(dtype, device.torch):
             nll, correct = loss.scores(piece.to(device.torch))
-        owners = piece.rows[piece.targets != IGNORE_INDEX].numpy()
+        owners = piece.rows[piece.where].numpy()
         columns = np.stack([nll.double().numpy(), np.ones(len(nll)), correct.numpy()], axis=1)
         for row in np.unique(owners):
             found[int(row)] = found.get(int(row), np.zeros(3)) + columns[owners == row].sum(axis=0)

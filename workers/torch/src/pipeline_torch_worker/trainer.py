@@ -18,7 +18,7 @@ from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import SavedTensors
 from .compilation import compile_layers
-from .data import IGNORE_INDEX, Batch
+from .data import Batch
 from .device import Device
 from .draws import Draws
 from .failure import JobFailure
@@ -113,10 +113,10 @@ class Trainer:
         self._optimizer = Optimizer(job.optimizer, self.parameters)
         self._scaler = None if job.loss_scale is None else LossScaler(job.loss_scale)
         self._largest_gradient: str | None = None
-        # The first micro-batch of the step without a finite loss.
-        self._broken: dict[str, Any] | None = None
-        # Of the micro-batches since the last step, and what their sum is divided by.
-        self._loss_sum, self._weight = 0.0, 1.0
+        # Of the micro-batches since the last step, and what their sum is divided by. The step looks at them: earlier, the device
+        # would be waited for between forward and backward.
+        self._losses: list[tuple[Batch, torch.Tensor]] = []
+        self._weight = 1.0
         # Documents that wait for their weights.
         self._held: list[tuple[Batch, torch.Tensor]] = []
         trained = {id(parameter) for parameter in self.parameters.values()}
@@ -211,7 +211,7 @@ class Trainer:
         self._begin()
         self._weight = weight
         for batch in self._evened(ranks):
-            self._loss_sum += self._add(batch, self._scale / weight)
+            self._add(batch, self._scale / weight)
 
     def score_documents(
         self, ranks: Sequence[Sequence[Batch]], held: bool, scorer: Scorer | None = None
@@ -277,14 +277,13 @@ class Trainer:
         squares = self._squares()
         # Of this step as far as its backward: where its update takes more, the next step tells it.
         memory = self._ranks.placed(self._device.peak_memory_bytes())
-        loss_sum, *memory = self._ranks.sum([self._loss_sum, *memory], "add up losses")
-        loss, self._loss_sum, self._weight = loss_sum / self._weight, 0.0, 1.0
+        own_sum, own_broken = self._look_at_losses()
+        loss_sum, *memory = self._ranks.sum([own_sum, *memory], "add up losses")
+        loss, self._weight = loss_sum / self._weight, 1.0
         peaks = [int(peak) for peak in memory]
         loss_scale = None if self._scaler is None else scale
         if not math.isfinite(loss_sum):
-            broken = self._ranks.gather_lists(
-                [self._broken] if self._broken else [], "gather losses that are not finite"
-            )
+            broken = self._ranks.gather_lists([own_broken] if own_broken else [], "gather losses that are not finite")
             return Stopped("loss_not_finite", next(of_rank[0] for of_rank in broken if of_rank))
         overflowed = next((name for name, square in squares.items() if not math.isfinite(square)), None)
         if overflowed is not None:
@@ -320,20 +319,24 @@ class Trainer:
     def _on_device(self, batch: Batch) -> Batch:
         return batch.to(self._device.torch)
 
-    def _add(self, batch: Batch, factor: float) -> float:
-        """Adds the gradients of a micro-batch to those of the step; its summed loss."""
+    def _add(self, batch: Batch, factor: float) -> None:
+        """Adds the gradients of a micro-batch to those of the step."""
         with self._ranks.collective("forward and backward of sharded layers") if self._sharded else nullcontext():
             with computing_in(self._job.dtype, self._device.torch):
                 batch = self._on_device(batch)
                 nll = self._loss(batch, self._of_targets)
             if batch.weights is not None:
                 nll = nll * batch.weights
-            total = _sum(nll)
-            if not math.isfinite(total):
-                # The others are told in the step: they would wait for this rank's share of the gradients.
-                self._broken = self._broken or self._not_finite(batch, nll, total)
             (nll.sum() * factor).backward()
-        return total
+        self._losses.append((batch, nll.detach()))
+
+    def _look_at_losses(self) -> tuple[float, dict[str, Any] | None]:
+        """The sum of this rank's losses since the last step, and the first micro-batch whose loss is not finite."""
+        sums = [_sum(nll) for _, nll in self._losses]
+        odd = next((index for index, total in enumerate(sums) if not math.isfinite(total)), None)
+        broken = None if odd is None else self._not_finite(*self._losses[odd], sums[odd])
+        self._losses.clear()
+        return sum(sums), broken
 
     def _reduce(self) -> None:
         """The sum of all ranks' gradients, in each; sharded ones are sums already."""
@@ -397,8 +400,8 @@ class Trainer:
             parameter.grad = None
 
     def _not_finite(self, batch: Batch, nll: torch.Tensor, total: float) -> dict[str, Any]:
-        of_targets = batch.rows[(batch.targets != IGNORE_INDEX).to(batch.rows.device)].cpu()
-        guilty = of_targets[~nll.detach().isfinite().cpu()]
+        of_targets = batch.rows.cpu()[batch.where.cpu()]
+        guilty = of_targets[~nll.isfinite().cpu()]
         return {
             # JSON has no such number.
             "loss": str(total),
