@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline_torch_worker.adapter import lora_layers
 from pipeline_torch_worker.draws import AddressedDropout, Draws, Places, mask
 from pipeline_torch_worker.model import NestedBackward
-from pipeline_torch_worker.products import fuse
+from pipeline_torch_worker.products import LoraTerm, fuse
 from support import takes_minutes
 
 
@@ -62,6 +63,23 @@ def test_an_adapters_product_is_pefts(dropout: float) -> None:
         layer.lora_dropout.train()
     for expected, found in zip(gradients(plain, x.view(1, 18, 24)), gradients(fused, x.view(1, 18, 24)), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_an_adapters_term_is_pefts() -> None:
+    plain, fused = adapted_layers()
+    layer: Any
+    ((_, layer),) = lora_layers(fused)
+    layer.forward = functools.partial(_with_layer_of, layer)
+    x = torch.randn(2, 9, 24)
+    for expected, found in zip(gradients(plain, x), gradients(fused, x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def _with_layer_of(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """The layer as one in 4 bits is computed: its base by itself, and the adapter's term."""
+    a, b = (factor["default"].weight for factor in (layer.lora_A, layer.lora_B))
+    found: torch.Tensor = LoraTerm.apply(layer.get_base_layer()(x), x, a, b, layer.scaling["default"])
+    return found
 
 
 def test_an_adapters_product_in_bf16_is_nearer_to_that_in_f32_than_pefts() -> None:

@@ -11,9 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from pipeline_torch_worker import adapter
 from pipeline_torch_worker.failure import JobFailure
 from pipeline_torch_worker.job import QuantizeSettings
 from pipeline_torch_worker.model import load, read_config
+from pipeline_torch_worker.products import fuse
 from support import (
     GOLDEN,
     Script,
@@ -110,13 +112,21 @@ def test_layers_that_are_skipped_stay_as_they_are() -> None:
 def test_an_adapter_is_asked_on_the_base_that_it_was_trained_on(tmp_path: Path) -> None:
     """The loss before the first step, of rows that are scored."""
     family, variant = "llama31", "attention"
-    adapter = adapter_folder(f"nf4/{family}", variant, tmp_path / "adapter")
+    folder = adapter_folder(f"nf4/{family}", variant, tmp_path / "adapter")
     rows = golden_rows(f"nf4/{family}", variant)[:2]
-    job = infer_job(family, adapter=str(adapter), quantize=quantize())
+    job = infer_job(family, adapter=str(folder), quantize=quantize())
     (answer,) = run_here(tmp_path, job, Script().score(rows).close()).done().answers
     scores = answer["ranks"][0]
     loss = sum(nll for _, nll, _, _ in scores) / sum(targets for _, _, targets, _ in scores)
     assert loss == pytest.approx(golden_steps(f"nf4/{family}", variant)["steps"][0]["loss"], rel=1e-5)
+
+
+def test_adapters_on_layers_in_4_bits_are_one_operation(tmp_path: Path) -> None:
+    model = loaded(GOLDEN / "llama31", settings())
+    adapted = adapter.attach(model, adapter_folder("nf4/llama31", "attention", tmp_path / "adapter"), trained=True)
+    layers = [layer for _, layer in adapter.lora_layers(adapted)]
+    assert layers
+    assert all(fuse(layer) for layer in layers)
 
 
 def matrices() -> list[str]:
