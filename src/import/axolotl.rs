@@ -41,6 +41,7 @@ pub(super) fn keys() -> Keys {
     Keys::default()
         .read("base_model", "base")
         .read("revision_of_model", "base.revision")
+        .read("model_revision", "base.revision")
         .read("adapter", "train.method")
         .read("lora_model_dir", "train.adapter")
         .same("lora_r", "train.lora.rank")
@@ -68,6 +69,7 @@ pub(super) fn keys() -> Keys {
         .read("sample_packing=false", "packs")
         .read("sample_packing_sequentially=false", "packs.strategy")
         .read("curriculum_sampling=false", "train.shuffle")
+        .read("average_tokens_across_devices=false", "train")
         .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
         .read("micro_batch_size=1", "train.micro_batch_size")
         .read("num_epochs=1.0", "train.epochs")
@@ -80,7 +82,11 @@ pub(super) fn keys() -> Keys {
         .read("bf16=auto", "train.dtype")
         .read("bfloat16", "train.dtype")
         .read("float16", "train.dtype")
+        .read("fsdp_config", "train.parallel")
         .read("evals_per_epoch", "train.eval_steps")
+        .read("loss_watchdog_threshold", "train")
+        .read("pretraining_dataset", "rows")
+        .read("eot_tokens", "tokens.train_on")
         .read("saves_per_epoch", "train.save_every")
         .read("save_steps", "train.save_every")
         .read("eval_strategy", "train.eval_steps")
@@ -129,6 +135,10 @@ pub(super) fn keys() -> Keys {
                 "unsloth_cross_entropy_loss",
                 "unsloth_lora_qkv",
                 "unsloth_lora_o",
+                "use_scattermoe",
+                "use_sonicmoe",
+                "liger_use_token_scaling",
+                "llama4_linearized",
             ],
         )
         .nothing(
@@ -175,7 +185,6 @@ pub(super) fn keys() -> Keys {
                 "tokenizer_use_fast",
                 "tokenizer_legacy",
                 "base_model_config",
-                "processor_type",
                 "is_falcon_derived_model",
                 "is_llama_derived_model",
                 "is_mistral_derived_model",
@@ -221,10 +230,20 @@ pub(super) fn keys() -> Keys {
                 "comet_api_key",
                 "use_trackio",
                 "use_tensorboard",
+                "use_swanlab",
+                "swanlab_project",
+                "swanlab_workspace",
+                "swanlab_mode",
+                "swanlab_run_name",
+                "swanlab_description",
+                "swanlab_experiment_name",
+                "swanlab_api_key",
+                "swanlab_log_model",
+                "swanlab_lark_webhook_url",
+                "swanlab_lark_secret",
                 "profiler_steps",
                 "profiler_steps_start",
                 "include_tkps",
-                "loss_watchdog_threshold",
                 "loss_watchdog_patience",
                 "eval_table_size",
                 "eval_max_new_tokens",
@@ -295,6 +314,7 @@ pub(super) fn keys() -> Keys {
                 "num_labels",
             ],
         )
+        .missing("images and sounds are not supported: text alone is trained on", &["processor_type"])
         .missing("prompts are as long as they are: `max_seq_len` counts both", &["max_prompt_len"])
         .missing(
             "not supported here",
@@ -305,7 +325,6 @@ pub(super) fn keys() -> Keys {
                 "dynamic_checkpoint",
                 "dataset_shard_num",
                 "dataset_shard_idx",
-                "pretraining_dataset",
                 "dataset_exact_deduplication",
                 "do_causal_lm_eval",
                 "eval_causal_lm_metrics",
@@ -349,7 +368,6 @@ pub(super) fn keys() -> Keys {
                 "tensor_parallel_size",
                 "added_tokens_overrides",
                 "chat_template_kwargs",
-                "eot_tokens",
                 "fix_untrained_tokens",
                 "lora_fan_in_fan_out",
                 "lora_target_parameters",
@@ -428,6 +446,20 @@ pub(super) fn keys() -> Keys {
                 "flash_attn_rms_norm",
                 "overrides_of_model_config",
                 "overrides_of_model_kwargs",
+                "model_config",
+                "model_kwargs",
+                "expert_parallel_size",
+                "diffusion",
+                "llmcompressor",
+                "spectrum_top_fraction",
+                "spectrum_model_name",
+                "kd_trainer",
+                "kd_ce_alpha",
+                "kd_alpha",
+                "kd_temperature",
+                "kd_online_server_base_url",
+                "gptq_groupsize",
+                "gptq_model_v1",
             ],
         )
         .and(hugging_face::keys())
@@ -455,20 +487,20 @@ fn dataset_keys() -> Keys {
         .read("train_on_eot", "train_on")
         .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
         .nothing("changes only speed", &["preprocess_shards"])
-        .nothing("the roles of ShareGPT are known", &["roles"])
+        .read("roles", "column_map.messages")
+        .read("field_tools", "column_map.tools")
+        .read("chat_template", "chat_template")
         .missing(
             "not supported by `dataset`",
             &[
                 "shards",
                 "shards_idx",
                 "conversation",
-                "chat_template",
                 "chat_template_jinja",
                 "input_format",
                 "input_transform",
                 "field_human",
                 "field_model",
-                "field_tools",
                 "field_thinking",
                 "template_thinking_key",
                 "message_field_training",
@@ -488,10 +520,10 @@ fn prompter_keys() -> Keys {
     Keys::default()
         .read("system_prompt", "map")
         .read("system_format={system}", "map")
-        .read("field_system", "map")
+        .read("field_system=system", "map")
         .read("field_instruction=instruction", "map")
         .read("field_input=input", "map")
-        .read("field_output=output", "column_map.output")
+        .read("field_output=output", "column_map")
         .read("format", "map")
         .read("no_input_format", "map")
         .nothing("only a name", &["type"])
@@ -517,11 +549,31 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     let mut kinds = Vec::new();
     job.datasets = datasets(reading, "datasets", root, &mut kinds, places);
     held_out(reading, &mut job, root, &mut kinds, places);
-    tokens(reading, &kinds, words(root));
+    let own = of_datasets(reading, root);
+    tokens(reading, &kinds, words(root), own);
     packs(reading, &mut job, devices);
     precision(reading);
     schedule(reading);
     hugging_face::training(reading, &mut job, &NAMES, devices);
+    if reading.is_given("fsdp_config")
+        && reading.parameters.get("train.parallel").is_none()
+        && !reading.is_given("fsdp")
+    {
+        match reading.parameters.get("train.quantize.base").is_some() {
+            true => reading.differs("fsdp_config", "sharded there; here a base in 4 bits is whole on each device"),
+            false => {
+                let reason = "it switches sharding on there; sharded here as well, by another implementation, only on \
+                    devices, and the result is the same";
+                reading.put_differing("fsdp_config", "train.parallel", "fsdp2", reason);
+            }
+        }
+    } else {
+        reading.nothing("fsdp_config", SPEED);
+    }
+    if let Some(limit) = reading.number("loss_watchdog_threshold") {
+        let reason = format!("there a loss above {limit} ends the run; here one that is not finite");
+        reading.differs("loss_watchdog_threshold", reason);
+    }
     when(reading, &job);
     if reading.flag("curriculum_sampling") {
         reading.put("curriculum_sampling", "train.shuffle", false);
@@ -566,10 +618,42 @@ fn loss(reading: &mut Reading<'_>) {
     };
     preference::loss(reading, &PREFERENCE, &which, Smoothing::Ignored);
     reading.nothing("dpo_loss_type", "`loss` of the stage");
-    match reading.number("orpo_alpha").filter(|_| kind == "orpo") {
+    let decides = kind == "orpo" && !reading.is_given("rl_beta");
+    match reading.number("orpo_alpha").filter(|_| decides) {
         Some(alpha) => reading.put("orpo_alpha", "train.loss.beta", alpha),
+        None if kind == "orpo" => reading.nothing("orpo_alpha", "`rl_beta` comes first"),
         None => reading.nothing("orpo_alpha", "of `rl: orpo`"),
     }
+}
+
+/// Rows of one judged response, in ChatML's or Llama 3's words.
+fn judged(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
+    let (words, form) = kind.split_once('.')?;
+    if !matches!(words, "chatml" | "llama3") {
+        return None;
+    }
+    let user = match form {
+        "ultra" | "prompt_pairs" => "prompt",
+        "intel" => "question",
+        "argilla" => "instruction",
+        _ => return None,
+    };
+    let [system, user, completion] = ["system", user, "completion"].map(rows::column);
+    let turn = |role: &str, content: &str| format!("{{'role': '{role}', 'content': {content}}}");
+    let prompt = format!("([{}] if {system} else []) + [{}]", turn("system", &system), turn("user", &user));
+    let map = json!({
+        "prompt": format!("{{{{ {prompt} }}}}"),
+        "completion": format!("{{{{ [{}] }}}}", turn("assistant", &completion)),
+        "label": "{{ row['label'] }}",
+    });
+    below.parameters.set("map", map, Note::Given);
+    let columns = json!({ "prompt": "prompt", "completion": "completion", "label": "label" });
+    below.parameters.set("column_map", columns, Note::Given);
+    for name in ["field_messages", "field_chosen", "field_rejected"] {
+        below.nothing(name, "the columns of the stage");
+    }
+    below.nothing("type", "rows of judged responses");
+    Some(Kind::Preferences)
 }
 
 /// Rows of preferences: types of prompts in ChatML's or Llama 3's words, and conversations.
@@ -587,6 +671,7 @@ fn preferences(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
             let map = json!({ "prompt": messages, "chosen": chosen, "rejected": rejected });
             below.parameters.set("column_map", map, Note::Given);
             preference::as_they_are(&mut below.parameters);
+            turns(below);
         }
         ("chatml" | "llama3", "intel") => {
             preference::pair(parameters, Some(&system), &rows::column("question"), [&chosen, &rejected]);
@@ -631,6 +716,19 @@ fn words(root: &Node) -> Option<&'static str> {
     }
 }
 
+/// The template that the data sets name, where they agree on one.
+fn of_datasets(reading: &mut Reading<'_>, root: &Node) -> Option<String> {
+    let Some(Value::List(items)) = root.get("datasets").map(|node| &node.value) else { return None };
+    let name = |item: &Node| item.get("chat_template").and_then(|name| name.to_json().as_str().map(str::to_owned));
+    let names: Vec<Option<String>> = items.iter().map(name).collect();
+    let first = names.first()?.clone();
+    if names.iter().all(|name| *name == first) {
+        return first;
+    }
+    reading.missing("datasets", "they have several chat templates: here `tokenize` has one for all rows");
+    None
+}
+
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     let adapter = reading.text("adapter").filter(|adapter| !adapter.is_empty());
     match adapter.as_deref() {
@@ -658,7 +756,14 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     }
     if reading.flag("lora_target_linear") {
         reading.put("lora_target_linear", "train.lora.target_modules", "all-linear");
-        reading.nothing("lora_target_modules", "`lora_target_linear` selects all of them");
+        let others = reading.texts("lora_target_modules");
+        match others.iter().find(|module| module.contains("embed") || module.contains("lm_head")) {
+            Some(other) => {
+                let reason = format!("`{other}` besides all linear layers: here either names or `all-linear`");
+                reading.missing("lora_target_modules", reason);
+            }
+            None => reading.nothing("lora_target_modules", "`lora_target_linear` selects all of them"),
+        }
     } else if reading.is_given("lora_target_modules") {
         let modules = match reading.value("lora_target_modules") {
             Value::String(pattern) => json!(pattern),
@@ -679,13 +784,58 @@ fn datasets(
     places: &Places,
 ) -> Vec<Parameters> {
     let Some(Value::List(items)) = root.get(name).map(|node| &node.value) else {
+        if name == "datasets" && reading.is_given("pretraining_dataset") {
+            return texts(reading, root, kinds, places);
+        }
         if name == "datasets" {
             reading.require(name, Span { len: 0, ..root.span });
         }
         return Vec::new();
     };
-    reading.nothing(name, "a stage for each");
-    items.iter().map(|item| dataset(reading, item, kinds, places)).collect()
+    if !reading.is_reported(name) {
+        reading.nothing(name, "a stage for each");
+    }
+    let found = items.iter().map(|item| dataset(reading, item, kinds, places)).collect();
+    if kinds.iter().any(|kind| *kind != kinds[0]) {
+        reading.missing(name, "rows of different kinds: here all rows of a training are of one");
+    }
+    found
+}
+
+/// Rows of plain text: names of data sets, or mappings.
+fn texts(reading: &mut Reading<'_>, root: &Node, kinds: &mut Vec<Kind>, places: &Places) -> Vec<Parameters> {
+    let items = match root.get("pretraining_dataset") {
+        Some(Node { value: Value::List(items), .. }) => items.iter().collect(),
+        Some(node) => vec![node],
+        None => Vec::new(),
+    };
+    reading.nothing("pretraining_dataset", "a stage for each");
+    kinds.push(Kind::Text);
+    let one = |reading: &mut Reading<'_>, item: &Node| {
+        if let Some(path) = item.to_json().as_str() {
+            let mut rows = Parameters::default();
+            rows.set("source", rows::source(path, "", places), Note::Given);
+            rows::text(&mut rows, "text");
+            return rows;
+        }
+        let keys = Keys::default()
+            .read("path", "source")
+            .same("name", "config")
+            .same("split=train", "split")
+            .read("text_column=text", "column_map.text")
+            .nothing("plain text", &["type"])
+            .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
+            .missing("not supported by `dataset`", &["data_files", "ds_type", "skip"]);
+        let mut below = reading.below(keys, item);
+        below.require("path", item.span);
+        let path = below.text("path").unwrap_or_default();
+        below.put("path", "source", rows::source(&path, "", places));
+        let column = below.text("text_column").unwrap_or_default();
+        rows::text(&mut below.parameters, &column);
+        below.finish();
+        reading.take_below("rows", below)
+    };
+    items.into_iter().map(|item| one(reading, item)).collect()
 }
 
 fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places: &Places) -> Parameters {
@@ -700,9 +850,13 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
             below.nothing("path", "`data_files` names the files");
             below.put("data_files", "source", json!(files));
         }
-        (_, false) => below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`"),
+        (_, false) => {
+            below.put("path", "source", rows::source(&path, "", places));
+            below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`");
+        }
     }
     below.nothing("ds_type", "the extension of the file determines it");
+    below.nothing("chat_template", "`chat_template` of the stage `tokens`");
     let kind = match item.get("type").map(|kind| kind.value.clone()) {
         Some(Value::Map(_)) => {
             prompter(&mut below, item);
@@ -710,7 +864,8 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
         }
         _ => {
             let kind = below.text("type").unwrap_or_default();
-            preferences(&mut below, &kind).or_else(|| of_type(&mut below, &kind))
+            let of_pairs = if reading.text("rl").as_deref() == Some("kto") { judged } else { preferences };
+            of_pairs(&mut below, &kind).or_else(|| of_type(&mut below, &kind))
         }
     };
     match kind {
@@ -754,6 +909,24 @@ fn conversations(below: &mut Reading<'_>, kind: &str) {
     let field = below.text("field_messages").filter(|_| given).unwrap_or(default);
     rows::messages(&mut below.parameters, &field);
     below.nothing("type", "conversations");
+    if let Some(tools) = below.text("field_tools") {
+        let mut columns = below.parameters.get("column_map").cloned().unwrap_or_default();
+        columns["tools"] = json!(tools);
+        below.put("field_tools", "column_map", columns);
+    }
+    turns(below);
+    let roles = below.texts("roles_to_train");
+    if roles.iter().any(|role| !matches!(role.as_str(), "assistant" | "gpt")) {
+        below.missing("roles_to_train", "`tokenize` trains on assistants' turns, on the last, or on everything");
+    }
+    match below.text("train_on_eos").as_deref() {
+        Some("turn" | "all") => {}
+        _ => below.missing("train_on_eos", "the end of a trained turn is always trained here, and no other"),
+    }
+}
+
+/// The names that messages and their roles have, where they are others than those that are known here.
+fn turns(below: &mut Reading<'_>) {
     let mapping = match below.value("message_property_mappings") {
         Value::Map(entries) => {
             entries.iter().filter_map(|entry| entry.value.to_json().as_str().map(str::to_owned)).collect()
@@ -763,16 +936,30 @@ fn conversations(below: &mut Reading<'_>, kind: &str) {
             below.text("message_field_content").unwrap_or_default(),
         ],
     };
-    if !mapping.iter().all(|name| matches!(name.as_str(), "role" | "content" | "from" | "value")) {
-        below.missing("message_property_mappings", "messages have `role` and `content` here, or `from` and `value`");
+    match mapping.iter().all(|name| matches!(name.as_str(), "role" | "content" | "from" | "value")) {
+        true => below.nothing("message_property_mappings", "the names of messages are known"),
+        false => {
+            below.missing("message_property_mappings", "messages have `role` and `content` here, or `from` and `value`")
+        }
     }
-    let roles = below.texts("roles_to_train");
-    if roles.iter().any(|role| !matches!(role.as_str(), "assistant" | "gpt")) {
-        below.missing("roles_to_train", "`tokenize` trains on assistants' turns, on the last, or on everything");
-    }
-    match below.text("train_on_eos").as_deref() {
-        Some("turn" | "all") => {}
-        _ => below.missing("train_on_eos", "the end of a trained turn is always trained here, and no other"),
+    let Value::Map(roles) = below.value("roles") else { return };
+    let known = |role: &str| match role {
+        "human" | "user" => "user",
+        "gpt" | "chatgpt" | "bing" | "bard" | "assistant" => "assistant",
+        "observation" | "function_response" | "tool" => "tool",
+        "system" => "system",
+        _ => "",
+    };
+    let odd = roles.iter().find_map(|entry| {
+        let names = match &entry.value.value {
+            Value::List(items) => items.iter().filter_map(|item| item.to_json().as_str().map(str::to_owned)).collect(),
+            value => vec![Node { span: Span::default(), value: value.clone() }.to_json().as_str()?.to_owned()],
+        };
+        names.into_iter().find(|name| known(name) != entry.key)
+    });
+    match odd {
+        Some(name) => below.missing("roles", format!("`{name}`: the roles of ShareGPT are known here, by its names")),
+        None => below.nothing("roles", "the roles of ShareGPT are known"),
     }
 }
 
@@ -784,24 +971,23 @@ fn prompter(below: &mut Reading<'_>, item: &Node) {
     let instruction = text(&mut prompter, "field_instruction").unwrap_or_default();
     let input = text(&mut prompter, "field_input").unwrap_or_default();
     let output = text(&mut prompter, "field_output").unwrap_or_default();
-    let format = text(&mut prompter, "format").unwrap_or_else(|| "{instruction} {input}".to_owned());
-    let without =
-        text(&mut prompter, "no_input_format").unwrap_or_else(|| format.replace("{input}", "").trim_end().into());
-    let system = match text(&mut prompter, "field_system") {
-        Some(name) => Some(rows::column(&name)),
-        None => text(&mut prompter, "system_prompt").map(|text| quoted(&text)),
-    };
+    let format = text(&mut prompter, "format").unwrap_or_else(|| "{instruction} {input} ".to_owned());
+    let without = text(&mut prompter, "no_input_format").unwrap_or_else(|| "{instruction} ".to_owned());
+    // The prompt is for rows without the column.
+    let column = text(&mut prompter, "field_system").unwrap_or_default();
+    let otherwise = quoted(&text(&mut prompter, "system_prompt").unwrap_or_default());
+    let system = format!("(row[{}]|default({otherwise})|default('', true))", json!(column));
     let around = text(&mut prompter, "system_format").unwrap_or_default();
     let filled = |format: &str| {
         let names = [
             ("{instruction}", rows::column(&instruction)),
             ("{input}", rows::column(&input)),
-            ("{system}", system.clone().unwrap_or_else(|| "''".to_owned())),
+            ("{system}", system.clone()),
         ];
         fill(format, &names)
     };
-    let system = if system.is_some() { format!("{} ~ ", filled(&around)) } else { String::new() };
-    let prompt = format!("{system}({} if {} else {})", filled(&format), rows::column(&input), filled(&without));
+    let system = format!("({} if {system} else '')", filled(&around));
+    let prompt = format!("{system} ~ ({} if {} else {})", filled(&format), rows::column(&input), filled(&without));
     below.parameters.set("map", json!({ "prompt": format!("{{{{ {prompt} }}}}") }), Note::Given);
     below.parameters.set("column_map", json!({ "input": "prompt", "output": output }), Note::Given);
     below.parameters.set("template", "none", Note::Given);
@@ -844,7 +1030,7 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut V
     job.hold_out(reading, "val_set_size", size, DRAWN);
 }
 
-fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>) {
+fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>, own: Option<String>) {
     let length = reading.whole("sequence_len").unwrap_or(512);
     reading.put("sequence_len", "tokens.max_seq_len", length);
     let strategy = reading.text("excess_length_strategy").unwrap_or_default();
@@ -857,23 +1043,53 @@ fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>) {
     if kinds.contains(&Kind::Preferences) {
         reading.nothing("train_on_inputs", "only responses are scored");
         reading.parameters.need("tokens.response_border", "joint", "TRL encodes prompt and response as one text.");
-        if let Some(words) = words {
-            reading.parameters.set("tokens.chat_template", words, Note::Given);
+        reading.nothing("eot_tokens", "what ends a response is the template's");
+        return match words {
+            Some(words) => {
+                reading.parameters.set("tokens.chat_template", words, Note::Given);
+                reading.nothing("chat_template", "the template is that of the type");
+            }
+            None => template(reading, own),
+        };
+    }
+    let is_chat = kinds.contains(&Kind::Conversations);
+    match reading.flag("train_on_inputs") {
+        true if is_chat => {
+            let reason = "there every turn but what the template writes around it, here every token";
+            reading.put_differing("train_on_inputs", "tokens.train_on", "all", reason);
         }
-        return reading.nothing("chat_template", "the template is that of the type, or the tokenizer's own");
+        true => reading.put("train_on_inputs", "tokens.train_on", "all"),
+        false => reading.put("train_on_inputs", "tokens.train_on", "assistant"),
     }
-    let train_on = if reading.flag("train_on_inputs") { "all" } else { "assistant" };
-    reading.put("train_on_inputs", "tokens.train_on", train_on);
-    if !kinds.contains(&Kind::Conversations) {
+    if !is_chat {
         reading.nothing("chat_template", "no rows are conversations");
-        return;
+        return reading.nothing("eot_tokens", "no rows are conversations");
     }
-    match reading.text("chat_template").as_deref() {
+    let reason = "the end of an assistant's turn is trained here, whatever the template ends it with; there only \
+        `eos_token` and `eot_tokens`";
+    match reading.is_given("eot_tokens") {
+        true => reading.nothing("eot_tokens", "the end of an assistant's turn is trained here in any case"),
+        false => reading.differs("eot_tokens", reason),
+    }
+    template(reading, own);
+}
+
+/// The template of conversations; `own` is that of the data sets.
+fn template(reading: &mut Reading<'_>, own: Option<String>) {
+    let is_jinja = own.is_none() && !reading.is_given("chat_template") && reading.is_given("chat_template_jinja");
+    let named = own.or_else(|| reading.text("chat_template"));
+    match named.as_deref().or(is_jinja.then_some("jinja")) {
         None | Some("tokenizer_default") => reading.nothing("chat_template", "the tokenizer's own"),
         Some("chatml") => reading.put("chat_template", "tokens.chat_template", "chatml"),
         Some("llama3") => reading.put("chat_template", "tokens.chat_template", rows::LLAMA3),
         Some("jinja") => match reading.text("chat_template_jinja") {
-            Some(template) => reading.put("chat_template_jinja", "tokens.chat_template", template),
+            Some(template) if template.contains("{%") || template.contains("{{") => {
+                reading.put("chat_template_jinja", "tokens.chat_template", template);
+                reading.nothing("chat_template", "`chat_template_jinja` has it");
+            }
+            Some(file) => {
+                reading.missing("chat_template_jinja", format!("`{file}` is a file: here the template itself"));
+            }
             None => reading.missing("chat_template", "`chat_template_jinja` is missing"),
         },
         Some(name) => {
@@ -924,11 +1140,15 @@ fn precision(reading: &mut Reading<'_>) {
 }
 
 fn schedule(reading: &mut Reading<'_>) {
-    if let Some(share) = reading.number("cosine_min_lr_ratio").filter(|_| reading.is_given("cosine_min_lr_ratio")) {
+    let name = reading.text("lr_scheduler").unwrap_or_default();
+    let share = reading.number("cosine_min_lr_ratio").filter(|_| reading.is_given("cosine_min_lr_ratio"));
+    if name != "cosine" {
+        reading.nothing("cosine_min_lr_ratio", "only of `cosine`");
+    } else if let Some(share) = share {
         reading.put("lr_scheduler", "train.scheduler.name", "cosine_with_min_lr");
         reading.put("cosine_min_lr_ratio", "train.scheduler.min_lr_rate", share);
     }
-    if !reading.is_given("warmup_steps") {
+    if name != "constant" && !reading.is_given("warmup_steps") {
         let (ratio, reason) = match reading.number("warmup_ratio") {
             Some(ratio) => (ratio, "the share of all steps is rounded down there, and up here".to_owned()),
             None => {
@@ -945,6 +1165,9 @@ fn when(reading: &mut Reading<'_>, job: &Job) {
     if !matches!(job.held_out, HeldOut::Nothing) {
         hugging_face::validation(reading);
         let steps = reading.number("eval_steps").filter(|steps| *steps >= 1.0);
+        if steps.is_none() && reading.is_given("eval_steps") {
+            reading.missing("eval_steps", "a share of all steps: here every so many steps");
+        }
         match (reading.whole("evals_per_epoch"), steps) {
             (Some(1), _) => reading.nothing("evals_per_epoch", "at the end of each epoch, as here"),
             (Some(times), _) => {
@@ -956,6 +1179,11 @@ fn when(reading: &mut Reading<'_>, job: &Job) {
         }
         if let Some(patience) = reading.whole("early_stopping_patience") {
             reading.put("early_stopping_patience", "train.early_stopping.patience", patience);
+            reading.parameters.need(
+                "train.keep_best",
+                true,
+                "With early stopping axolotl loads the best model at the end.",
+            );
         }
     } else if reading.is_given("early_stopping_patience") {
         reading.missing("early_stopping_patience", "there are no rows to measure the loss on");

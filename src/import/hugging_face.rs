@@ -313,16 +313,28 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
     let kind = match name.as_str() {
         "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused" | "paged_adamw_32bit"
         | "paged_adamw" => "adamw",
-        "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit" => "adamw_8bit",
+        "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit" | "adamw_torch_8bit" => "adamw_8bit",
         "lion" | "lion_32bit" | "paged_lion_32bit" | "lion_pytorch" => "lion",
         "sgd" => "sgd",
         "muon" => "muon",
         _ => {
-            let reason = format!("`{name}` is no optimizer here: adamw, adamw_8bit, sgd, lion and muon are");
-            return reading.missing(names.optimizer, reason);
+            let reason = format!(
+                "`{name}` is no optimizer here: adamw, adamw_8bit, sgd, lion and muon are; its numbers become those of \
+                 adamw"
+            );
+            reading.missing(names.optimizer, reason);
+            "adamw"
         }
     };
+    let is_sharded = ["deepspeed", "fsdp"].into_iter().any(|name| reading.has(name) && reading.is_given(name));
+    let is_half = reading.choice("fp16") == Some(true);
     match kind {
+        _ if reading.is_reported(names.optimizer) => {}
+        "adamw_8bit" if is_sharded || is_half => {
+            let reason = "8-bit moments are for the native backend (the CPU), which shards nothing and does not compute \
+                in f16: here they are in f32";
+            reading.put_differing(names.optimizer, "train.optimizer.name", "adamw", reason);
+        }
         "adamw_8bit" => {
             let reason = "8-bit moments as in bitsandbytes; here only on the native backend (the CPU)";
             reading.put_differing(names.optimizer, "train.optimizer.name", kind, reason);
@@ -333,17 +345,23 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
         }
         _ => reading.put(names.optimizer, "train.optimizer.name", kind),
     }
-    if kind != "sgd" && kind != "muon" {
+    // Muon's are those of what it leaves to AdamW.
+    let below = if kind == "muon" { "train.optimizer.adamw" } else { "train.optimizer" };
+    if kind != "sgd" {
+        let path = format!("{below}.betas");
         let betas = (reading.number("adam_beta1").unwrap_or(0.9), reading.number("adam_beta2").unwrap_or(0.999));
-        reading.put("adam_beta1", "train.optimizer.betas", json!([betas.0, betas.1]));
-        reading.put("adam_beta2", "train.optimizer.betas", json!([betas.0, betas.1]));
+        reading.put("adam_beta1", &path, json!([betas.0, betas.1]));
+        reading.put("adam_beta2", &path, json!([betas.0, betas.1]));
     }
-    if kind.starts_with("adamw") {
+    if kind.starts_with("adamw") || kind == "muon" {
         let eps = reading.number("adam_epsilon").unwrap_or(1e-8);
-        reading.put("adam_epsilon", "train.optimizer.eps", eps);
+        reading.put("adam_epsilon", &format!("{below}.eps"), eps);
     }
     let decay = reading.number("weight_decay").unwrap_or(0.0);
-    if decay > 0.0 && method == Method::Full {
+    if kind == "muon" {
+        reading.put("weight_decay", "train.optimizer.weight_decay", decay);
+        reading.put("weight_decay", "train.optimizer.adamw.weight_decay", decay);
+    } else if decay > 0.0 && method == Method::Full {
         let reason = format!("there {decay} only for matrices; here norms and biases decay as well");
         reading.put_differing("weight_decay", "train.optimizer.weight_decay", decay, reason);
     } else {
@@ -353,16 +371,23 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
 
 fn scheduler(reading: &mut Reading<'_>, names: &Names) {
     let name = reading.text(names.scheduler).unwrap_or_default();
-    let kind = match name.as_str() {
+    let kind: &str = match name.as_str() {
         "linear" | "cosine" | "polynomial" | "inverse_sqrt" | "cosine_with_restarts" | "cosine_with_min_lr" => &name,
         "warmup_stable_decay" | "constant" => &name,
         "constant_with_warmup" => "constant",
         _ => {
-            let reason = format!("`{name}` is no schedule here: docs/stages/train.md lists them");
-            return reading.missing(names.scheduler, reason);
+            let reason = match name.as_str() {
+                "one_cycle" => {
+                    "its rise is given by the warm-up there: write `scheduler: { name: one_cycle, pct_start: … }`"
+                        .to_owned()
+                }
+                _ => format!("`{name}` is no schedule here: docs/stages/train.md lists them"),
+            };
+            reading.missing(names.scheduler, reason);
+            ""
         }
     };
-    if reading.parameters.get("train.scheduler.name").is_none() {
+    if !kind.is_empty() && reading.parameters.get("train.scheduler.name").is_none() {
         reading.put(names.scheduler, "train.scheduler.name", kind);
     }
     options(reading);
@@ -432,8 +457,10 @@ fn precision(reading: &mut Reading<'_>) {
 }
 
 fn saving(reading: &mut Reading<'_>) {
+    // axolotl takes the number for the strategy, and the others have this one by default.
+    let is_by_steps = reading.is_given("save_steps") && !reading.is_given("save_strategy");
     if let Some(steps) = reading.number("save_steps")
-        && reading.text("save_strategy").as_deref() == Some("steps")
+        && (is_by_steps || reading.text("save_strategy").as_deref() == Some("steps"))
         && steps >= 1.0
     {
         let reason = "there each is a checkpoint to keep; here it is the state to resume from, and only the result of \
@@ -473,6 +500,10 @@ fn devices_of(reading: &mut Reading<'_>, devices: i64) {
     for name in ["deepspeed", "fsdp"] {
         let text = reading.text(name).filter(|text| !text.is_empty() && text != "[]" && text != "{}");
         let Some(text) = text else { continue };
+        if reading.parameters.get("train.quantize.base").is_some() {
+            reading.differs(name, "sharded there; here a base in 4 bits is whole on each device");
+            continue;
+        }
         let reason = match text.contains("zero2") || text.contains("zero1") {
             true => "there optimizer states are sharded; here weights as well (`fsdp2`), only on devices",
             false => {

@@ -343,6 +343,7 @@ pub(crate) fn is_of_the_machine(problem: &Problem) -> bool {
         "no-chat-template",
         "unknown-module",
         "bad-source",
+        "no-device",
     ];
     problem.severity == Severity::Warning || CODES.contains(&problem.code)
 }

@@ -45,6 +45,12 @@ impl Parameters {
         self.0.iter().find(|parameter| parameter.path == path).map(|parameter| &parameter.value)
     }
 
+    /// Whether a parameter of this path is set, or one above or below it.
+    pub(super) fn touches(&self, path: &str) -> bool {
+        let is_below = |path: &str, above: &str| path.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'));
+        self.0.iter().any(|known| known.path == path || is_below(&known.path, path) || is_below(path, &known.path))
+    }
+
     pub(super) fn remove(&mut self, path: &str) -> Option<Parameter> {
         let at = self.0.iter().position(|parameter| parameter.path == path)?;
         Some(self.0.remove(at))

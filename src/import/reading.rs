@@ -57,6 +57,10 @@ impl<'a> Reading<'a> {
                 given.push(entry);
                 continue;
             }
+            // Whatever it is, it is not set.
+            if entry.value.value == Value::Null {
+                continue;
+            }
             let help = suggest::nearest(&entry.key, keys.0.iter().map(|key| key.name))
                 .map(|name| format!("did you mean `{name}`?"));
             problems.push(unknown_key(&entry.key, entry.key_span, &tool).with_help_if(help));
@@ -295,9 +299,22 @@ impl<'a> Reading<'a> {
                         self.plain(name, path, becomes);
                     }
                 }
-                Becomes::Read(path) if given => {
+                Becomes::Read(_) if given && self.value(name) == Value::Bool(false) => {
+                    self.nothing(name, "off, as here");
+                }
+                // A path without a dot is that of a stage, and the method is the job's.
+                Becomes::Read(path)
+                    if given && (self.parameters.touches(path) || !path.contains('.') || path == "train.method") =>
+                {
                     let item = self.item(name, Some(path), None);
                     self.lists.same.push(item);
+                }
+                Becomes::Read(_) if given && self.is_harmless(name, default) => self.nothing(name, "off, as here"),
+                Becomes::Read(_) if given => {
+                    self.differs(
+                        name,
+                        "nothing is written for it: it is the default here, or has no effect on this job",
+                    );
                 }
                 Becomes::Nothing(why) => self.nothing(name, why),
                 Becomes::Missing(what) if given && !self.is_harmless(name, default) => self.missing(name, what),
@@ -400,7 +417,8 @@ fn default_value(text: &str) -> Value {
 /// A number that was quoted: PyYAML takes `1e-4` for a string, so tools make numbers of strings.
 fn numeric(value: Value) -> Value {
     match &value {
-        Value::String(text) if !text.is_empty() => match scalar::plain(text) {
+        // PyYAML reads underscores between digits.
+        Value::String(text) if !text.is_empty() => match scalar::plain(&text.replace('_', "")) {
             number @ (Value::Integer(_) | Value::Float(_)) => number,
             _ => value,
         },

@@ -70,6 +70,8 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
         let reason = "with a limit torchtune's Qwen tokenizers mask the last token of every row, so that the end of a \
             response is not trained; here it is";
         below.differs("max_seq_len", reason);
+    } else {
+        below.nothing("max_seq_len", "`max_seq_len` of the stage `tokens`");
     }
     tokenizer.prompt_template = prompt_template(&mut below, node);
     below.finish();
