@@ -1,7 +1,7 @@
 //! Command lines and shell scripts: words with their places.
 //!
 //! No crate that splits words keeps where each was, and a mistake in a command line is shown at its word. What a shell
-//! would work out (`$(…)`, globs) is not worked out; variables that the script sets itself are.
+//! would work out (`$(…)` but `$(expr A / B)`, globs) is not worked out; variables that the script sets itself are.
 
 use std::collections::BTreeMap;
 
@@ -138,8 +138,35 @@ impl Lexer<'_> {
         Word { text, span }
     }
 
-    /// `$NAME` and `${NAME}`.
+    /// `$(expr A op B)` of whole numbers: how scripts divide a batch by their processes.
+    fn arithmetic(&mut self) -> Option<i64> {
+        let behind = self.rest().strip_prefix("$(")?;
+        let (inner, _) = behind.split_once(')')?;
+        let words: Vec<String> = inner.split_whitespace().map(|word| self.filled(word)).collect();
+        let [program, one, operator, other] = words.as_slice() else { return None };
+        let (one, other) = (one.parse::<i64>().ok()?, other.parse::<i64>().ok()?);
+        let value = match (program.as_str(), operator.trim_matches(['\\', '\'', '"'])) {
+            ("expr", "+") => one.checked_add(other),
+            ("expr", "-") => one.checked_sub(other),
+            ("expr", "*") => one.checked_mul(other),
+            ("expr", "/") => one.checked_div(other),
+            _ => None,
+        };
+        self.at += if value.is_some() { inner.len() + 3 } else { 0 };
+        value
+    }
+
+    /// A word, or the value of the variable that it is.
+    fn filled(&self, word: &str) -> String {
+        let name = word.strip_prefix('$').map(|name| name.trim_matches(['{', '}']));
+        name.and_then(|name| self.variables.get(name)).cloned().unwrap_or_else(|| word.to_owned())
+    }
+
+    /// `$NAME`, `${NAME}`, and what [`Self::arithmetic`] works out.
     fn variable(&mut self, text: &mut String) {
+        if let Some(value) = self.arithmetic() {
+            return text.push_str(&value.to_string());
+        }
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         let behind = &self.rest()[1..];
         let (name, len) = match behind.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
@@ -203,6 +230,15 @@ mod tests {
         assert_eq!(commands[0].0, [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "x y".to_owned())]);
         assert_eq!(commands[0].1, ["swift", "sft", "--model", "a b", "--x=it's"]);
         assert_eq!(commands[1].1, ["tune", "run", "x"]);
+    }
+
+    #[test]
+    fn a_quotient_is_worked_out() {
+        let (commands, problems) = read("nproc_per_node=4\nswift sft --x $(expr 16 / $nproc_per_node) --y 1");
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(commands[0].1, ["swift", "sft", "--x", "4", "--y", "1"]);
+        let (_, problems) = read("swift sft --x $(nproc) --y $(expr 1 / 0)");
+        assert_eq!(problems.len(), 2, "{problems:?}");
     }
 
     #[test]

@@ -178,6 +178,8 @@ impl Job {
             let mut merged = own(&[("model", self.model().into()), ("adapter", trained.into())]);
             if self.parameters.get("train.quantize.base").is_some() {
                 merged.extend(&own(&[("into", "dequantized".into())]));
+            } else if self.parameters.get("train.quantize.aware").is_some() {
+                merged.extend(&own(&[("into", "original".into())]));
             }
             stage(&mut writer, "merged", "merge", &merged);
         }

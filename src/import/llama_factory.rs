@@ -345,6 +345,9 @@ fn stage(reading: &mut Reading<'_>) -> Stage {
     Stage::Preferences
 }
 
+/// Losses that compare with a reference.
+const HAVE_REFERENCE: &[&str] = &["dpo", "robust", "ipo", "hinge", "kto", "apo_zero", "apo_down", "nca", "sppo"];
+
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     match reading.text("finetuning_type").as_deref() {
         Some("full") => job.method = Method::Full,
@@ -374,6 +377,14 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
     }
     if let Some(folder) = reading.text("adapter_name_or_path") {
         job.go_on_from(reading, "adapter_name_or_path", &folder, places);
+        if reading
+            .parameters
+            .get("train.loss.name")
+            .is_some_and(|loss| HAVE_REFERENCE.contains(&loss.as_str().unwrap_or_default()))
+        {
+            let reason = "The base without any adapter is LLaMA-Factory's reference.";
+            reading.parameters.need("train.reference", "disabled", reason);
+        }
     }
 }
 
@@ -491,7 +502,11 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
         None => Some(usual.to_owned()),
     };
     let other = ["images", "videos", "audios"];
-    if let Some(name) = other.iter().find(|name| of("columns", name).is_some()) {
+    if of("columns", "tools").is_some() {
+        let reason = "`tools`: calls of functions are turns of their own there; here they are `tool_calls` of an \
+            assistant's turn, with `column_map: { tools: … }`";
+        below.missing("columns", reason);
+    } else if let Some(name) = other.iter().find(|name| of("columns", name).is_some()) {
         below.missing("columns", format!("`{name}`: only text is supported"));
     } else {
         below.nothing("columns", "the columns of the stage");

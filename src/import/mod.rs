@@ -137,7 +137,10 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     if let Some(rejected) = rejected {
         terminal::tell(render::problems(&rejected.sources, &rejected.problems, Look::stderr()));
         if is_ours {
-            let message = "the imported file does not validate, which is a mistake of `pipeline import`";
+            let message = match imported.lists.missing.is_empty() {
+                true => "the imported file does not validate, which is a mistake of `pipeline import`",
+                false => "without what is not carried over the file does not validate, and is not written",
+            };
             return Err(Failure::wrong(message));
         }
     }
@@ -283,6 +286,11 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
         format!("Written by `pipeline import` from what {} would do.", reading.tool),
         "A comment above a key explains a different meaning there; one after it, that it was not set there.".to_owned(),
     ];
+    if !reading.lists.missing.is_empty() {
+        let mut keys: Vec<&str> = reading.lists.missing.iter().map(|item| item.key.as_str()).collect();
+        keys.dedup();
+        job.head.push(format!("Without what is not carried over: {}.", keys.join(", ")));
+    }
     Imported { tool: reading.tool, job, lists: reading.lists, problems: reading.problems }
 }
 

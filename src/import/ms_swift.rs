@@ -142,8 +142,6 @@ pub(super) fn keys() -> Keys {
                 "load_data_args",
                 "ignore_args_error",
                 "resume_only_model",
-                "model_name",
-                "model_author",
                 "swanlab_project",
                 "swanlab_token",
                 "swanlab_workspace",
@@ -173,7 +171,6 @@ pub(super) fn keys() -> Keys {
                 "top_logprobs",
                 "val_dataset_shuffle",
                 "data_seed",
-                "agent_template",
                 "template_backend",
                 "freeze_llm",
                 "freeze_vit",
@@ -182,8 +179,6 @@ pub(super) fn keys() -> Keys {
                 "custom_dataset_info",
                 "eval_limit",
                 "eval_use_evalscope",
-                "lora_bias",
-                "init_weights",
                 "bnb_4bit_compute_dtype",
                 "bnb_4bit_quant_storage",
                 "router_aux_loss_coef",
@@ -195,6 +190,13 @@ pub(super) fn keys() -> Keys {
         .read("bnb_4bit_use_double_quant=true", "train.quantize.double_quantization")
         .missing(OTHER_BASE, &["hqq_axis"])
         .read("new_special_tokens", "wider.added_special_tokens")
+        .missing(
+            "it replaces a placeholder in the rows of `swift/self-cognition`: here with `map` of the stage",
+            &["model_name", "model_author"],
+        )
+        .missing("an adapter begins with random values and zeros", &["init_weights=true", "init_lora_weights=true"])
+        .missing("biases are not trained with an adapter", &["lora_bias=none"])
+        .missing("the chat template writes tools", &["agent_template"])
         .missing(
             "not supported here",
             &[
@@ -245,6 +247,9 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     let mut job = Job::default();
     let is_pretraining = verb == Some("pt");
     let is_preference = verb == Some("rlhf") || verb.is_none() && reading.is_given("rlhf_type");
+    if is_pretraining {
+        reading.by_default("loss_scale", "all");
+    }
     loss(reading, is_preference);
     reading.require("model", Span { len: 0, ..root.span });
     reading.require("dataset", Span { len: 0, ..root.span });
@@ -441,9 +446,10 @@ fn dataset(
         Some(Shape::Preference) => {
             reading.missing(key, format!("`{name}` has preferences, which `swift sft` does not train on"));
         }
-        Some(Shape::Text(_)) | None => guessed(reading, key, &mut rows, name, &renamed),
+        Some(Shape::Text(_)) | None => guessed(reading, key, &mut rows, name, &renamed, is_pretraining),
     }
-    shapes.extend(columns.as_deref().and_then(Shape::of));
+    let guess = is_pretraining.then(|| Shape::Text("text".to_owned()));
+    shapes.extend(columns.as_deref().and_then(Shape::of).or(guess));
     rows
 }
 
@@ -465,16 +471,26 @@ fn guessed(
     rows: &mut Parameters,
     name: &str,
     renamed: &[(String, String)],
+    is_pretraining: bool,
 ) {
     let first = |names: &[&str]| {
         let renamed = renamed.iter().filter(|(_, to)| names.contains(&to.as_str())).map(|(from, _)| from.as_str());
         let columns: Vec<String> = renamed.chain(names.iter().copied()).map(rows::column).collect();
         columns.join(" or ")
     };
-    let user = first(&["query", "prompt", "input", "instruction", "question", "problem"]);
-    let assistant = first(&["response", "answer", "output", "target", "solution", "completion"]);
+    if is_pretraining {
+        let reason = format!("the columns of `{name}` are not known: plain text in `text` is read");
+        reading.differs(key, reason);
+        return rows::text(rows, "text");
+    }
+    let input = rows::column("input");
+    let alpaca = format!("({} if {input} else '')", rows::instruction("instruction", "input"));
+    let user = format!("{alpaca} or {}", first(&["query", "prompt", "input", "instruction", "question", "problem"]));
+    let names = ["response", "answer", "output", "targets", "target", "answer_key", "answers", "solution", "text"];
+    let assistant = format!("{} or {}", first(&names), first(&["completion", "content"]));
     let pair = format!("[{{'role': 'user', 'content': {user}}}, {{'role': 'assistant', 'content': {assistant}}}]");
-    let expression = format!("{{{{ row['messages'] or row['conversations'] or {pair} }}}}");
+    let [messages, conversations] = ["messages", "conversations"].map(rows::column);
+    let expression = format!("{{{{ {messages} or {conversations} or {pair} }}}}");
     rows.set("map", json!({ "messages": expression }), Note::Given);
     let reason = format!(
         "the columns of `{name}` are not known: `messages`, `conversations`, or a question and an answer by the names \

@@ -209,7 +209,7 @@ impl<'a> Reading<'a> {
     pub(super) fn require(&mut self, name: &str, span: Span) {
         if !self.is_given(name) {
             let message = format!("`{name}` is missing");
-            let label = format!("{} requires it", self.tool);
+            let label = format!("a training by {} requires it", self.tool);
             self.problems.push(Problem::error("missing-key", span, message, label));
         }
     }

@@ -327,3 +327,38 @@ fn what_is_imported_runs() {
     project.write("b.yaml", &text.replace(base, fresh));
     project.run(&["run", "b.yaml", "--smoke"]).ends_with(0);
 }
+
+/// A data set of a hub cannot be looked at, so its rows are made of whatever columns they turn out to have.
+#[test]
+fn rows_that_cannot_be_seen_are_read_by_the_names_that_ms_swift_looks_for() {
+    let project = Project::new();
+    let imported = project.run(&["import", "-o", "out.yaml", "--", "swift", "sft", "--model=a/b", "--dataset=c/d"]);
+    assert_eq!(imported.code, Some(0), "{imported}");
+    let text = fs::read_to_string(project.path("out.yaml")).unwrap();
+    let (before, behind) = text.split_once("source: ").unwrap();
+    let (_, behind) = behind.split_once('\n').unwrap();
+    project.write("out.yaml", &format!("{before}source: ./rows.jsonl\n{behind}"));
+    for (row, user, assistant) in [
+        (r#"{"query": "q", "response": "r"}"#, "q", "r"),
+        (r#"{"instruction": "Translate.", "input": "Guten Tag", "output": "o"}"#, "Translate.\nGuten Tag", "o"),
+        (r#"{"instruction": "Sing.", "input": "", "output": "o"}"#, "Sing.", "o"),
+        (r#"{"conversations": [{"from": "human", "value": "h"}, {"from": "gpt", "value": "g"}]}"#, "h", "g"),
+        (r#"{"question": "q", "answer_key": "k"}"#, "q", "k"),
+    ] {
+        project.write("rows.jsonl", row);
+        let ran = project.run(&["run", "out.yaml", "--until", "rows"]);
+        assert_eq!(ran.code, Some(0), "{row}: {ran}");
+        let shown = project.run(&["show", "out.yaml", "rows"]).stdout;
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        let turn = |role: &str| {
+            let at = lines.iter().position(|line| *line == role).unwrap_or_else(|| panic!("{row}: {shown}"));
+            lines[at + 1..]
+                .iter()
+                .take_while(|line| !line.is_empty() && !line.ends_with(':'))
+                .copied()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(turn("user:").join("\n"), user, "{row}: {shown}");
+        assert_eq!(turn("assistant:").join("\n"), assistant, "{row}: {shown}");
+    }
+}

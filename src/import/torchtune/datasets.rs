@@ -82,7 +82,19 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
 }
 
 fn prompt_template(below: &mut Reading<'_>, node: &Node) -> Option<(String, String)> {
-    let template = node.get("prompt_template").filter(|template| template.value != Value::Null)?;
+    let Some(template) = node.get("prompt_template") else {
+        // Two tokenizers have one by default.
+        let (name, _) = component(Some(node)).unwrap_or_default();
+        let (before, behind) = match name.as_str() {
+            "llama2_tokenizer" | "mistral_tokenizer" => named("MistralChatTemplate")?,
+            _ => return None,
+        };
+        below.differs("prompt_template", APART);
+        return Some((before.to_owned(), behind.to_owned()));
+    };
+    if template.value == Value::Null {
+        return None;
+    }
     if let Value::Map(entries) = &template.value {
         let around = |role: &str| {
             let texts = template.get(role)?.to_json();
@@ -117,6 +129,8 @@ fn named(name: &str) -> Option<(&'static str, &'static str)> {
         "SummarizeTemplate" => Some(("Summarize this dialogue:\n", "\n---\nSummary:\n")),
         "GrammarErrorCorrectionTemplate" => Some(("Correct this to standard English: ", "\n---\nCorrected: ")),
         "QuestionAnswerTemplate" => Some(("Question: ", "\n\nAnswer: ")),
+        // That of Llama 2 also writes system messages, which rows of one turn have not.
+        "MistralChatTemplate" | "Llama2ChatTemplate" => Some(("[INST] ", " [/INST] ")),
         _ => None,
     }
 }

@@ -226,9 +226,14 @@ fn checkpointer(reading: &mut Reading<'_>, root: &Node, repository: Option<&'sta
     let folder = below.text("checkpoint_dir").unwrap_or_default();
     match (places.find(&folder).filter(|path| path.join("config.json").exists()), repository) {
         (None, Some(repository)) => {
+            let name = folder.trim_end_matches('/').rsplit('/').find(|name| *name != "original").unwrap_or_default();
+            // The Hub's names had `Meta-` in front at first.
+            let plain = |name: &str| name.trim_start_matches("Meta-").to_owned();
+            let is_other = plain(name) != plain(repository.rsplit('/').next().unwrap_or_default());
+            let other = if is_other { "; its name is that of another model" } else { "" };
             let reason = format!(
                 "`{folder}` is not on this machine; the model's repository on the Hub in its place (`path: FOLDER` for \
-                 a folder)"
+                 a folder){other}"
             );
             below.put_differing("checkpoint_dir", "base.repo", repository, reason);
             below.parameters.need("base.exclude", json!(["original/*"]), "Meta's own format of the same weights.");
