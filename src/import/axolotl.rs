@@ -241,6 +241,7 @@ pub(super) fn keys() -> Keys {
                 "swanlab_log_model",
                 "swanlab_lark_webhook_url",
                 "swanlab_lark_secret",
+                "swanlab_log_completions",
                 "profiler_steps",
                 "profiler_steps_start",
                 "include_tkps",
@@ -460,6 +461,11 @@ pub(super) fn keys() -> Keys {
                 "kd_online_server_base_url",
                 "gptq_groupsize",
                 "gptq_model_v1",
+                "gptq_disable_exllama",
+                "nvfp4_merge_aware",
+                "use_dsv4_kernels",
+                "dsv4_fp4_grouped_mode",
+                "base_model_ignore_patterns",
             ],
         )
         .and(hugging_face::keys())

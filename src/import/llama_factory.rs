@@ -203,6 +203,91 @@ pub(super) fn keys() -> Keys {
                 "reward_model_type=lora",
             ],
         )
+        .nothing(
+            "of prediction, export, evaluation or serving, no part of a training",
+            &[
+                "export_quantization_bit",
+                "export_quantization_dataset",
+                "export_quantization_nsamples",
+                "export_quantization_maxlen",
+                "export_hub_model_id",
+                "vllm_enforce_eager",
+                "vllm_max_lora_rank",
+                "vllm_config",
+                "sglang_maxlen",
+                "sglang_mem_fraction",
+                "sglang_tp_size",
+                "sglang_config",
+                "sglang_lora_backend",
+                "do_sample",
+                "temperature",
+                "top_p",
+                "top_k",
+                "num_beams",
+                "max_length",
+                "max_new_tokens",
+                "repetition_penalty",
+                "length_penalty",
+                "skip_special_tokens",
+                "generation_max_length",
+                "generation_num_beams",
+                "generation_config",
+                "task",
+                "task_dir",
+                "batch_size",
+                "lang",
+                "n_shot",
+                "save_dir",
+                "download_mode",
+            ],
+        )
+        .nothing(
+            "of a method or a program that its own key names",
+            &[
+                "galore_proj_type",
+                "galore_layerwise",
+                "apollo_update_interval",
+                "apollo_scale",
+                "apollo_proj",
+                "apollo_proj_type",
+                "apollo_scale_type",
+                "apollo_layerwise",
+                "apollo_scale_front",
+                "badam_start_block",
+                "badam_switch_mode",
+                "badam_switch_interval",
+                "badam_update_ratio",
+                "badam_mask_mode",
+                "badam_verbose",
+                "swanlab_lark_webhook_url",
+                "swanlab_lark_secret",
+                "ray_init_kwargs",
+                "master_addr",
+                "master_port",
+                "kt_weight_path",
+                "kt_expert_checkpoint_path",
+                "kt_use_lora_experts",
+                "kt_lora_expert_num",
+                "kt_lora_expert_intermediate_size",
+                "profiler_wait_steps",
+                "profiler_warmup_steps",
+                "profiler_active_steps",
+                "profiler_repeat",
+                "profiler_record_shapes",
+                "profiler_profile_memory",
+                "profiler_with_stack",
+                "profile_modules",
+                "fp8_enable_fsdp_float8_all_gather",
+                "image_do_pan_and_scan",
+                "crop_to_patches",
+                "use_audio_in_video",
+                "audio_sampling_rate",
+                "init_special_tokens",
+                "ref_model_quantization_bit",
+                "reward_model_quantization_bit",
+                "sortish_sampler",
+            ],
+        )
         .read("add_tokens", "wider.added_tokens")
         .read("add_special_tokens", "wider.added_special_tokens")
         .nothing("tables grow where tokens are added", &["resize_vocab"])
@@ -341,6 +426,12 @@ fn stage(reading: &mut Reading<'_>) -> Stage {
             return if other == "pt" { Stage::Pretraining } else { Stage::Sft };
         }
     };
+    // LLaMA-Factory adds it to any loss, the others to those of DPO's kind.
+    if let Some(weight) =
+        reading.number("pref_ftx").filter(|weight| *weight > 0.0 && matches!(&*which, "kto" | "simpo"))
+    {
+        reading.put("pref_ftx", "train.loss.sft_weight", weight);
+    }
     preference::loss(reading, &PREFERENCE, &which, Smoothing::Conservative);
     Stage::Preferences
 }

@@ -43,7 +43,7 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
         .read("prompt_template", "rows.map")
         .nothing(
             "the tokenizer is that of the checkpoint",
-            &["path", "merges_file", "special_tokens_path", "bos", "eos"],
+            &["path", "vocab_path", "merges_path", "merges_file", "special_tokens_path", "bos", "eos"],
         )
         .missing("not supported by `tokenize`", &["truncation_type=right", "tokenizer_config_json_path"]);
     let mut below = reading.below(keys, node);
