@@ -53,8 +53,8 @@ pub(crate) struct ModelArgs {
     tokenizer: Option<PathBuf>,
     /// The chat template: a family's name, or a Jinja template [default: the one that the model was trained with, else
     /// its own].
-    #[arg(long, value_name = "TEMPLATE", help_heading = MODEL)]
-    chat_template: Option<String>,
+    #[arg(long, value_name = "TEMPLATE", value_parser = ChatTemplateChoice::known, help_heading = MODEL)]
+    chat_template: Option<ChatTemplateChoice>,
     /// The backend [default: this program if it supports the device, else the torch worker].
     #[arg(long, value_enum, default_value = "auto", hide_default_value = true, help_heading = MODEL)]
     backend: BackendArg,
@@ -249,13 +249,17 @@ impl ModelArgs {
                 "static batches: requests that wait at the same time start together, and no request joins them later",
             );
         }
-        let chat_template = self.chat_template.as_deref().map(ChatTemplateChoice::new);
+        let positions = engine.max_position_embeddings();
+        if let Some(asked) = self.max_model_len.filter(|asked| *asked as usize > positions) {
+            let message = format!("`--max-model-len {asked}` is more than the model's {positions} positions");
+            return Err(Failure::wrong(message).with_help("leave it out for all of them"));
+        }
         let vocabulary = Vocabulary {
             stop_token_ids: token_ids_of_model(&source.base, &tokenizer)?,
             models: RwLock::default(),
             prompt: source.prompt.clone(),
-            chat_template,
-            positions: engine.max_position_embeddings(),
+            chat_template: self.chat_template.clone(),
+            positions,
             vocab_size: engine.vocab_size(),
             tokenizer,
             grammars: OnceLock::new(),

@@ -168,8 +168,8 @@ fn each_case_of(tool: &str) {
             .iter()
             .filter(|problem| problem["severity"] == "error")
             .collect();
-        // The adapter that one of them goes on from is not there, and neither is a model that no hub is known for, nor the
-        // worker that computes in f16.
+        // The adapter that one of them goes on from is not there, and neither is a model that no hub is known for, nor
+        // the worker that computes in f16.
         let is_missing = |problem: &&Value| {
             let is_named =
                 ["./adapter", "/tmp/Llama"].iter().any(|name| problem["message"].as_str().unwrap().contains(name));

@@ -494,6 +494,25 @@ fn an_adapter_is_served_once_a_run_has_made_it_and_so_is_a_newer_one() {
     assert_eq!(models(), ["fresh", "adapter"]);
     let wrong = ["serve", "serve.yaml", "fresh", "--watch"];
     server.project.run(&wrong).ends_with(2);
+    let wrong = server.project.run(&["serve", "serve.yaml", "fresh", "--chat-template", "chatlm"]).ends_with(2);
+    assert!(wrong.stderr.contains("chatml"), "{}", wrong.stderr);
+    let wrong = server.project.run(&["serve", "serve.yaml", "fresh", "--max-model-len", "99999"]).ends_with(2);
+    assert!(wrong.stderr.contains("positions"), "{}", wrong.stderr);
+}
+
+#[test]
+fn streamed_tokens_count_the_characters_before_them() {
+    let server = start(&[]);
+    let mut request = json!({ "model": "fresh", "prompt": "the fox", "max_tokens": 5, "logprobs": 0, "temperature": 0,
+        "logit_bias": { "1": -100 } });
+    let whole = server.post("/v1/completions", &request).1["choices"][0]["logprobs"]["text_offset"].clone();
+    request["stream"] = json!(true);
+    let (_, events) = server.ask(&head("/v1/completions"), &request.to_string());
+    let chunks = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let offsets = |chunk: &Value| chunk["choices"][0]["logprobs"]["text_offset"].as_array().cloned();
+    let streamed: Vec<Value> = chunks.filter_map(|chunk| offsets(&chunk)).flatten().collect();
+    assert_eq!(json!(streamed), whole);
+    assert!(streamed.len() == 5 && streamed[4].as_u64() > Some(0), "{streamed:?}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ stages:
         num_key_value_heads: 2, max_position_embeddings: 128 }
   scores:
     uses: evaluate
-    with: { model: fresh, tasks: [./tasks/sums.yaml], task_data: ./tasks, max_new_tokens: 4 }
+    with: { model: fresh, tasks: [./tasks/sums.yaml], task_data: ./tasks }
   again:
     uses: evaluate
     with: { model: fresh, tasks: [./tasks/sums.yaml, ./tasks/words.yaml], task_data: ./tasks, limit: 2, num_fewshot: 1, compare_with: scores }
@@ -228,6 +228,16 @@ fn what_is_wrong_with_a_task_is_told_with_its_place() {
 }
 
 #[test]
+fn tasks_are_rendered_by_the_template_that_the_stage_gives() {
+    let project = project();
+    let changes = ["again.apply_chat_template=true", "again.chat_template=chatml", "again.compare_with=null"];
+    let arguments = [&["run", "tasks.yaml", "--until", "again"], &changes[..]].concat();
+    project.run(&arguments).ends_with(0);
+    let asked = texts(&project.path("again/samples_words.parquet"), "arguments");
+    assert!(!asked.is_empty() && asked.iter().all(|text| text.contains("<|im_start|>user")), "{asked:?}");
+}
+
+#[test]
 fn parameters_that_do_not_go_together_are_told_at_once() {
     let project = project();
     let wrong = |change: &str, code: &str| {
@@ -239,6 +249,11 @@ fn parameters_that_do_not_go_together_are_told_at_once() {
     wrong("scores.tasks=hellaswaq", "hellaswag");
     wrong("scores.fewshot_as_multiturn=true", "apply_chat_template");
     wrong("scores.tasks=[piqa, piqa]", "named twice");
+    wrong("scores.max_new_tokens=4", "max_gen_toks");
+    wrong("scores.metrics=[rouge]", "metric_list");
+    wrong("scores.stop_strings=[x]", "until");
+    wrong("scores.system_prompt=You answer.", "system_instruction");
+    wrong("scores.chat_template=chatml", "apply_chat_template");
     let run = project.run(&["run", "tasks.yaml", "scores.tasks=piqa", "--until", "scores"]).ends_with(1);
     assert!(run.stderr.contains("piqa/validation.jsonl"), "{}", run.stderr);
     std::fs::create_dir(project.path("tasks/piqa")).unwrap();

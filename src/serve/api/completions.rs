@@ -1,5 +1,6 @@
 //! `POST /v1/completions`: texts or token ids as they stand.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -158,8 +159,13 @@ struct Listed<'a> {
 
 impl<'a> Listed<'a> {
     fn new(vocabulary: &'a Vocabulary) -> Self {
+        Self::from(vocabulary, 0)
+    }
+
+    /// Begins after so many characters.
+    fn from(vocabulary: &'a Vocabulary, offset: usize) -> Self {
         let (tokens, token_logprobs, top_logprobs, text_offset) = Default::default();
-        Self { vocabulary, tokens, token_logprobs, top_logprobs, text_offset, offset: 0 }
+        Self { vocabulary, tokens, token_logprobs, top_logprobs, text_offset, offset }
     }
 
     fn push(&mut self, id: u32, found: Option<&TokenLogprobs>) {
@@ -197,9 +203,20 @@ pub(super) struct CompletionChunks {
     pub(super) include_usage: bool,
     pub(super) wants_logprobs: bool,
     pub(super) vocabulary: Arc<Vocabulary>,
+    /// Characters of the listed tokens of each choice so far.
+    pub(super) offsets: BTreeMap<usize, usize>,
 }
 
 impl CompletionChunks {
+    /// The lists of one token, which counts on from those before it.
+    fn listed(&mut self, index: usize, id: u32, found: Option<&TokenLogprobs>) -> Value {
+        let offset = self.offsets.entry(index).or_default();
+        let mut listed = Listed::from(&self.vocabulary, *offset);
+        listed.push(id, found);
+        *offset = listed.offset;
+        listed.json()
+    }
+
     fn chunk(&self, index: usize, text: &str, logprobs: Option<Value>, finish: Option<Finish>) -> Value {
         self.head.chunk(OBJECT, choice(index, text, logprobs, finish), self.include_usage)
     }
@@ -215,20 +232,13 @@ impl Chunks for CompletionChunks {
         if text.is_empty() && found.is_none() {
             return None;
         }
-        let logprobs = found.map(|(id, found)| {
-            let mut listed = Listed::new(&self.vocabulary);
-            listed.push(id, found);
-            listed.json()
-        });
+        let logprobs = found.map(|(id, found)| self.listed(index, id, found));
         Some(self.chunk(index, text, logprobs, None))
     }
 
     fn last(&mut self, index: usize, finish: Finish, stop_token: Option<&ChosenToken>) -> Vec<Value> {
-        let stop_token = stop_token.filter(|_| self.wants_logprobs).map(|token| {
-            let mut listed = Listed::new(&self.vocabulary);
-            listed.push(token.id, token.logprobs.as_ref());
-            listed.json()
-        });
+        let stop_token = stop_token.filter(|_| self.wants_logprobs);
+        let stop_token = stop_token.map(|token| self.listed(index, token.id, token.logprobs.as_ref()));
         vec![self.chunk(index, "", stop_token, Some(finish))]
     }
 

@@ -264,7 +264,7 @@ impl Api {
         if request.options.stream {
             let (include_usage, wants_logprobs) = (request.options.include_usage, request.logprobs.is_some());
             let vocabulary = Arc::clone(&self.vocabulary);
-            let chunks = CompletionChunks { head, include_usage, wants_logprobs, vocabulary };
+            let chunks = CompletionChunks { head, include_usage, wants_logprobs, vocabulary, offsets: BTreeMap::new() };
             return Ok(Response::events(Box::new(Stream::new(choices, chunks, prompt_tokens, include_usage))));
         }
         let (completed, usage) = completed(choices, prompt_tokens).await?;

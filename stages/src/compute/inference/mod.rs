@@ -67,6 +67,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::forecast::{inference_bytes, model_config, not_native, say_not_native, stored_dtype};
 use crate::smoke::{self, Lowered};
 
+/// Tokens of a completion at most, where a file does not say it.
+pub const DEFAULT_NEW_TOKENS: usize = 128;
+
 /// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
 #[derive(Parameters, Debug)]
 pub struct InferenceParams {
@@ -80,7 +83,7 @@ pub struct InferenceParams {
     #[semantic]
     pub tokenizer: Option<Input<TokenizerArtifact>>,
     /// Maximum length of a completion, in tokens.
-    #[semantic(default = 128, range = 1..)]
+    #[semantic(default = DEFAULT_NEW_TOKENS, range = 1..)]
     pub max_new_tokens: usize,
     /// Minimum length of a completion: no end of text and no stop token before.
     #[semantic(default = 0)]

@@ -18,7 +18,7 @@ mod train_on;
 pub use chat::{ChatError, ChatTemplate, Turn};
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
 pub use named::NamedTemplate;
-pub use params::{ChatTemplateChoice, PROMPT, PromptParams};
+pub use params::{ChatTemplateChoice, PROMPT, PromptParams, UnknownTemplate};
 pub use preference::{Responded, ResponseBorder};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};

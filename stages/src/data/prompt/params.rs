@@ -108,6 +108,33 @@ impl ChatTemplateChoice {
         Self(name_or_text.into())
     }
 
+    /// The same of a text that a user has written: a name that is known, or Jinja that compiles.
+    ///
+    /// # Errors
+    /// Says what is wrong with it, and what may be done.
+    pub fn known(text: &str) -> Result<Self, UnknownTemplate> {
+        let names = named::ALL.iter().map(|template| template.name);
+        if names.clone().any(|name| name == text) {
+            return Ok(Self(text.to_owned()));
+        }
+        if text.contains("{{") || text.contains("{%") {
+            return match ChatTemplate::new(text, BTreeMap::new()) {
+                Ok(_) => Ok(Self(text.to_owned())),
+                Err(error) => Err(UnknownTemplate {
+                    message: error.to_string(),
+                    label: "a Jinja template that can be compiled is expected",
+                    help: None,
+                }),
+            };
+        }
+        let names: Vec<&str> = names.collect();
+        Err(UnknownTemplate {
+            message: format!("there is no chat template `{text}`"),
+            label: "neither a known name nor a Jinja template",
+            help: suggest::help(text, "chat template", names.iter()),
+        })
+    }
+
     /// The name or text, as the file gives it.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -124,34 +151,30 @@ impl ChatTemplateChoice {
     }
 }
 
+/// A text that is no chat template.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}{}", help.as_ref().map_or_else(String::new, |help| format!(": {help}")))]
+pub struct UnknownTemplate {
+    message: String,
+    /// What is wrong at its place.
+    label: &'static str,
+    help: Option<String>,
+}
+
 impl Parameter for ChatTemplateChoice {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let Value::String(text) = &node.value else {
             reader.wrong_type(node, "a string");
             return None;
         };
-        let names = named::ALL.iter().map(|template| template.name);
-        if names.clone().any(|name| name == text) {
-            return Some(Self(text.clone()));
+        match Self::known(text) {
+            Ok(choice) => Some(choice),
+            Err(UnknownTemplate { message, label, help }) => {
+                let help = help.map(|help| format!("{help}\nwrite a Jinja template as a block: `chat_template: |`"));
+                reader.problems.push(Problem::error("bad-value", node.span, message, label).with_help_if(help));
+                None
+            }
         }
-        if text.contains("{{") || text.contains("{%") {
-            return match ChatTemplate::new(text, BTreeMap::new()) {
-                Ok(_) => Some(Self(text.clone())),
-                Err(error) => {
-                    reader.bad_value(node, error.to_string(), "a Jinja template that can be compiled");
-                    None
-                }
-            };
-        }
-        let names: Vec<&str> = names.collect();
-        let help = suggest::help(text, "chat template", names.iter())
-            .map(|help| format!("{help}\nwrite a Jinja template as a block: `chat_template: |`"));
-        let message = format!("there is no chat template `{text}`");
-        reader.problems.push(
-            Problem::error("bad-value", node.span, message, "neither a known name nor a Jinja template")
-                .with_help_if(help),
-        );
-        None
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {

@@ -316,7 +316,11 @@ impl Prompter {
         self.bos(tokenizer).is_some()
     }
 
-    pub(super) fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
+    /// The template of conversations.
+    ///
+    /// # Errors
+    /// Fails where there is none.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
         self.chat_template.as_deref().ok_or(PromptError::NoChatTemplate)
     }
 

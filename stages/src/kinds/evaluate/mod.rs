@@ -30,7 +30,7 @@ use engine::stage::{
 };
 use model::sampling::Sampling;
 
-use crate::compute::inference::{self, InferenceParams, InferenceSession};
+use crate::compute::inference::{self, DEFAULT_NEW_TOKENS, InferenceParams, InferenceSession};
 use crate::compute::journal;
 use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::data::prompt::{PromptParams, PromptRenderer};
@@ -87,11 +87,31 @@ impl Evaluate {
     fn reads(&self, reads: Reads) -> bool {
         self.reading(reads).is_some()
     }
+
+    /// What is for rows alone, where there are tasks in their place: none of it would be heeded.
+    fn without_effect_on_tasks(&self, span: Span) -> Vec<Problem> {
+        let Self { inference, prompt, metrics, .. } = self;
+        let template = prompt.chat_template.is_some() && self.task.0.choice.apply_chat_template != Some(true);
+        let given = [
+            ("metrics", *metrics != [Metric::Perplexity], "`metric_list` of a task names its metrics"),
+            ("max_new_tokens", inference.max_new_tokens != DEFAULT_NEW_TOKENS, "`max_gen_toks` of a task is its limit"),
+            ("stop_strings", !inference.stop_strings.is_empty(), "`until` of a task says where a response ends"),
+            ("system_prompt", prompt.system_prompt.is_some(), "`system_instruction` is that of tasks"),
+            ("chat_template", template, "set `apply_chat_template: true`, by which tasks become conversations"),
+        ];
+        let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
+        given
+            .map(|(field, _, instead)| {
+                let message = format!("`{field}` has no effect on `tasks`");
+                Problem::error("bad-value", span, message, "it is for rows").at(field).with_help(instead)
+            })
+            .collect()
+    }
 }
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 7; // 7: metrics have standard errors.
+    const VERSION: u32 = 8; // 8: tasks are rendered by the stage's own `chat_template`.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
@@ -102,7 +122,12 @@ impl StageKind for Evaluate {
     }
 
     fn smoke(parameters: &serde_json::Value) -> Smoke {
-        crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
+        // What tasks generate they limit themselves.
+        let lowered = match parameters.get("tasks").is_some_and(|tasks| !tasks.is_null()) {
+            true => smoke::Lowered::from(parameters),
+            false => inference::lowered(parameters),
+        };
+        lowered.at_most("limit", smoke::ROWS).done()
     }
 }
 
@@ -114,6 +139,9 @@ impl Stage for Evaluate {
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = self.inference.problems(span);
         problems.extend(self.task.0.problems(self.data.is_some(), span));
+        if self.task.0.choice.tasks.is_some() && self.data.is_none() {
+            problems.extend(self.without_effect_on_tasks(span));
+        }
         if self.metrics.is_empty() {
             problems.push(
                 Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured").at("metrics"),
@@ -237,7 +265,7 @@ impl Stage for Evaluate {
             answers.warn(self, context)?;
         }
         if self.reads(Reads::Pair) {
-            pairs.check()?;
+            pairs.warn(context)?;
         }
         let (figures, meanings) = figures(subject.count, &measures, &answers, &pairs)?;
         figures.write(&draft.folder)?;

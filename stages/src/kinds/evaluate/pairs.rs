@@ -66,14 +66,22 @@ impl Pairs {
         Ok(())
     }
 
-    /// Whether there is anything to make a figure of.
+    /// Warns of pairs that were left out.
     ///
     /// # Errors
     /// Fails where no pair was scored.
-    pub(super) fn check(&self) -> Result<(), StageError> {
-        match self.scored {
-            0 => Err(StageError::bad_data("no pair of responses could be scored")),
-            _ => Ok(()),
+    pub(super) fn warn(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let Self { scored, skipped_rows } = *self;
+        if scored == 0 {
+            return Err(StageError::bad_data("no pair of responses could be scored"));
         }
+        if skipped_rows > 0 {
+            let all = scored + skipped_rows;
+            context.warn(format!(
+                "{skipped_rows} of {all} pairs are left out: a response is empty, or longer with its prompt than the \
+                 model's positions"
+            ));
+        }
+        Ok(())
     }
 }

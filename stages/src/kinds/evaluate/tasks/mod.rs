@@ -14,13 +14,14 @@ mod row_requests;
 mod rows;
 
 use engine::context::StageContext;
-use engine::error::StageError;
+use engine::error::{Cause, OrFail, StageError};
 use model::sampling::Sampling;
 
 use super::Evaluate;
 use crate::compute::inference::{self, InferenceSession};
 use crate::compute::journal;
 use crate::data::artifact::RowsReader;
+use crate::data::prompt::Prompter;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::forget_working_files;
 use crate::tasks::results::Answer;
@@ -44,7 +45,9 @@ pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), S
         None => model.clone(),
     };
     let tokenizer = Tokenizer::from_folder(&folder)?;
-    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, &tokenizer, context)?;
+    let prompter = Prompter::new(&params.prompt, &tokenizer)
+        .or_fail(Cause::BadParameters, || "the chat template cannot be used".to_owned())?;
+    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, prompter.chat_template().ok(), context)?;
     let contamination = match &params.task.0.train_data {
         None => Vec::new(),
         Some(input) => contamination::look(&prepared, &mut RowsReader::open(&context.open(input)?)?, context)?,

@@ -8,7 +8,7 @@ use engine::error::{Cause, StageError};
 
 use super::parameters::TaskChoice;
 use super::rows::{Granted, fetched};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::prompt::ChatTemplate;
 use crate::tasks::file::{Group, Task, TaskFile};
 use crate::tasks::request::{Asking, Sample};
 use crate::tasks::shipped;
@@ -23,21 +23,21 @@ pub(in crate::kinds) struct Prepared {
 }
 
 /// Reads the tasks that a stage names and makes requests of their rows, of the first `limit` each; with the groups that
-/// they belong to. Rows that were fetched from the Hub stay in the working folder until
-/// [`crate::hub::forget_working_files`].
+/// they belong to; `chat_template` is what they are rendered by where that is asked for. Rows that were fetched from
+/// the Hub stay in the working folder until [`crate::hub::forget_working_files`].
 ///
 /// # Errors
 /// Fails with the file, the row and the key at fault.
 pub(in crate::kinds) fn prepare(
     params: &TaskChoice,
     limit: Option<u64>,
-    tokenizer: &Tokenizer,
+    chat_template: Option<&ChatTemplate>,
     context: &mut StageContext,
 ) -> Result<(Vec<Prepared>, Vec<Group>), StageError> {
     let on_hub = fetched(params, context)?;
     let granted = Granted::of(params, &on_hub, context);
     let Chosen { tasks, groups } = chosen(params, &granted)?;
-    let prepared = tasks.into_iter().map(|task| with_requests(params, limit, task, &granted, tokenizer));
+    let prepared = tasks.into_iter().map(|task| with_requests(params, limit, task, &granted, chat_template));
     Ok((prepared.collect::<Result<_, _>>()?, groups))
 }
 
@@ -112,7 +112,7 @@ fn with_requests(
     limit: Option<u64>,
     task: Task,
     granted: &Granted<'_>,
-    tokenizer: &Tokenizer,
+    chat_template: Option<&ChatTemplate>,
 ) -> Result<Prepared, StageError> {
     let split = task.evaluated_split().unwrap_or_default().to_owned();
     let mut rows = granted.rows(&task, &split)?;
@@ -126,12 +126,7 @@ fn with_requests(
         Some(split) => granted.rows(&task, split)?,
         None => Vec::new(),
     };
-    let asking = Asking {
-        task: &task,
-        options: params.options(),
-        chat_template: tokenizer.chat_template().map(Arc::as_ref),
-        num_fewshot: Some(num_fewshot),
-    };
+    let asking = Asking { task: &task, options: params.options(), chat_template, num_fewshot: Some(num_fewshot) };
     let samples = asking.samples(&rows, &shown)?;
     Ok(Prepared { task: Arc::new(task), num_fewshot, samples, original })
 }
