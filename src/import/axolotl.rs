@@ -1172,7 +1172,7 @@ fn when(reading: &mut Reading<'_>, job: &Job) {
         hugging_face::validation(reading);
         let steps = reading.number("eval_steps").filter(|steps| *steps >= 1.0);
         if steps.is_none() && reading.is_given("eval_steps") {
-            reading.missing("eval_steps", "a share of all steps: here every so many steps");
+            reading.missing("eval_steps", "a share of all steps: `eval_steps` is a number of steps here");
         }
         match (reading.whole("evals_per_epoch"), steps) {
             (Some(1), _) => reading.nothing("evals_per_epoch", "at the end of each epoch, as here"),

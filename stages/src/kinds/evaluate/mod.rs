@@ -88,7 +88,7 @@ impl Evaluate {
         self.reading(reads).is_some()
     }
 
-    /// What is for rows alone, where there are tasks in their place: none of it would be heeded.
+    /// What is for rows alone, where there are tasks in their place: it would have no effect.
     fn without_effect_on_tasks(&self, span: Span) -> Vec<Problem> {
         let Self { inference, prompt, metrics, .. } = self;
         let template = prompt.chat_template.is_some() && self.task.0.choice.apply_chat_template != Some(true);

@@ -38,7 +38,7 @@ class Documents:
     def ends(self) -> torch.Tensor:
         """Where documents begin and end: 0, then the sums of lengths so far, `[documents + 1]`."""
         sums = torch.tensor([0, *self.lengths]).cumsum(0)
-        return sums.to(torch.int32).to(self.device, non_blocking=True)
+        return sums.to(torch.int32).to(self.device, non_blocking=self.device.type == "cuda")
 
     @functools.cached_property
     def _masks(self) -> dict[int | None, Any]:

@@ -28,7 +28,7 @@ class Batch:
     targets: torch.Tensor
     """`[tokens]`: the id that each token predicts, or -100."""
     where: torch.Tensor
-    """`[targets]`: the tokens that predict one. On a GPU it would be waited for."""
+    """`[targets]`: the tokens that predict one, found on the processor: a GPU would have to be waited for."""
     document_lengths: list[int]
     rows: torch.Tensor
     """`[tokens]`: the row of the data that each token belongs to."""
@@ -118,8 +118,8 @@ class Batch:
         places = device if device.type == "cuda" else torch.device("cpu")
 
         def moved(tensor: torch.Tensor, to: torch.device = device) -> torch.Tensor:
-            # Without waiting for what the device has been given before.
-            return tensor.to(to, non_blocking=True)
+            # CUDA has copied memory that is not pinned before this returns, and need not have done what it was given before.
+            return tensor.to(to, non_blocking=device.type == "cuda")
 
         return Batch(
             moved(self.input_ids),

@@ -129,7 +129,7 @@ def mask(streams: torch.Tensor, tokens: torch.Tensor, columns: int, threshold: i
 
 @functools.cache
 def _masks(kind: str) -> Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]:
-    """`mask`, as one kernel on a GPU where torch can make one of its two hundred operations."""
+    """`mask`, as one kernel on a GPU where torch can make one of its many operations."""
     if kind != "cuda" or importlib.util.find_spec("triton") is None:
         return mask
     compiled = torch.compile(mask, dynamic=True)

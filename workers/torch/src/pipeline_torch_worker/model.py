@@ -291,7 +291,7 @@ def recompute_layers(model: PreTrainedModel, draws: Draws, nested: bool) -> None
     transformers' own switch acts in training mode only, in which dropouts draw from a generator with a state.
 
     `nested`: a layer's backward is a backward of its own inside the model's, as with torch's `use_reentrant`. That needs no hook
-    for each tensor that a layer would keep, a fifth of the processor's time for a forward, and records no graph until then. FSDP
+    for each tensor that a layer would keep, which the processor would have to call, and records no graph until then. FSDP
     cannot have it, and compiled layers have few tensors.
     """
 

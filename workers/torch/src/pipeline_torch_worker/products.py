@@ -1,7 +1,7 @@
-"""The product of a linear layer and of the adapter on it, as one operation of autograd in place of PEFT's chain of fifteen.
+"""The product of a linear layer and of the adapter on it, as one operation of autograd in place of PEFT's chain.
 
-A step is bound by how fast the processor can hand operations to a GPU, and most of them are those of adapters. PEFT also has the
-layer's input in f32, and back in the type that is computed in; here it is read as it is.
+A step may be bound by how fast the processor can hand operations to a GPU (`benches/torch_host.py`). PEFT also has
+the layer's input in f32, and back in the type that is computed in; here it is read as it is.
 """
 
 from __future__ import annotations
