@@ -17,6 +17,8 @@ pub(super) struct Names {
     pub(super) epochs: &'static str,
     pub(super) optimizer: &'static str,
     pub(super) scheduler: &'static str,
+    /// What has a job's weights sharded.
+    pub(super) sharding: &'static [&'static str],
 }
 
 /// The names of transformers.
@@ -26,6 +28,7 @@ pub(super) const NAMES: Names = Names {
     epochs: "num_train_epochs",
     optimizer: "optim",
     scheduler: "lr_scheduler_type",
+    sharding: &["deepspeed", "fsdp"],
 };
 
 /// Why a base in another format than 4 bits of bitsandbytes is not carried over.
@@ -256,7 +259,7 @@ pub(super) fn training(reading: &mut Reading<'_>, job: &mut Job, names: &Names, 
     let reason = "the same number draws another order of the rows and other first values of the adapter";
     reading.put_differing("seed", "train.seed", seed, reason);
     saving(reading);
-    devices_of(reading, devices);
+    devices_of(reading, names, devices);
 }
 
 fn batch(reading: &mut Reading<'_>, names: &Names, devices: i64) {
@@ -326,7 +329,7 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
             "adamw"
         }
     };
-    let is_sharded = ["deepspeed", "fsdp"].into_iter().any(|name| reading.has(name) && reading.is_given(name));
+    let is_sharded = names.sharding.iter().any(|name| sharding(reading, name).is_some());
     let is_half = reading.choice("fp16") == Some(true);
     match kind {
         _ if reading.is_reported(names.optimizer) => {}
@@ -496,10 +499,18 @@ pub(super) fn validation(reading: &mut Reading<'_>) {
     }
 }
 
-fn devices_of(reading: &mut Reading<'_>, devices: i64) {
-    for name in ["deepspeed", "fsdp"] {
-        let text = reading.text(name).filter(|text| !text.is_empty() && text != "[]" && text != "{}");
-        let Some(text) = text else { continue };
+/// What a key says that has weights sharded, where it says something.
+fn sharding(reading: &mut Reading<'_>, name: &str) -> Option<String> {
+    reading.text(name).filter(|text| !text.is_empty() && text != "[]" && text != "{}")
+}
+
+fn devices_of(reading: &mut Reading<'_>, names: &Names, devices: i64) {
+    for name in names.sharding.iter().copied() {
+        let Some(text) = sharding(reading, name) else { continue };
+        if reading.parameters.get("train.parallel").is_some() {
+            reading.nothing(name, SPEED);
+            continue;
+        }
         if reading.parameters.get("train.quantize.base").is_some() {
             reading.differs(name, "sharded there; here a base in 4 bits is whole on each device");
             continue;

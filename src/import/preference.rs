@@ -151,18 +151,34 @@ pub(super) fn without(reading: &mut Reading<'_>, names: &Names, why: &str) {
 
 /// Rows with a user's turn as the prompt and an assistant's turn for each response: all are expressions.
 pub(super) fn pair(rows: &mut Parameters, system: Option<&str>, user: &str, [chosen, rejected]: [&str; 2]) {
-    let turn = |role: &str, content: &str| format!("{{'role': '{role}', 'content': {content}}}");
-    let user = format!("[{}]", turn("user", user));
-    let prompt = match system {
-        Some(column) => format!("([{}] if {column} else []) + {user}", turn("system", column)),
-        None => user,
-    };
-    let response = |content: &str| format!("{{{{ [{}] }}}}", turn("assistant", content));
-    let map = json!({
-        "prompt": format!("{{{{ {prompt} }}}}"), "chosen": response(chosen), "rejected": response(rejected),
-    });
+    let map = json!({ "prompt": prompt(system, user), "chosen": response(chosen), "rejected": response(rejected) });
     rows.set("map", map, Note::Given);
     rows.set("column_map", json!({ "prompt": "prompt", "chosen": "chosen", "rejected": "rejected" }), Note::Given);
+}
+
+/// The same with one response, which the column `label` judges.
+pub(super) fn judged(rows: &mut Parameters, system: Option<&str>, user: &str, completion: &str) {
+    let map = json!({
+        "prompt": prompt(system, user), "completion": response(completion), "label": "{{ row['label'] }}",
+    });
+    rows.set("map", map, Note::Given);
+    rows.set("column_map", json!({ "prompt": "prompt", "completion": "completion", "label": "label" }), Note::Given);
+}
+
+fn turn(role: &str, content: &str) -> String {
+    format!("{{'role': '{role}', 'content': {content}}}")
+}
+
+fn prompt(system: Option<&str>, user: &str) -> String {
+    let user = format!("[{}]", turn("user", user));
+    match system {
+        Some(column) => format!("{{{{ ([{}] if {column} else []) + {user} }}}}", turn("system", column)),
+        None => format!("{{{{ {user} }}}}"),
+    }
+}
+
+fn response(content: &str) -> String {
+    format!("{{{{ [{}] }}}}", turn("assistant", content))
 }
 
 /// Rows that are read by the names of their columns.
