@@ -382,3 +382,15 @@ fn texts(path: &std::path::Path, column: &str) -> Vec<String> {
     });
     texts.collect()
 }
+
+#[test]
+fn pairs_that_are_too_long_for_the_model_are_warned_of() {
+    let project = project();
+    let pair = |chosen: &str| serde_json::json!({ "prompt": "a", "chosen": chosen, "rejected": "no" }).to_string();
+    project.write("pairs.jsonl", &[pair("yes"), pair(&"the fox ".repeat(200))].join("\n"));
+    let text = PIPELINE.split_once("  scores:").unwrap().0;
+    let stages = "  pairs: { uses: dataset, with: { source: ./pairs.jsonl } }
+  judged: { uses: evaluate, with: { model: fresh, data: pairs, metrics: [preference_accuracy] } }\n";
+    project.write("pairs.yaml", &format!("{text}{stages}"));
+    project.run(&["run", "pairs.yaml"]).ends_with(0).warns("1 of 2 pairs are left out");
+}
