@@ -189,6 +189,27 @@ fn a_checkpoint_without_a_chat_template_gets_one() {
     let text = fs::read_to_string(project.path("job.yaml")).unwrap();
     assert_eq!(text.matches("chat_template: chatml").count(), 5, "{text}");
     project.run(&["validate", "job.yaml"]).ends_with(0);
+    // Whether responses are turns, only the rows themselves say.
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let turns = json!([turn("user", "Who?"), turn("assistant", "Pip.")]);
+    let of_share_gpt = json!({ "conversations": [{ "from": "human", "value": "Who?" }],
+        "chosen": { "from": "gpt", "value": "Pip." }, "rejected": { "from": "gpt", "value": "No." } });
+    for (recipe, row) in [
+        ("dpo", of_share_gpt),
+        ("dpo", json!({ "messages": turns, "rejected_response": "No." })),
+        ("kto", json!({ "messages": turns, "kto_tag": true })),
+    ] {
+        // As many good as bad responses.
+        let other = row.to_string().replace("true", "false");
+        project.write("turns.jsonl", &format!("{row}\n{other}\n").repeat(12));
+        init(&project, "turns.jsonl", &[]).ends_with(0);
+        let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+        assert!(text.contains(&format!("`{recipe}`")) && text.contains("chat_template: chatml"), "{text}");
+        project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+    }
+    project.write("pairs.jsonl", &"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n".repeat(24));
+    init(&project, "pairs.jsonl", &[]).ends_with(0);
+    assert!(!fs::read_to_string(project.path("job.yaml")).unwrap().contains("chatml"));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use stages::data::tokenizer::Tokenizer;
 
 use self::machine::Machine;
 use self::questions::answer;
@@ -86,6 +87,10 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         draft.add("dataset", parameters);
     }
     fit(&mut draft, &rows, &machine);
+    // A survey of the rows does not tell whether responses are turns.
+    if matches!(rows.form, Form::Pairs | Form::Judged) && rows.has_turns && has_no_template(&model, &places) {
+        write_chatml(&mut draft);
+    }
     let text = check(&mut draft, &args.file)?;
     new_file::write(&args.file, &text, args.overwrite)?;
     warn(recipe, &model, &machine);
@@ -94,6 +99,20 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
     }
     Ok(())
+}
+
+/// Whether a checkpoint on this machine has no chat template.
+fn has_no_template(model: &str, places: &Places) -> bool {
+    let tokenizer = places.find(model).and_then(|folder| Tokenizer::from_folder(&folder).ok());
+    tokenizer.is_some_and(|tokenizer| tokenizer.chat_template().is_none())
+}
+
+/// Has turns written as ChatML.
+fn write_chatml(draft: &mut Draft) {
+    for kind in ["tokenize", "evaluate", "generate"] {
+        draft.add(kind, "chat_template: chatml");
+    }
+    draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
 }
 
 /// How many tokens a checkpoint on this machine reads at once, by its configuration.
@@ -150,10 +169,7 @@ fn check(draft: &mut Draft, file: &Path) -> Result<String, Failure> {
     let text = draft.write(file);
     let Some(rejected) = validated(file, &text) else { return Ok(text) };
     if rejected.problems.iter().any(|problem| problem.code == "no-chat-template") {
-        for kind in ["tokenize", "evaluate", "generate"] {
-            draft.add(kind, "chat_template: chatml");
-        }
-        draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
+        write_chatml(draft);
         let text = draft.write(file);
         if validated(file, &text).is_none() {
             return Ok(text);

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::import::parameters::Parameters;
 use crate::import::places::Places;
@@ -34,6 +34,8 @@ pub(super) struct Rows {
     pub(super) parameters: Option<String>,
     /// Lines of a file that has a row in each; `MOST_COUNTED` stands for that and more.
     pub(super) count: Option<usize>,
+    /// Whether the first row has turns of a conversation.
+    pub(super) has_turns: bool,
 }
 
 impl Rows {
@@ -41,7 +43,12 @@ impl Rows {
     pub(super) fn of(data: &str, places: &Places) -> Self {
         let columns = places.columns(data).unwrap_or_default();
         let (form, parameters) = read(&columns);
-        Self { form, parameters, count: count(data, places) }
+        let is_turns =
+            |value: &Value| value.as_array().is_some_and(|turns| turns.first().is_some_and(Value::is_object));
+        let is_turn = |value: &Value| value.get("content").is_some() || value.get("value").is_some();
+        let has_turns =
+            places.first_row(data).is_some_and(|row| row.values().any(|value| is_turns(value) || is_turn(value)));
+        Self { form, parameters, count: count(data, places), has_turns }
     }
 
     /// In words, for the head of the file.
@@ -63,8 +70,14 @@ impl Rows {
 
 fn read(columns: &[String]) -> (Form, Option<String>) {
     let has = |name: &str| columns.iter().any(|column| column == name);
-    if has("label") && (has("completion") || has("response")) {
+    // The forms that `dataset` knows: docs/preferences.md.
+    let has_turns = has("messages") || has("conversations");
+    if (has("label") && (has("completion") || has("response"))) || (has_turns && has("kto_tag")) {
         return (Form::Judged, None);
+    }
+    let replaces = has_turns && (has("rejected_response") || has("rejected_messages"));
+    if replaces || (has("chosen_conversations") && has("rejected_conversations")) {
+        return (Form::Pairs, None);
     }
     match Shape::of(columns) {
         None => (Form::Unknown, None),
@@ -115,6 +128,9 @@ mod tests {
         assert_eq!(form(&["messages", "id"]), (Form::Conversations, None));
         assert_eq!(form(&["prompt", "chosen", "rejected"]), (Form::Pairs, None));
         assert_eq!(form(&["prompt", "completion", "label"]), (Form::Judged, None));
+        assert_eq!(form(&["messages", "rejected_response"]), (Form::Pairs, None));
+        assert_eq!(form(&["chosen_conversations", "rejected_conversations"]), (Form::Pairs, None));
+        assert_eq!(form(&["messages", "kto_tag"]), (Form::Judged, None));
         assert_eq!(form(&["text"]), (Form::Text, None));
         assert_eq!(form(&["a", "b"]), (Form::Unknown, None));
         let (alpaca, parameters) = form(&["instruction", "input", "output"]);
