@@ -10,17 +10,18 @@ use ::devices::DeviceKind;
 use cache::Staging;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use engine::artifact::Facts;
 use engine::error::StageError;
 use stages::compute::backend::{Backend, Choice};
 use stages::compute::inference::{
     Adjustments, EngineSettings, GrammarError, Grammars, InferenceEngine, OpenedEngine, QueuedRequest, Sampling,
-    open_engine, read_adapter, token_ids_of_model,
+    facts_of_adapter, facts_of_model, open_engine, read_adapter, token_ids_of_model,
 };
 use stages::compute::kernels::Dtype;
 use stages::compute::precision::Precision;
 use stages::compute::quantize::{BlockFormat, WeightFormat, difference};
 use stages::data::artifact::Message;
-use stages::data::prompt::{ChatTemplateChoice, PromptError, PromptParams, Prompter, ToolForm};
+use stages::data::prompt::{ChatTemplateChoice, PROMPT, PromptError, PromptParams, Prompter, ToolForm};
 use stages::data::tokenizer::{Tokenizer, TokenizerError};
 
 use crate::progress::Verbosity;
@@ -149,12 +150,10 @@ impl FromStr for NamedFolder {
 struct Source {
     base: PathBuf,
     base_name: String,
-    /// How conversations become prompts for the base.
-    prompt: PromptParams,
+    /// What is known of the base.
+    facts: Facts,
     tokenizer: PathBuf,
     adapters: Vec<AdapterSource>,
-    /// The format of the base's weights that its adapter was trained on.
-    trained_on: WeightFormat,
     /// Keeps links into the store for as long as they are used.
     staging: Option<Staging>,
     /// Finds newer results of the adapter, where these are awaited.
@@ -164,7 +163,8 @@ struct Source {
 struct AdapterSource {
     name: String,
     folder: PathBuf,
-    prompt: PromptParams,
+    /// What is known of it.
+    facts: Facts,
 }
 
 /// A model that is open, with all that goes with it.
@@ -184,8 +184,8 @@ pub(crate) struct Vocabulary {
     pub(crate) tokenizer: Tokenizer,
     /// The first is what the command line names; the base is among them.
     models: RwLock<Vec<Arc<Named>>>,
-    /// How prompts are made for an adapter of which nothing else is known.
-    prompt: PromptParams,
+    /// What is known of the base.
+    facts: Facts,
     /// The chat template of the command line, which all models have.
     chat_template: Option<ChatTemplateChoice>,
     /// What ends a completion.
@@ -222,8 +222,8 @@ impl ModelArgs {
         let source = self.source(missing, global)?;
         let _preparing = engine::run::ExitOnInterrupt::new();
         let tokenizer = Tokenizer::from_folder(&source.tokenizer).map_err(StageError::from)?;
-        let weights: Vec<_> =
-            source.adapters.iter().map(|adapter| read_adapter(&adapter.folder)).collect::<Result<_, _>>()?;
+        let read = |adapter: &AdapterSource| read_adapter(&adapter.folder, &adapter.facts, &source.facts);
+        let weights: Vec<_> = source.adapters.iter().map(read).collect::<Result<_, _>>()?;
         let threads = self.threads.map(usize::from);
         let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
         let settings = EngineSettings {
@@ -233,7 +233,7 @@ impl ModelArgs {
                 BackendArg::Torch => Backend::Torch,
             },
             device: self.device.0,
-            precision: self.precision(&source.trained_on),
+            precision: self.precision(&source.adapters)?,
             threads,
             sequences: room.sequences,
             prefix_bytes: room.prefix_bytes,
@@ -257,7 +257,7 @@ impl ModelArgs {
         let vocabulary = Vocabulary {
             stop_token_ids: token_ids_of_model(&source.base, &tokenizer)?,
             models: RwLock::default(),
-            prompt: source.prompt.clone(),
+            facts: source.facts.clone(),
             chat_template: self.chat_template.clone(),
             positions,
             vocab_size: engine.vocab_size(),
@@ -265,9 +265,9 @@ impl ModelArgs {
             grammars: OnceLock::new(),
         };
         let adapters = source.adapters.iter().enumerate();
-        let adapters = adapters.map(|(index, adapter)| (&adapter.name, index + 1, &adapter.prompt));
-        for (name, number, prompt) in adapters.chain([(&source.base_name, 0, &source.prompt)]) {
-            let named = vocabulary.named(name, number, prompt).map_err(|error| prompt_failure(error, name))?;
+        let adapters = adapters.map(|(index, adapter)| (&adapter.name, index + 1, &adapter.facts));
+        for (name, number, facts) in adapters.chain([(&source.base_name, 0, &source.facts)]) {
+            let named = vocabulary.named(name, number, facts).map_err(|error| prompt_failure(error, name))?;
             if vocabulary.put(named).is_some() {
                 return Err(Failure::wrong(format!("two models have the name `{name}`"))
                     .with_help("give the adapter another one: `--adapter NAME=FOLDER`"));
@@ -286,10 +286,9 @@ impl ModelArgs {
                 Source {
                     base: folder.clone(),
                     base_name: folder_name(folder),
-                    prompt: PromptParams::default(),
+                    facts: facts_of_model(folder),
                     tokenizer: folder.clone(),
                     adapters: Vec::new(),
-                    trained_on: WeightFormat::AsStored,
                     staging: None,
                     watched: None,
                 }
@@ -299,8 +298,8 @@ impl ModelArgs {
         };
         for NamedFolder { name, folder } in &self.adapters {
             is_folder(folder)?;
-            let prompt = source.prompt.clone();
-            source.adapters.push(AdapterSource { name: name.clone(), folder: folder.clone(), prompt });
+            let facts = facts_of_adapter(folder);
+            source.adapters.push(AdapterSource { name: name.clone(), folder: folder.clone(), facts });
         }
         if let Some(folder) = &self.tokenizer {
             is_folder(folder)?;
@@ -309,8 +308,9 @@ impl ModelArgs {
         Ok(source)
     }
 
-    /// What is computed in. Without a format on the command line weights have the one that the adapter was trained on.
-    fn precision(&self, trained_on: &WeightFormat) -> Precision {
+    /// What is computed in. Without a format on the command line weights have the one that the first adapter was trained
+    /// on.
+    fn precision(&self, adapters: &[AdapterSource]) -> Result<Precision, Failure> {
         let dtype = match self.dtype {
             DtypeArg::F32 => Dtype::F32,
             DtypeArg::Bf16 => Dtype::Bf16,
@@ -320,14 +320,24 @@ impl ModelArgs {
             QuantizeArg::Int8 => BlockFormat::Int8,
             QuantizeArg::Int4 => BlockFormat::Int4,
         });
-        let format = asked.map_or_else(|| trained_on.clone(), WeightFormat::Blocks);
-        if let (WeightFormat::Base(_) | WeightFormat::Aware(_), Some(warning)) =
-            (trained_on, difference(trained_on, &format))
-        {
-            terminal::tell_line(format_args!("warning: {warning}"));
+        let formats = adapters.iter().map(|adapter| WeightFormat::of_adapter(&adapter.facts));
+        let formats: Vec<_> = formats.collect::<Result<_, _>>()?;
+        let format = asked.map(WeightFormat::Blocks).or_else(|| formats.first().cloned());
+        let format = format.unwrap_or(WeightFormat::AsStored);
+        for (adapter, trained_on) in adapters.iter().zip(&formats) {
+            // That of an adapter on weights as they are stored is what `--quantize` asks for.
+            let is_asked = asked.is_some() && *trained_on == WeightFormat::AsStored;
+            if let Some(warning) = difference(trained_on, &format).filter(|_| !is_asked && !adapter.facts.is_empty()) {
+                terminal::tell_line(format_args!("warning: `{}`: {warning}", adapter.name));
+            }
         }
-        Precision::new(dtype, format)
+        Ok(Precision::new(dtype, format))
     }
+}
+
+/// How a model's prompts were made when it was trained, where it was.
+fn prompt_of(facts: &Facts) -> PromptParams {
+    facts.get(PROMPT).and_then(|prompt| serde_json::from_value(prompt.clone()).ok()).unwrap_or_default()
 }
 
 fn is_folder(path: &Path) -> Result<(), Failure> {
@@ -359,12 +369,13 @@ impl Vocabulary {
         self.models().into_iter().find(|model| model.name == name)
     }
 
-    /// A model by a name, which the engine knows by a number.
+    /// A model by a name, which the engine knows by a number. Prompts are made as they were when it was trained; for an
+    /// adapter of which nothing is known, as for the base.
     ///
     /// # Errors
     /// Fails where its chat template does not compile.
-    pub(crate) fn named(&self, name: &str, number: usize, prompt: &PromptParams) -> Result<Named, PromptError> {
-        let mut prompt = prompt.clone();
+    pub(crate) fn named(&self, name: &str, number: usize, facts: &Facts) -> Result<Named, PromptError> {
+        let mut prompt = prompt_of(if facts.is_empty() { &self.facts } else { facts });
         if let Some(template) = &self.chat_template {
             prompt.chat_template = Some(template.clone());
         }
@@ -373,9 +384,9 @@ impl Vocabulary {
         Ok(Named { name: name.to_owned(), number, prompter, tool_form })
     }
 
-    /// How prompts are made for an adapter of which nothing else is known.
-    pub(crate) fn prompt(&self) -> &PromptParams {
-        &self.prompt
+    /// What is known of the base.
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Has requests choose a model by its name, in the place of the one that had that name, which is returned.

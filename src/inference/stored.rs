@@ -8,9 +8,7 @@ use engine::explain::explain;
 use engine::home::Home;
 use engine::plan::{Plan, PlannedStage};
 use stages::compute::inference::{AdapterWeights, read_adapter};
-use stages::compute::quantize::WeightFormat;
 use stages::data::artifact::{Adapter, Model, OutputKind};
-use stages::data::prompt::{PROMPT, PromptParams};
 
 use super::{AdapterSource, Missing, Source};
 use crate::render::Failure;
@@ -79,11 +77,10 @@ pub(super) fn source(
     };
     let (base, facts) = open(&parts.base)?;
     let tokenizer = parts.tokenizer.as_ref().map(open).transpose()?.map_or_else(|| base.clone(), |(folder, _)| folder);
-    let (mut adapters, mut trained_on) = (Vec::new(), WeightFormat::AsStored);
+    let mut adapters = Vec::new();
     if let Some(adapter) = parts.adapter.as_ref().filter(|adapter| records.get(adapter).is_some()) {
         let (folder, facts) = open(adapter)?;
-        trained_on = WeightFormat::of_adapter(&facts)?;
-        adapters.push(AdapterSource { name: adapter.stage.clone(), folder, prompt: prompt(&facts) });
+        adapters.push(AdapterSource { name: adapter.stage.clone(), folder, facts });
     }
     let watched = (missing == Missing::Await).then(|| Watched {
         file: file.to_owned(),
@@ -93,16 +90,7 @@ pub(super) fn source(
         served: parts.adapter.as_ref().and_then(|adapter| records.get(adapter)).map(|record| record.tree),
         home,
     });
-    Ok(Source {
-        base,
-        base_name: parts.base.stage,
-        prompt: prompt(&facts),
-        tokenizer,
-        adapters,
-        trained_on,
-        staging: Some(staging),
-        watched,
-    })
+    Ok(Source { base, base_name: parts.base.stage, facts, tokenizer, adapters, staging: Some(staging), watched })
 }
 
 /// Finds newer results of an adapter.
@@ -122,16 +110,17 @@ pub(crate) struct Newer {
     /// Its stage.
     pub(crate) name: String,
     pub(crate) weights: AdapterWeights,
-    /// How prompts were made when it was trained.
-    pub(crate) prompt: PromptParams,
+    /// What is known of it.
+    pub(crate) facts: Facts,
 }
 
 impl Watched {
-    /// The adapter that the pipeline file, as it is now, has in the store, unless it was found before.
+    /// The adapter that the pipeline file, as it is now, has in the store, unless it was found before; `base` are the facts
+    /// of the open one.
     ///
     /// # Errors
     /// Fails where the file is wrong, the adapter cannot be read, or it was trained on another base than the open one.
-    pub(crate) fn newer(&mut self) -> Result<Option<Newer>, Failure> {
+    pub(crate) fn newer(&mut self, base: &Facts) -> Result<Option<Newer>, Failure> {
         let plan = engine::plan::load(&self.file, &self.overrides, &stages::registry())?;
         let parts = parts(&plan, &self.name)?;
         let Some(store) = Store::look(self.home.store()).map_err(Failure::machine)? else { return Ok(None) };
@@ -150,14 +139,10 @@ impl Watched {
         let folder = staging.path().join("adapter");
         let linked = store.link_folder(&record.tree, &folder, Verify::Contents);
         linked.map_err(|error| locate::unreadable(error, &store, &self.file))?;
-        let weights = read_adapter(&folder)?;
-        Ok(Some(Newer { name: adapter.stage.clone(), weights, prompt: prompt(&record.facts) }))
+        let facts = record.facts.clone();
+        let weights = read_adapter(&folder, &facts, base)?;
+        Ok(Some(Newer { name: adapter.stage.clone(), weights, facts }))
     }
-}
-
-/// How a model's prompts were made when it was trained, where it was.
-fn prompt(facts: &Facts) -> PromptParams {
-    facts.get(PROMPT).and_then(|prompt| serde_json::from_value(prompt.clone()).ok()).unwrap_or_default()
 }
 
 /// What a name stands for in a plan.

@@ -457,6 +457,35 @@ fn adapters_come_and_go_by_an_authenticated_call_and_from_named_folders_alone() 
 }
 
 #[test]
+fn an_adapter_that_was_published_is_served_on_its_own_base_alone() {
+    let project = project();
+    project.edit("serve.yaml", "said: ./said, ", "fresh.model: ./fresh, ");
+    project.run(&["run", "serve.yaml"]).ends_with(0);
+    let ask = |base: &[&str]| {
+        let adapter = ["--adapter", "one=adapters/one", "--chat-template", "chatml", "--prompt", "The rain"];
+        project.run(&[&["chat"], base, &adapter].concat())
+    };
+    ask(&["serve.yaml", "fresh"]).ends_with(0);
+    ask(&["--model", "fresh"]).ends_with(0);
+    let other = ask(&["serve.yaml", "fresh", "fresh.seed=7"]).ends_with(1);
+    assert!(other.stderr.contains("trained on another model"), "{}", other.stderr);
+    // A copy without a record is taken at its word.
+    std::fs::create_dir(project.path("copies")).unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(project.path("adapters/one").join(name), project.path("copies").join(name)).unwrap();
+    }
+    let copy = ["--adapter", "one=copies", "--chat-template", "chatml", "--prompt", "The rain"];
+    project.run(&[&["chat", "serve.yaml", "fresh", "fresh.seed=7"], &copy[..]].concat()).ends_with(0);
+    let folders = project.path("adapters");
+    let arguments = ["fresh.seed=7", "--api-key-env", "PATH", "--adapter-folder", folders.to_str().unwrap()];
+    let server = server_of(project, "fresh", &arguments);
+    let head = format!("{}\r\nAuthorization: Bearer {}", head("/v1/load_lora_adapter"), std::env::var("PATH").unwrap());
+    let (status, answer) =
+        server.ask(&head, &json!({ "lora_name": "one", "lora_path": folders.join("one") }).to_string());
+    assert!(status == 422 && answer.contains("trained on another model"), "{status} {answer}");
+}
+
+#[test]
 fn an_adapter_is_served_once_a_run_has_made_it_and_so_is_a_newer_one() {
     let server = server_of(project(), "adapter", &["--watch"]);
     let models = || {

@@ -60,9 +60,10 @@ fn apply_one(
 ) -> Result<(), Box<Problem>> {
     let whole = Span { source, offset: 0, len: text.len() };
     let Some((path, value)) = text.split_once('=') else {
-        return Err(
-            Problem::error("bad-override", whole, "an override sets a value", "expected `stage.path=value`").into()
-        );
+        let help = format!("`pipeline run FILE --until {text}` runs a stage and what it needs");
+        let is_stage = root.get("stages").is_some_and(|stages| stages.get(text).is_some());
+        let problem = Problem::error("bad-override", whole, "an override sets a value", "expected `stage.path=value`");
+        return Err(problem.with_help_if(is_stage.then_some(help)).into());
     };
     let segments = split(path, source)?;
     let start = text.len() - value.len();

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use engine::error::StageError;
 use http_server::{Response, StatusCode};
 use serde_json::json;
-use stages::compute::inference::{AdapterWeights, read_adapter};
+use stages::compute::inference::{AdapterWeights, facts_of_adapter, read_adapter};
 use tokio::sync::oneshot;
 
 use super::Api;
@@ -33,9 +33,11 @@ pub(super) async fn load(api: &Api, body: &[u8]) -> Result<Response, ApiError> {
         let source = error.source().map(|source| format!(": {source}")).unwrap_or_default();
         ApiError::unprocessable(PATH, format!("the adapter cannot be loaded: {error}{source}"))
     };
-    let adapter = tokio::task::block_in_place(|| read_adapter(&folder)).map_err(|error| wrong(&error))?;
+    let facts = facts_of_adapter(&folder);
+    let adapter = tokio::task::block_in_place(|| read_adapter(&folder, &facts, api.vocabulary.facts()));
+    let adapter = adapter.map_err(|error| wrong(&error))?;
     let number = api.load(adapter).await?.map_err(|error| wrong(&error))?;
-    let named = api.vocabulary.named(&name, number, api.vocabulary.prompt()).map_err(|error| wrong(&error))?;
+    let named = api.vocabulary.named(&name, number, &facts).map_err(|error| wrong(&error))?;
     if let Some(other) = api.vocabulary.put(named) {
         // Another request has loaded one of that name meanwhile, whose place this one took.
         api.unload(other.number)?;

@@ -46,6 +46,7 @@ fn a_wrong_override_is_shown_in_its_own_text() {
                 "adapter.lora={rank: 2, é: [1, 2}",
                 "adapter.method=[1, {a: 1, a: 2}]",
                 "nothing",
+                "adapter",
                 "adapter..x=3",
                 "samples.prompts.7=x",
                 "adapter.learning_rate.x=1",
@@ -62,6 +63,8 @@ fn a_wrong_override_is_shown_in_its_own_text() {
             "wrong-type command line:16 `method`: expected one of `lora`, `full`, found a list",
             "duplicate-key command line:27 & command line:21 `a` is set twice (remove one of the two)",
             "bad-override command line:1 an override sets a value",
+            "bad-override command line:1 an override sets a value (`pipeline run FILE --until adapter` runs a stage and what \
+             it needs)",
             "bad-override command line:1 the path has an empty name",
             "bad-index command line:17 `7` is no item of a list of 1",
             "wrong-type command line:23 & 15:22 `x` cannot be set: what holds it is a number",

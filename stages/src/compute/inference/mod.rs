@@ -46,7 +46,10 @@ pub use model::sampling::{Adjustments, Constraint, Sampling, TokenLogprobs};
 use native::NativeEngine;
 pub use native::{Evaluator, not_scored};
 use pieces::Pieces;
-pub use requests::{Batching, EngineSettings, InferenceEngine, OpenedEngine, open as open_engine, read_adapter};
+pub use requests::{
+    Batching, EngineSettings, InferenceEngine, OpenedEngine, facts_of_adapter, facts_of_model, open as open_engine,
+    read_adapter,
+};
 pub use score::{ContinuationScores, continuations as score_continuations};
 use speed::speed;
 pub use stop::{StopStrings, StopToken, token_ids_of_model};

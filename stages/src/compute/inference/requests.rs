@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use devices::DeviceKind;
+use engine::artifact::Facts;
 use engine::device::HeldDevice;
 use engine::error::{Cause, StageError};
 use model::config::Architecture;
@@ -14,11 +15,13 @@ use model::peft::Adapter as AdapterWeights;
 use profile::Profile;
 
 use super::{ON_QUANTIZED, native, static_batches};
+use crate::compute::adapter::{self, record};
 use crate::compute::backend::{Backend, Choice, Serves};
 use crate::compute::kernels::Dtype;
 use crate::compute::precision::Precision;
 use crate::compute::quantize::WeightFormat;
-use crate::compute::{adapter, aware, checkpoint};
+use crate::compute::{aware, checkpoint};
+use crate::data::artifact::{Adapter, Model, OutputKind};
 
 /// A model, and adapters on it, which requests are pushed to.
 ///
@@ -183,10 +186,24 @@ fn serves(precision: &Precision, model: &Architecture, folder: &Path) -> Result<
     }
 }
 
-/// Reads an adapter from a folder, whatever it was trained on.
+/// What is known of a model in a folder, if it was published here; empty otherwise.
+pub fn facts_of_model(folder: &Path) -> Facts {
+    record::facts(folder, Model::NAME).unwrap_or_default()
+}
+
+/// What is known of an adapter in a folder, if it was published here; empty otherwise.
+pub fn facts_of_adapter(folder: &Path) -> Facts {
+    record::facts(folder, Adapter::NAME).unwrap_or_default()
+}
+
+/// Reads an adapter from a folder, to be used with a model. These are facts of both, as far as they are known.
 ///
 /// # Errors
-/// Fails if it cannot be read, or holds a value that is not finite.
-pub fn read_adapter(folder: &Path) -> Result<AdapterWeights, StageError> {
+/// Fails if the adapter cannot be read, holds a value that is not finite, or is known to have been trained on another
+/// model.
+pub fn read_adapter(folder: &Path, facts: &Facts, model: &Facts) -> Result<AdapterWeights, StageError> {
+    if adapter::is_of_others(Some(facts), Some(model)) {
+        return Err(adapter::of_another_model().with_help("use it with the model that it was trained on"));
+    }
     adapter::load(folder)
 }

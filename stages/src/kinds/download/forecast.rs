@@ -15,7 +15,8 @@ use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, outside, record, role};
+use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, outside, role};
+use crate::compute::adapter::record;
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
 use crate::compute::torch;
 use crate::data::tokenizer::template_in_config;

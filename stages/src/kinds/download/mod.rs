@@ -7,7 +7,6 @@ mod forecast;
 mod gguf;
 mod metadata;
 mod outside;
-mod record;
 mod selection;
 
 use std::fs;
@@ -29,8 +28,9 @@ use model::config::Architecture;
 use model::gguf::FILE;
 use model::peft::AdapterConfig;
 
+use crate::compute::adapter::{self, record};
+use crate::compute::checkpoint;
 use crate::compute::quantize::WeightFormat;
-use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::tokenizer::Tokenizer as OpenTokenizer;
 use crate::hub::{

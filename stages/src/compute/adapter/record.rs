@@ -1,4 +1,5 @@
-//! The record that lies with an adapter that was made here and published: which weights it was trained on.
+//! The record that lies with an adapter or a model that was made here and published: which weights it was trained on or
+//! has.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,17 +14,22 @@ use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, OutputKind};
 
 /// Whether a file of an adapter's folder is where a version of this program kept the record.
-pub(super) fn is_one(name: &str) -> bool {
+pub fn is_one(name: &str) -> bool {
     [publish::RECORD, ARTIFACT_FILE].contains(&name)
 }
 
 /// The facts of an adapter that is taken back: which weights it was trained on, and in which format where they were
 /// quantised. None where the folder was not published here, as anybody may have a file of such a name.
-pub(super) fn trained_on(folder: &Path) -> Option<Facts> {
-    let description = publish::description(folder).or_else(|| described(&folder.join(ARTIFACT_FILE)))?;
-    let is_of_adapter = description.kind == Adapter::NAME && description.facts.get(WEIGHTS)?.is_string();
+pub fn trained_on(folder: &Path) -> Option<Facts> {
     let names = [WEIGHTS, QUANTIZE];
-    is_of_adapter.then(|| description.facts.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect())
+    Some(facts(folder, Adapter::NAME)?.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect())
+}
+
+/// All facts of an adapter or a model that was published here.
+pub fn facts(folder: &Path, kind: &str) -> Option<Facts> {
+    let description = publish::description(folder).or_else(|| described(&folder.join(ARTIFACT_FILE)))?;
+    let is_one = description.kind == kind && description.facts.get(WEIGHTS)?.is_string();
+    is_one.then_some(description.facts)
 }
 
 /// What earlier versions put among the files.

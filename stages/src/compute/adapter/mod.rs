@@ -1,5 +1,7 @@
 //! An Adapter artefact, and the model it belongs to.
 
+pub mod record;
+
 use std::path::Path;
 
 use cache::Digest;
@@ -22,10 +24,14 @@ use crate::compute::checkpoint::WEIGHTS;
 /// Fails if the adapter cannot be read or was trained on other weights.
 pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError> {
     if is_of_others(Some(&adapter.description.facts), Some(&model.description.facts)) {
-        return Err(StageError::bad_data("the adapter was trained on another model than the one it is used with")
-            .with_help("give this stage the `model` that the adapter's `train` stage has"));
+        return Err(of_another_model().with_help("give this stage the `model` that the adapter's `train` stage has"));
     }
     load(&adapter.folder)
+}
+
+/// That an adapter is used with a model that it was not trained on.
+pub fn of_another_model() -> StageError {
+    StageError::bad_data("the adapter was trained on another model than the one it is used with")
 }
 
 /// Reads an adapter, whatever it was trained on.
