@@ -18,7 +18,7 @@ use crate::parameter::{KeyWriter, Reference};
 use crate::pin::Pinned;
 use crate::plan::{Plan, PlannedStage, ResolvedInput};
 use crate::protocol::FileGrant;
-use crate::stage::{Outside, PinRequest};
+use crate::stage::{Counted, Outside, PinRequest};
 
 /// Folders below this depth are a loop of links.
 const DEEPEST_FOLDER: usize = 64;
@@ -72,7 +72,7 @@ pub(crate) fn look_outside(stage: &PlannedStage, plan: &Plan) -> Reads {
     for outside in stage.bound.outside() {
         match outside {
             Outside::Pin(request) => reads.pins.push(request),
-            Outside::Files { role, pattern, span } => match find(folder_of(plan, span), &pattern, span) {
+            Outside::Files { role, pattern, span, count } => match find(folder_of(plan, span), &pattern, span, count) {
                 Ok(found) => {
                     reads.named.insert(role.clone(), found.named);
                     reads.files.insert(role, found.files);
@@ -203,8 +203,8 @@ fn read_stage(
                 Some(pinned) => drop(read.pins.insert(lock_file::name(&request), pinned.clone())),
                 None => read.unpinned.push(request),
             },
-            Outside::Files { role, pattern, span } => {
-                let found = find(folder_of(plan, span), &pattern, span).and_then(|found| {
+            Outside::Files { role, pattern, span, count } => {
+                let found = find(folder_of(plan, span), &pattern, span, count).and_then(|found| {
                     let grants = found.files.into_iter().map(|file| grant(file, files, span)).collect::<Result<_, _>>();
                     Ok((found.named, grants?))
                 });
@@ -228,7 +228,7 @@ struct FoundFiles {
 }
 
 /// Finds the files of a pattern: a file, a folder (every file in it), or a glob.
-fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Problem>> {
+fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundFiles, Box<Problem>> {
     let path = base.join(pattern);
     let missing = |message: String| {
         let problem = Problem::error("file-missing", span, message, "not there");
@@ -240,8 +240,12 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Proble
         if !pattern.contains(['*', '?', '[']) {
             return Err(missing(format!("there is no file `{pattern}`")));
         }
-        let files = matches(base, pattern, span)?;
+        let mut files = matches(base, pattern, span)?;
+        let any = !files.is_empty();
+        files.retain(|(_, relative)| count.has(relative));
+        refuse_twice(&files, pattern, span)?;
         return match files.is_empty() {
+            true if any => Err(missing(format!("no file that matches `{pattern}` has {}", in_words(count)))),
             true => Err(missing(format!("no file matches `{pattern}`"))),
             false => Ok(FoundFiles { files, named: Named::Below }),
         };
@@ -254,9 +258,23 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Proble
     walk(&path, "", &mut Vec::new(), &mut files)
         .map_err(|why| unreadable(span, format!("cannot list folder `{pattern}`: {why}")))?;
     files.sort_by(|a, b| a.1.cmp(&b.1));
+    let any = !files.is_empty();
+    files.retain(|(_, relative)| count.has(relative));
+    if count != Counted::All {
+        refuse_twice(&files, pattern, span)?;
+    }
     match files.is_empty() {
+        true if any => Err(missing(format!("no file in folder `{pattern}` has {}", in_words(count)))),
         true => Err(missing(format!("folder `{pattern}` has no files"))),
         false => Ok(FoundFiles { files, named: Named::Below }),
+    }
+}
+
+/// What files that count have.
+fn in_words(count: Counted) -> String {
+    match count {
+        Counted::All => "a name".to_owned(),
+        Counted::WithExtension(known) => format!("one of the extensions {}", known.join(", ")),
     }
 }
 
@@ -303,7 +321,6 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
         }
     }
     files.sort_by(|a, b| a.1.cmp(&b.1));
-    refuse_twice(&files, pattern, span)?;
     Ok(files)
 }
 
@@ -417,11 +434,16 @@ mod tests {
     }
 
     fn names(base: &Path, pattern: &str) -> Vec<String> {
-        find(base, pattern, Span::default()).unwrap().files.into_iter().map(|(_, relative)| relative).collect()
+        find(base, pattern, Span::default(), Counted::All)
+            .unwrap()
+            .files
+            .into_iter()
+            .map(|(_, relative)| relative)
+            .collect()
     }
 
     fn code(base: &Path, pattern: &str) -> &'static str {
-        find(base, pattern, Span::default()).err().unwrap().code
+        find(base, pattern, Span::default(), Counted::All).err().unwrap().code
     }
 
     #[test]
@@ -452,6 +474,24 @@ mod tests {
     }
 
     #[test]
+    fn of_a_folder_of_rows_only_files_of_rows_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path();
+        fs::create_dir_all(base.join("data/.ipynb_checkpoints")).unwrap();
+        for file in ["a.jsonl", "B.JSONL", "README.md", "._a.jsonl", ".ipynb_checkpoints/a.jsonl", "jsonl"] {
+            fs::write(base.join("data").join(file), file).unwrap();
+        }
+        let count = Counted::WithExtension(&["jsonl"]);
+        let found = |pattern: &str| find(base, pattern, Span::default(), count).map(|found| found.files.len());
+        assert_eq!((found("data"), found("data/*"), found("data/**/*")), (Ok(2), Ok(2), Ok(2)));
+        assert_eq!((found("data/README.md"), found("data/.ipynb_checkpoints")), (Ok(1), Ok(1)));
+        let problem = found("data/*.md").unwrap_err();
+        assert!(problem.message.contains("has one of the extensions jsonl"), "{}", problem.message);
+        std::os::unix::fs::symlink("a.jsonl", base.join("data/link.jsonl")).unwrap();
+        assert_eq!(found("data").unwrap_err().code, "file-twice");
+    }
+
+    #[test]
     fn one_file_under_two_names_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("data")).unwrap();
@@ -474,7 +514,7 @@ mod tests {
         assert_eq!(names(folder.path(), "data"), ["deep/a.jsonl", "elsewhere/b.jsonl"]);
         let refused = |to: &Path, at: &str| {
             link(to, at);
-            let problem = find(folder.path(), "data", Span::default()).err().unwrap();
+            let problem = find(folder.path(), "data", Span::default(), Counted::All).err().unwrap();
             fs::remove_file(folder.path().join(at)).unwrap();
             problem.message
         };

@@ -35,9 +35,31 @@ pub enum Outside {
         pattern: String,
         /// Where the pattern stands.
         span: Span,
+        /// Which files of a folder or a glob count.
+        count: Counted,
     },
     /// Something with versions on a server, pinned to one of them in `pipeline.lock`.
     Pin(PinRequest),
+}
+
+/// Which files of a folder or a glob count; a file that is named by itself always does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// All of them.
+    All,
+    /// Those whose names have one of these extensions, in any case; none below a name that begins with a dot, and none
+    /// twice.
+    WithExtension(&'static [&'static str]),
+}
+
+impl Counted {
+    /// Whether a file counts, by its path below the folder.
+    pub(crate) fn has(self, relative: &str) -> bool {
+        let Self::WithExtension(known) = self else { return true };
+        let is_hidden = relative.split('/').any(|name| name.starts_with('.'));
+        let extension = Path::new(relative).extension().and_then(|extension| extension.to_str());
+        !is_hidden && extension.is_some_and(|found| known.iter().any(|known| found.eq_ignore_ascii_case(known)))
+    }
 }
 
 /// A request to fix a mutable reference (a branch of a hub repository) to what it is now.

@@ -7,8 +7,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
 /// Endings of files of rows.
 const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "txt", "parquet", "arrow", "gz", "zst"];
 
@@ -61,32 +59,20 @@ impl Places {
     /// The columns of a file of rows on this machine, by its first row; `None` where they cannot be seen.
     pub(crate) fn columns(&self, name: &str) -> Option<Vec<String>> {
         let path = self.find(name)?;
-        if path.extension()? == "csv" {
-            let header = BufReader::new(File::open(&path).ok()?).lines().next()?.ok()?;
-            return Some(header.split(',').map(|name| name.trim().to_owned()).collect());
-        }
-        Some(self.first_row(name)?.keys().cloned().collect())
-    }
-
-    /// The first row of a file of JSON on this machine.
-    pub(crate) fn first_row(&self, name: &str) -> Option<Map<String, Value>> {
-        let path = self.find(name)?;
         let file = BufReader::new(File::open(&path).ok()?);
-        let row: Value = match path.extension()?.to_str()? {
+        let row: serde_json::Value = match path.extension()?.to_str()? {
             "jsonl" | "ndjson" => serde_json::from_str(&file.lines().next()?.ok()?).ok()?,
             "json" => {
                 // An array of rows, or a row on each line.
-                let mut rows = serde_json::Deserializer::from_reader(file).into_iter::<Value>();
+                let mut rows = serde_json::Deserializer::from_reader(file).into_iter::<serde_json::Value>();
                 match rows.next()?.ok()? {
-                    Value::Array(rows) => rows.into_iter().next()?,
+                    serde_json::Value::Array(rows) => rows.into_iter().next()?,
                     row => row,
                 }
             }
+            "csv" => return Some(file.lines().next()?.ok()?.split(',').map(|name| name.trim().to_owned()).collect()),
             _ => return None,
         };
-        match row {
-            Value::Object(row) => Some(row),
-            _ => None,
-        }
+        Some(row.as_object()?.keys().cloned().collect())
     }
 }

@@ -31,6 +31,9 @@ pub(crate) use stored::{Newer, Watched};
 
 const MODEL: &str = "Model";
 
+/// The shape of a checkpoint's model.
+const CONFIG: &str = "config.json";
+
 /// Which model a command uses.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
@@ -282,7 +285,7 @@ impl ModelArgs {
                 return Err(Failure::wrong("`--watch` is for the stage of a pipeline file that makes an adapter"));
             }
             (Some(folder), ..) => {
-                is_folder(folder)?;
+                is_model(folder)?;
                 Source {
                     base: folder.clone(),
                     base_name: folder_name(folder),
@@ -308,8 +311,8 @@ impl ModelArgs {
         Ok(source)
     }
 
-    /// What is computed in. Without a format on the command line weights have the one that the first adapter was trained
-    /// on.
+    /// What is computed in. Without a format on the command line weights have the one that the first adapter was
+    /// trained on.
     fn precision(&self, adapters: &[AdapterSource]) -> Result<Precision, Failure> {
         let dtype = match self.dtype {
             DtypeArg::F32 => Dtype::F32,
@@ -344,6 +347,23 @@ fn is_folder(path: &Path) -> Result<(), Failure> {
     match path.is_dir() {
         true => Ok(()),
         false => Err(Failure::wrong(format!("`{}` is no folder", path.display()))),
+    }
+}
+
+/// Whether a folder may be a checkpoint's.
+fn is_model(path: &Path) -> Result<(), Failure> {
+    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
+    let has_gguf =
+        || path.read_dir().is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|it| is_gguf(&it.path()))));
+    if is_gguf(path) || (path.is_dir() && !path.join(CONFIG).exists() && has_gguf()) {
+        let message = format!("`{}` is in GGUF, and `--model` is for a checkpoint's folder", path.display());
+        let help = "a GGUF file is read by a stage: `base: { uses: download, with: { path: FILE } }`, and named by it";
+        return Err(Failure::wrong(message).with_help(help));
+    }
+    is_folder(path)?;
+    match path.join(CONFIG).exists() {
+        true => Ok(()),
+        false => Err(Failure::wrong(format!("`{}` has no `{CONFIG}`: it is no checkpoint", path.display()))),
     }
 }
 

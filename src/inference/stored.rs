@@ -115,8 +115,8 @@ pub(crate) struct Newer {
 }
 
 impl Watched {
-    /// The adapter that the pipeline file, as it is now, has in the store, unless it was found before; `base` are the facts
-    /// of the open one.
+    /// The adapter that the pipeline file, as it is now, has in the store, unless it was found before; `base` are the
+    /// facts of the open one.
     ///
     /// # Errors
     /// Fails where the file is wrong, the adapter cannot be read, or it was trained on another base than the open one.

@@ -212,6 +212,13 @@ fn conversations_without_a_chat_template_end_a_run_before_weights_are_fetched() 
     let hub = model(&weights);
     let rest = "  samples: { uses: generate, with: { model: base, prompts: [\"Hello\"], template: chat } }\n";
     OnHub::new(&hub, &format!("{BASE}{rest}")).is_refused("no-chat-template", "model.safetensors", header);
+    let pairs = "  rows: { uses: dataset, with: { source: ./pairs.jsonl } }
+  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base } }
+";
+    let hub = model(&weights);
+    let on = OnHub::new(&hub, &format!("{BASE}{pairs}"));
+    on.project.write("pairs.jsonl", &CHATS.replace("}]}", "}], \"rejected_response\": \"No\"}"));
+    on.is_refused("no-chat-template", "model.safetensors", header);
     let hub = model(&weights);
     hub.put("tokenizer_config.json", b"{\"chat_template\": \"{{ messages }}\"}");
     let on = OnHub::new(&hub, &format!("{BASE}{rest}"));

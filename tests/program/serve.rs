@@ -228,6 +228,11 @@ fn a_gguf_file_is_served_and_talked_to() {
     let made = std::fs::read_dir(project.path("made")).unwrap().map(|entry| entry.unwrap().path());
     let made = made.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "gguf")).unwrap();
     std::fs::rename(made, project.path("model.gguf")).unwrap();
+    for folder in ["model.gguf", ".", "made"] {
+        let refused = project.run(&["serve", "--model", folder]).ends_with(2);
+        let expected = if folder == "made" { "`config.json`" } else { "uses: download" };
+        assert!(refused.stderr.contains(expected), "{folder}: {}", refused.stderr);
+    }
     project.write(
         "serve.yaml",
         r#"

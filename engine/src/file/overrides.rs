@@ -300,6 +300,7 @@ pub(crate) fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), 
             format!("`{}` cannot be set: what holds it is {found}", segment.name),
             "expected a mapping or a list above this",
         )
+        .with_help("set the whole value in its place, as a mapping")
         .with_related(node.span, "this value")
         .into()),
     }

@@ -17,7 +17,9 @@ use engine::forecast::{Ahead, Forecast};
 use engine::parameter::{ArtifactKind, ByteSize, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, StageKind, Threads, WorkingState};
+use engine::stage::{
+    Counted, InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, StageKind, Threads, WorkingState,
+};
 use nix::libc;
 use nix::sys::signal::{Signal, raise};
 
@@ -216,7 +218,7 @@ impl Stage for ReadNumber {
 
     fn outside(&self) -> Vec<Outside> {
         let LocalPath { text, span } = self.source.clone();
-        vec![Outside::Files { role: "source".into(), pattern: text, span }]
+        vec![Outside::Files { role: "source".into(), pattern: text, span, count: Counted::All }]
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {

@@ -10,7 +10,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use stages::data::tokenizer::Tokenizer;
 
 use self::machine::Machine;
 use self::questions::answer;
@@ -87,10 +86,6 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         draft.add("dataset", parameters);
     }
     fit(&mut draft, &rows, &machine);
-    // A survey of the rows does not tell whether responses are turns.
-    if matches!(rows.form, Form::Pairs | Form::Judged) && rows.has_turns && has_no_template(&model, &places) {
-        write_chatml(&mut draft);
-    }
     let text = check(&mut draft, &args.file)?;
     new_file::write(&args.file, &text, args.overwrite)?;
     warn(recipe, &model, &machine);
@@ -99,20 +94,6 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
     }
     Ok(())
-}
-
-/// Whether a checkpoint on this machine has no chat template.
-fn has_no_template(model: &str, places: &Places) -> bool {
-    let tokenizer = places.find(model).and_then(|folder| Tokenizer::from_folder(&folder).ok());
-    tokenizer.is_some_and(|tokenizer| tokenizer.chat_template().is_none())
-}
-
-/// Has turns written as ChatML.
-fn write_chatml(draft: &mut Draft) {
-    for kind in ["tokenize", "evaluate", "generate"] {
-        draft.add(kind, "chat_template: chatml");
-    }
-    draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
 }
 
 /// How many tokens a checkpoint on this machine reads at once, by its configuration.
@@ -169,7 +150,10 @@ fn check(draft: &mut Draft, file: &Path) -> Result<String, Failure> {
     let text = draft.write(file);
     let Some(rejected) = validated(file, &text) else { return Ok(text) };
     if rejected.problems.iter().any(|problem| problem.code == "no-chat-template") {
-        write_chatml(draft);
+        for kind in ["tokenize", "evaluate", "generate"] {
+            draft.add(kind, "chat_template: chatml");
+        }
+        draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
         let text = draft.write(file);
         if validated(file, &text).is_none() {
             return Ok(text);
@@ -179,7 +163,7 @@ fn check(draft: &mut Draft, file: &Path) -> Result<String, Failure> {
     let are_of_the_machine = rejected.problems.iter().all(is_of_the_machine);
     match are_of_the_machine {
         true => Err(Failure::Shown(Exit::Wrong)),
-        false => Err(Failure::wrong("the file does not validate, which is a mistake of `pipeline init`")),
+        false => Err(Failure::wrong("nothing is written: a file for this model and these rows does not validate")),
     }
 }
 

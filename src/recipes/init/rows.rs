@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::import::parameters::Parameters;
 use crate::import::places::Places;
@@ -34,8 +34,6 @@ pub(super) struct Rows {
     pub(super) parameters: Option<String>,
     /// Lines of a file that has a row in each; `MOST_COUNTED` stands for that and more.
     pub(super) count: Option<usize>,
-    /// Whether the first row has turns of a conversation.
-    pub(super) has_turns: bool,
 }
 
 impl Rows {
@@ -43,12 +41,7 @@ impl Rows {
     pub(super) fn of(data: &str, places: &Places) -> Self {
         let columns = places.columns(data).unwrap_or_default();
         let (form, parameters) = read(&columns);
-        let is_turns =
-            |value: &Value| value.as_array().is_some_and(|turns| turns.first().is_some_and(Value::is_object));
-        let is_turn = |value: &Value| value.get("content").is_some() || value.get("value").is_some();
-        let has_turns =
-            places.first_row(data).is_some_and(|row| row.values().any(|value| is_turns(value) || is_turn(value)));
-        Self { form, parameters, count: count(data, places), has_turns }
+        Self { form, parameters, count: count(data, places) }
     }
 
     /// In words, for the head of the file.

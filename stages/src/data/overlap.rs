@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 const WORDS: usize = 13;
 
 /// A text of fewer words is not looked for: it would stand in too many by chance.
-const FEWEST_WORDS: usize = 5;
+pub const FEWEST_WORDS: usize = 5;
 
 /// Runs of so many words are compared of whole texts.
 const RUN: usize = 2;
@@ -39,13 +39,13 @@ pub struct Sought {
 }
 
 impl Sought {
-    /// Adds a text; they are numbered in their order.
-    pub fn add(&mut self, text: &str) {
+    /// Adds a text; they are numbered in their order. Whether it is looked for: one of few words is not.
+    pub fn add(&mut self, text: &str) -> bool {
         let number = self.runs.len();
         let words = words(text);
         self.runs.push(HashSet::new());
         if words.len() < FEWEST_WORDS {
-            return;
+            return false;
         }
         let length = words.len().min(WORDS);
         if !self.lengths.contains(&length) {
@@ -59,6 +59,7 @@ impl Sought {
         for band in bands(&self.runs[number]) {
             self.bands.entry(band).or_default().push(number);
         }
+        true
     }
 
     /// The texts that stand in another, by their numbers.

@@ -67,7 +67,8 @@ fn a_wrong_override_is_shown_in_its_own_text() {
              it needs)",
             "bad-override command line:1 the path has an empty name",
             "bad-index command line:17 `7` is no item of a list of 1",
-            "wrong-type command line:23 & 15:22 `x` cannot be set: what holds it is a number",
+            "wrong-type command line:23 & 15:22 `x` cannot be set: what holds it is a number (set the whole value \
+             in its place, as a mapping)",
             "missing-key command line:20 `max_seq_len` has no value",
             "unknown-variable command line:6 the file declares no variable `rnk` (did you mean `rank`?)",
         ]

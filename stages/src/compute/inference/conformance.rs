@@ -9,7 +9,8 @@ use model::sampling::{Adjustments, Sampling, TokenLogprobs};
 use profile::Profile;
 use test_harness::Requirement;
 
-use super::requests::{Batching, EngineSettings, InferenceEngine, open, read_adapter};
+use super::requests::{Batching, EngineSettings, InferenceEngine, open};
+use crate::compute::adapter;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Dtype;
 use crate::compute::precision::Precision;
@@ -37,7 +38,7 @@ fn engine(backend: Backend) -> Box<dyn InferenceEngine> {
         log: |_| (),
         profile: Profile::OFF,
     };
-    let adapters = ["lora/dora/adapter", "lora/attention/adapter"].map(|path| read_adapter(&golden(path)).unwrap());
+    let adapters = ["lora/dora/adapter", "lora/attention/adapter"].map(|path| adapter::load(&golden(path)).unwrap());
     open(&golden(""), &adapters, &settings).unwrap().engine
 }
 
@@ -170,13 +171,13 @@ fn cancellation(engine: &mut dyn InferenceEngine, expected: &Answer) {
 fn adapters(engine: &mut dyn InferenceEngine, expected: &[Answer]) {
     let asked = requests();
     engine.remove_adapter(1);
-    let mut strange = read_adapter(&golden("lora/attention/adapter")).unwrap();
+    let mut strange = adapter::load(&golden("lora/attention/adapter")).unwrap();
     let module = strange.modules.keys().next().unwrap().clone();
     let moved = strange.modules.remove(&module).unwrap();
     strange.modules.insert(module.replace("layers.", "no_layers."), moved);
     assert!(engine.add_adapter(&strange).is_err());
     answers(engine, &asked[..1])[0].is_like(&expected[0]);
-    let number = engine.add_adapter(&read_adapter(&golden("lora/dora/adapter")).unwrap()).unwrap();
+    let number = engine.add_adapter(&adapter::load(&golden("lora/dora/adapter")).unwrap()).unwrap();
     assert!(number > 2, "{number} was used before");
     let again = QueuedRequest { adapter: number, ..asked[1].clone() };
     answers(engine, &[asked[6].clone(), again]).iter().zip([&expected[6], &expected[1]]).for_each(|(ours, theirs)| {

@@ -18,5 +18,8 @@ pub use kind::{
     TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
-pub use rows::{Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape, TOOLS};
+pub use rows::{
+    HAS_TURNS, Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape, TOOLS,
+    need_chat_template,
+};
 pub use tokens::{IGNORE_INDEX, OptionalColumn, Role, TokenRow, TokensFacts, TokensReader, TokensWriter};

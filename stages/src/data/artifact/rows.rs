@@ -105,6 +105,11 @@ impl Judged {
         [Some(&self.prompt), self.chosen.as_ref(), self.rejected.as_ref()].into_iter().flatten()
     }
 
+    /// Whether one of them is turns of a conversation.
+    pub fn has_turns(&self) -> bool {
+        self.parts().any(|said| matches!(said, Said::Turns(_)))
+    }
+
     /// Its values by column.
     fn cells(&self) -> BTreeMap<&'static str, String> {
         let mut cells = BTreeMap::from([("prompt", self.prompt.to_cell())]);
@@ -209,6 +214,15 @@ pub struct RowsFacts {
     /// Rows, kept, in which a text is empty.
     #[serde(default)]
     pub empty: u64,
+}
+
+/// What is foreseen of rows with judged responses: that the first of them have turns of a conversation.
+pub const HAS_TURNS: &str = "has_turns";
+
+/// Whether rows with these facts are known to need a chat template.
+pub fn need_chat_template(facts: &Facts) -> bool {
+    let are_conversations = RowsFacts::from_facts(facts).is_some_and(|rows| rows.shape == Shape::Messages);
+    are_conversations || facts.get(HAS_TURNS) == Some(&Value::Bool(true))
 }
 
 /// What was counted while rows were taken from their source.

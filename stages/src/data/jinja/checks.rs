@@ -128,6 +128,32 @@ fn sides(environment: &mut Environment<'_>, [right, left]: [&'static str; 2], si
     });
 }
 
+/// The text of a value, where it is written in another way than the library writes it.
+pub(crate) type Word = fn(&Value) -> Option<String>;
+
+/// A value as text in the words of [`Word`]; itself where they have none for it.
+pub(super) fn in_words(value: Value, word: Word) -> Result<Value, Error> {
+    if value.as_object().is_some() {
+        printed(&value)?;
+    }
+    Ok(word(&value).map_or(value, Value::from))
+}
+
+/// Has `~` write values in these words.
+pub(super) fn write_by(environment: &mut Environment<'_>, word: Word) {
+    let [right, left] = CONCAT;
+    environment.add_filter(right, move |value: ValueOrKwargs| -> Result<Value, Error> {
+        let value = in_words(value.into_value(), word)?;
+        meter::note(text_size(&value)?);
+        Ok(value)
+    });
+    environment.add_filter(left, move |value: ValueOrKwargs| -> Result<Value, Error> {
+        let value = in_words(value.into_value(), word)?;
+        meter::made(text_size(&value)?.saturating_add(meter::noted()))?;
+        Ok(value)
+    });
+}
+
 /// A check of several values, which gives them back in reverse: taking a list apart turns them round.
 fn several(environment: &mut Environment<'_>, name: &'static str, check: fn(&[Value]) -> Result<(), Error>) {
     environment.add_filter(name, move |values: Rest<ValueOrKwargs>| -> Result<Value, Error> {

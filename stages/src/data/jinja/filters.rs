@@ -5,7 +5,7 @@ use minijinja::functions::Function;
 use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters, functions, tests};
 
-use super::checks::{compare, look};
+use super::checks::{Word, compare, in_words, look};
 use super::measure::{ENTRY, Size, entries, measure, settled, text_size};
 use super::meter;
 
@@ -43,6 +43,23 @@ fn texts(environment: &mut Environment<'_>) {
     filter(environment, "format", formatted, filters::format);
     filter(environment, "pprint", laid_out, filters::pprint);
     filter(environment, "tojson", priced_as_json, filters::tojson);
+}
+
+/// Has `string` and `join` write values in these words.
+pub(super) fn write_by(environment: &mut Environment<'_>, word: Word) {
+    filter(environment, "string", text, move |state: &mut State<'_, '_>, value: Value| {
+        filters::string(state, &in_words(value, word)?)
+    });
+    let join = Value::from_function(filters::join);
+    filter(environment, "join", joined, move |state: &mut State<'_, '_>, values: Rest<ValueOrKwargs>| {
+        let mut values = values.into_values();
+        // With an attribute of the items they are not what is written.
+        let is_written = values.get(2).is_none() && !values.iter().any(Value::is_kwargs);
+        if let Some(list) = values.first_mut().filter(|list| is_written && list.as_object().is_some()) {
+            *list = list.try_iter()?.map(|item| in_words(item, word)).collect::<Result<Value, Error>>()?;
+        }
+        join.call(state, &values)
+    });
 }
 
 fn lists(environment: &mut Environment<'_>) {
@@ -296,6 +313,7 @@ pub(super) fn formatted(values: &[Value]) -> Result<(), Error> {
     let marks = format.matches(['%', '{', '*']).count() as u64;
     let widths = format.split(|letter: char| !letter.is_ascii_digit()).filter(|digits| !digits.is_empty());
     let widths = widths.fold(0u64, |sum, digits| sum.saturating_add(digits.parse().unwrap_or(u64::MAX)));
+    let takes_widths = takes_widths(format);
     let mut widest = 0u64;
     for value in &values[1..] {
         let named = value.as_object().filter(|_| value.is_kwargs());
@@ -304,7 +322,7 @@ pub(super) fn formatted(values: &[Value]) -> Result<(), Error> {
             None => vec![value.clone()],
         };
         for part in parts {
-            let width = part.as_i64().map_or(0, i64::unsigned_abs);
+            let width = part.as_i64().filter(|_| takes_widths).map_or(0, i64::unsigned_abs);
             // A float is written out to its end: 309 digits.
             widest = widest.max(width).max(text_size(&part)?.saturating_mul(6)).max(400);
         }
@@ -312,6 +330,20 @@ pub(super) fn formatted(values: &[Value]) -> Result<(), Error> {
     let wide = widths.saturating_add(marks.saturating_mul(widest));
     // A width is counted in characters, of four bytes at most.
     meter::made(wide.saturating_mul(4).saturating_add(format.len() as u64))
+}
+
+/// Whether a format takes widths from its arguments: `%*d`, `{:{}}`.
+fn takes_widths(format: &str) -> bool {
+    let mut depth = 0;
+    let nested = format.replace("{{", "").chars().any(|letter| {
+        depth = match letter {
+            '{' => depth + 1,
+            '}' => 0,
+            _ => depth,
+        };
+        depth > 1
+    });
+    nested || format.contains('*')
 }
 
 fn laid_out(values: &[Value]) -> Result<(), Error> {

@@ -45,5 +45,11 @@ pub(crate) fn bound(environment: &mut Environment<'_>) {
     space::install(environment);
 }
 
+/// Has `~`, `string` and `join` write values in these words, as `{{ … }}` does with a formatter of its own.
+pub(crate) fn write_by(environment: &mut Environment<'_>, word: checks::Word) {
+    checks::write_by(environment, word);
+    filters::write_by(environment, word);
+}
+
 /// How deep frames may lie, in minijinja's counting: a call of a macro takes five of them, a loop one.
 const DEEPEST_CALLS: usize = 250;

@@ -54,6 +54,19 @@ fn busy() -> Duration {
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
+#[test]
+fn numbers_in_a_format_are_no_widths() {
+    for (source, expected) in [
+        ("{{ '{} views'.format(1764331200) }}", "1764331200 views"),
+        ("{{ '%d'|format(1764331200) }}", "1764331200"),
+        ("{{ '{{}} {}'.format(1764331200) }}", "{} 1764331200"),
+    ] {
+        assert_eq!(rendered(source).as_deref(), Ok(expected), "{source}");
+    }
+    met("{{ '%*d'|format(1764331200, 1) }}");
+    met("{{ '{:{}}'.format(1, 1764331200) }}");
+}
+
 const BYTES: &str = "makes a string of more than 256 MiB";
 const STEPS: &str = "needs more than 10000000 steps";
 

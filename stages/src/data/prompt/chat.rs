@@ -147,30 +147,36 @@ impl ChatTemplate {
     /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but
     /// not its header.
     ///
-    /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
-    /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only
-    /// that the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
+    /// What a template's `{% generation %}` marks surround is an assistant's turn, as for transformers. Without marks, one
+    /// for each turn, it is what rendering one message more adds to the generation prompt, which cannot be told where
+    /// the template rewrites earlier turns. [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that the last turn
+    /// can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
     pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
         let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
-        let learned: Vec<usize> = match train_on {
+        let mut learned: Vec<usize> = match train_on {
             TrainOn::Last => spoken().next_back().into_iter().collect(),
-            TrainOn::All => spoken().collect(),
-            TrainOn::Assistant | TrainOn::Response => spoken().filter(|index| has_weight(&messages[*index])).collect(),
+            TrainOn::All | TrainOn::Assistant | TrainOn::Response => spoken().collect(),
         };
+        let last = learned.clone();
+        learned.retain(|index| train_on == TrainOn::All || has_weight(&messages[*index]));
         let spoken: Vec<usize> = spoken().collect();
+        if let Some(mut turns) = self.marked(messages, Then::End, &learned)? {
+            turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
+            return Ok(turns);
+        }
         let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
             // Only the borders of what is learned must be known.
-            Err(_) if train_on == TrainOn::Last => self.turns_by_prefix(messages, Then::End, &learned, &learned),
+            Err(_) if train_on == TrainOn::Last => self.turns_by_prefix(messages, Then::End, &last, &learned),
             result => result,
         };
         let turns = match turns {
             Err(ChatError::NotAPrefix { .. }) if train_on == TrainOn::All => {
                 Ok(vec![Turn { text: self.render(messages, false)?, learn: true, message: None }])
             }
-            Err(_) if self.has_marks => self.turns_by_marks(messages, Then::End, &learned),
+            Err(ChatError::NotAPrefix { .. }) if self.has_marks => Err(ChatError::Marks),
             result => result,
         };
         let mut turns = turns?;
@@ -186,13 +192,12 @@ impl ChatTemplate {
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         let after: Vec<usize> = spoken.iter().copied().filter(|index| *index >= first).collect();
         let learned: Vec<usize> = after.iter().copied().filter(|index| has_weight(&messages[*index])).collect();
+        if let Some(turns) = self.marked(messages, Then::End, &learned)? {
+            return Ok(turns);
+        }
         let turns = self.turns_by_prefix(messages, Then::End, &spoken, &learned);
         let turns = turns.or_else(|_| self.turns_by_prefix(messages, Then::End, &after, &learned));
-        turns.or_else(
-            |error| {
-                if self.has_marks { self.turns_by_marks(messages, Then::End, &learned) } else { Err(error) }
-            },
-        )
+        turns.map_err(|error| if self.has_marks { ChatError::Marks } else { error })
     }
 
     /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer:
@@ -203,8 +208,10 @@ impl ChatTemplate {
     /// Fails where the template refuses the conversation.
     pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
+        if let Some(turns) = self.marked(messages, Then::Answer, &[])? {
+            return Ok(turns);
+        }
         self.turns_by_prefix(messages, Then::Answer, &spoken, &[])
-            .or_else(|error| if self.has_marks { self.turns_by_marks(messages, Then::Answer, &[]) } else { Err(error) })
             .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false, message: None }]))
     }
 
@@ -244,6 +251,27 @@ impl ChatTemplate {
         let eos = self.special_tokens.get("eos_token").map_or("", String::as_str);
         let open = shorter.strip_suffix(eos).unwrap_or(shorter);
         [shorter, open].into_iter().find(|text| whole.starts_with(text)).map(str::len)
+    }
+
+    /// Whether what is to come is asked for in another text than what is there: without that, an assistant's header cannot
+    /// be told from what it says.
+    pub fn has_generation_prompt(&self) -> bool {
+        let messages = [Message::new("user", "x")];
+        match (self.render(&messages, false), self.render(&messages, true)) {
+            (Ok(whole), Ok(asked)) => self.has_marks || asked != whole,
+            _ => true,
+        }
+    }
+
+    /// The pieces by its marks; none where these are not one for each assistant's turn.
+    fn marked(&self, messages: &[Message], then: Then, learned: &[usize]) -> Result<Option<Vec<Turn>>, ChatError> {
+        if !self.has_marks {
+            return Ok(None);
+        }
+        match self.turns_by_marks(messages, then, learned) {
+            Err(ChatError::Marks) => Ok(None),
+            turns => turns.map(Some),
+        }
     }
 
     /// As its marks alone decide, for tests.
@@ -373,6 +401,48 @@ mod tests {
     fn generation_marks_decide_where_earlier_turns_are_rewritten() {
         let turns = template(REWRITES).turns(&conversation(), TrainOn::Assistant).unwrap();
         assert_eq!(pieces(&turns), [("U:one|A:", false), ("t|", true), ("U:three|A:", false), ("four|", true)]);
+    }
+
+    #[test]
+    fn marks_come_before_the_generation_prompt() {
+        let source = "{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}hm\
+                      {% generation %}{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}.\
+                      {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let template = template(source);
+        let marked = [("<user>one.<assistant>hm", false), ("two", true), (".<user>three.<assistant>hm", false)];
+        let expected = [&marked[..], &[("four", true), (".", false)]].concat();
+        assert_eq!(pieces(&template.turns(&conversation(), TrainOn::Assistant).unwrap()), expected);
+        let asked = template.asked(&conversation()[..3]).unwrap();
+        assert_eq!(
+            pieces(&asked),
+            [("<user>one.<assistant>hm", false), ("two", false), (".<user>three.<assistant>", false)]
+        );
+        // Marks that are not one for each turn say nothing.
+        let first = "{% for message in messages %}<{{ message.role }}>{% if loop.index == 2 %}{% generation %}\
+                     {{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}.{% endfor %}\
+                     {% if add_generation_prompt %}<assistant>{% endif %}";
+        let turns = self::template(first).turns(&conversation(), TrainOn::Assistant).unwrap();
+        assert_eq!(pieces(&turns)[1], ("two.", true));
+    }
+
+    #[test]
+    fn a_template_asks_or_marks_or_neither() {
+        let plain = "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}";
+        assert!(!template(plain).has_generation_prompt());
+        let asks = format!("{plain}{{% if add_generation_prompt %}}<assistant>{{% endif %}}");
+        assert!(template(&asks).has_generation_prompt());
+        let marks = plain.replace("{{ message.content }}", "{% generation %}{{ message.content }}{% endgeneration %}");
+        assert!(template(&marks).has_generation_prompt());
+    }
+
+    #[test]
+    fn a_last_turn_without_weight_is_not_learned() {
+        let source = "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
+                      {% if add_generation_prompt %}<assistant>{% endif %}";
+        let mut conversation = conversation();
+        conversation[3].other.insert("weight".to_owned(), 0.into());
+        let turns = template(source).turns(&conversation, TrainOn::Last).unwrap();
+        assert!(turns.iter().all(|turn| !turn.learn), "{turns:?}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
 /// Makes values print and become integers as in Python.
 pub(crate) fn define(environment: &mut Environment<'_>) {
     environment.set_formatter(format);
+    jinja::write_by(environment, as_python);
     environment.add_filter("int", int);
 }
 

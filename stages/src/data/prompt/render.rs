@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use engine::error::{Cause, StageError};
 
-use super::chat::{ChatError, ChatTemplate};
+use super::chat::{ChatError, ChatTemplate, Turn};
 use super::control::{ControlTexts, is_marked, without_marks};
 use super::params::PromptParams;
 use super::template::Template;
@@ -44,6 +44,9 @@ pub enum PromptError {
         /// What stands there.
         found: String,
     },
+    /// Where a template writes reasoning cannot be told.
+    #[error("the chat template does not write the reasoning of a turn as it is in one place")]
+    Reasoning,
     /// Turns have weights, and where they begin and end is not known.
     #[error("its turns have weights, and the chat template does not mark the text of each turn")]
     WeightOfUnknownTurn,
@@ -62,6 +65,9 @@ impl PromptError {
             }
             Self::WeightOfUnknownTurn => {
                 Some("give a `chat_template` with `{% generation %}` around the assistant's text")
+            }
+            Self::Reasoning => {
+                Some("give another `chat_template`, or train on reasoning too: `train_on_reasoning: true`")
             }
             Self::Weight { .. } => {
                 Some("correct the rows, or leave them out with `filter` in the stage that makes them")
@@ -399,13 +405,17 @@ pub struct PromptRenderer {
 /// The field of an assistant's message with what it thought before it spoke.
 const REASONING: &str = "reasoning_content";
 
-/// A text around a part of it, where that is in it: before, part, behind.
-fn around<'a>(text: &'a str, part: &str) -> Option<[&'a str; 3]> {
-    let part = part.trim();
-    let from = (!part.is_empty()).then(|| text.find(part)).flatten()?;
-    let (before, rest) = text.split_at(from);
-    let (part, behind) = rest.split_at(part.len());
-    Some([before, part, behind])
+/// What stands in the place of reasoning to find out where a template writes it: a noncharacter.
+const PLACE: &str = "\u{FDD4}";
+
+/// Where in a turn its reasoning is: before, reasoning, behind. `with_place` is the same turn with [`PLACE`] in its place.
+/// None where the template does not write it.
+fn around<'a>(text: &'a str, with_place: &str) -> Result<Option<[&'a str; 3]>, PromptError> {
+    let Some((before, behind)) = with_place.split_once(PLACE) else { return Ok(None) };
+    let reasoning = text.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));
+    let reasoning = reasoning.filter(|_| !behind.contains(PLACE)).ok_or(PromptError::Reasoning)?;
+    let (before, rest) = text.split_at(before.len());
+    Ok(Some([before, reasoning, &rest[reasoning.len()..]]))
 }
 
 impl PromptRenderer {
@@ -446,6 +456,17 @@ impl PromptRenderer {
     #[must_use]
     pub fn learning_reasoning(self, learn_reasoning: bool) -> Self {
         Self { learn_reasoning, ..self }
+    }
+
+    /// Whether the headers of assistants' turns are learned because the chat template does not tell them apart.
+    pub fn learns_headers(&self) -> bool {
+        let template = self.prompter.chat_template.as_ref().filter(|_| self.shape == Shape::Messages);
+        self.train_on != TrainOn::All && template.is_some_and(|template| !template.has_generation_prompt())
+    }
+
+    /// Whether a row that is cut ends with the end-of-text token all the same.
+    pub fn ends_what_is_cut(&self) -> bool {
+        self.shape == Shape::Messages || self.prompter.params.add_eos != Some(false)
     }
 
     /// What a row teaches: prompt and response with their ends, a conversation, or a whole text. Of responses that are
@@ -494,15 +515,21 @@ impl PromptRenderer {
                 let mut prompt = Prompt::default();
                 let weights = messages.iter().map(|message| self.weight_of(message)).collect::<Result<Vec<_>, _>>()?;
                 let turns = prompter.chat_template()?.turns(&messages, self.train_on)?;
+                let with_places = match self.learn_reasoning {
+                    true => None,
+                    false => self.with_places(&messages)?,
+                };
+                if with_places.as_ref().is_some_and(|with_places| with_places.len() != turns.len()) {
+                    return Err(PromptError::Reasoning);
+                }
                 let are_weighted = weights.iter().any(|weight| *weight != 1.0);
                 if are_weighted && turns.iter().all(|turn| turn.message.is_none()) {
                     return Err(PromptError::WeightOfUnknownTurn);
                 }
-                for turn in turns {
+                for (index, turn) in turns.into_iter().enumerate() {
                     let first = prompt.segments.len();
-                    let masked = turn.message.filter(|_| turn.learn && !self.learn_reasoning);
-                    let reasoning = masked.and_then(|message| messages[message].other.get(REASONING)?.as_str());
-                    match reasoning.and_then(|reasoning| around(&turn.text, reasoning)) {
+                    let with_place = with_places.as_ref().filter(|_| turn.learn).map(|turns| &turns[index].text);
+                    match with_place.map_or(Ok(None), |with_place| around(&turn.text, with_place))? {
                         Some([before, reasoning, behind]) => {
                             prompt.text(before, true);
                             prompt.text(reasoning, false);
@@ -521,6 +548,22 @@ impl PromptRenderer {
             }
             _ => Err(PromptError::OtherShape),
         }
+    }
+
+    /// The turns of a conversation with [`PLACE`] where its reasoning is; none where it has none.
+    fn with_places(&self, messages: &[Message]) -> Result<Option<Vec<Turn>>, PromptError> {
+        let reasons = |message: &Message| {
+            let reasoning = message.other.get(REASONING).and_then(serde_json::Value::as_str);
+            message.role == "assistant" && reasoning.is_some_and(|reasoning| !reasoning.trim().is_empty())
+        };
+        if !messages.iter().any(reasons) {
+            return Ok(None);
+        }
+        let mut messages = messages.to_vec();
+        for message in messages.iter_mut().filter(|message| reasons(message)) {
+            message.other.insert(REASONING.to_owned(), PLACE.into());
+        }
+        Ok(Some(self.prompter.chat_template()?.turns(&messages, self.train_on)?))
     }
 
     /// The weight that an assistant's message gives itself; 1 where it gives none, and of every other message.

@@ -27,7 +27,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, Secret, Smoke, Stage, StageKind, Workers};
+use engine::stage::{Counted, InputFacts, Outside, Secret, Smoke, Stage, StageKind, Workers};
 use serde_json::Value;
 
 use crate::compute::checkpoint;
@@ -104,6 +104,7 @@ impl Stage for Command {
             role: name.clone(),
             pattern: path.text.clone(),
             span: path.span,
+            count: Counted::All,
         };
         self.files.iter().map(files).collect()
     }

@@ -1,6 +1,6 @@
 //! Conversations: a list of turns, in OpenAI's spelling or in ShareGPT's.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::TurnOrder;
 use super::flaw::{Flaw, Reason, describe};
@@ -52,9 +52,15 @@ fn message(turn: Value) -> Result<Message, String> {
     // Tables have every field in every row; those that are null say nothing.
     turn.retain(|_, value| !value.is_null());
     let role = match (turn.remove("role"), turn.remove("from")) {
-        (Some(Value::String(role)), _) | (None, Some(Value::String(role))) => known_role(role),
+        (Some(Value::String(role)), _) | (None, Some(Value::String(role))) => role,
         _ => return Err("it has no `role`".to_owned()),
     };
+    if role.eq_ignore_ascii_case(FUNCTION_CALL) {
+        let said = turn.remove("content").or_else(|| turn.remove("value")).unwrap_or_default();
+        turn.insert("tool_calls".to_owned(), calls(said)?);
+        return Ok(Message { role: "assistant".to_owned(), content: "".into(), other: turn });
+    }
+    let role = known_role(role);
     if !turn.contains_key("content")
         && let Some(value) = turn.remove("value")
     {
@@ -68,6 +74,31 @@ fn message(turn: Value) -> Result<Message, String> {
         other => return Err(format!("its `content` is {}, not a string", describe(other))),
     }
     Ok(Message { role, content, other: turn })
+}
+
+/// The role of a turn in which LLaMA-Factory's rows call tools.
+const FUNCTION_CALL: &str = "function_call";
+
+/// The calls of such a turn, an object with `name` and `arguments` or a list of them as JSON, in OpenAI's format.
+fn calls(said: Value) -> Result<Value, String> {
+    let said = match said {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|error| format!("it is a `{FUNCTION_CALL}`, and its text is no JSON: {error}"))?,
+        said => said,
+    };
+    let calls = match said {
+        Value::Array(calls) => calls,
+        call => vec![call],
+    };
+    let in_form = |call: Value| match &call {
+        Value::Object(fields) if fields.get("name").is_some_and(Value::is_string) => {
+            Ok(json!({ "type": "function", "function": call }))
+        }
+        _ => {
+            Err(format!("it is a `{FUNCTION_CALL}`, and not an object with `name` and `arguments`, or a list of them"))
+        }
+    };
+    calls.into_iter().map(in_form).collect()
 }
 
 /// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never

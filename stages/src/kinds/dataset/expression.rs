@@ -205,7 +205,8 @@ impl Compiled<'_> {
             return Err(self.missing(&name, fields));
         }
         if let Some(number) = lookup.too_large() {
-            return Err(self.flaw(&format!("{number} has more than 128 bits")));
+            let room = if number.contains('.') { "digits than a float keeps" } else { "than 128 bits" };
+            return Err(self.flaw(&format!("{number} has more {room}")));
         }
         result.map_err(|error| self.flaw(&what(&error)))?.ok_or_else(|| self.flaw("gives nothing"))
     }

@@ -17,12 +17,12 @@ use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason};
 use super::form::{Compression, Form, Format, SourceFile};
 use super::hub_metadata::{self, FIRST_BYTES, README};
-use super::parameters::{Dataset, OnBadRow, WeightedRows};
+use super::parameters::{Dataset, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
-use super::{counts, expression, first_with_columns, mapping};
-use crate::data::artifact::RowsFacts;
+use super::{counts, expression, first_with_columns, mapping, take};
+use crate::data::artifact::{HAS_TURNS, Row, RowsFacts};
 
 const ROWS_TRIED: u64 = 64;
 
@@ -38,13 +38,13 @@ pub(super) fn forecast(params: &Dataset, ahead: &Ahead<'_>) -> Forecast {
             of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut forecast.problems)
         }
         (Some(Source::Hub { .. }), None) => match files.files(PINNED) {
-            [] => mapping::facts_asked_for(params),
+            [] => mapping::facts_asked_for(params).map(Seen::from),
             listed => of_repository(params, listed, span, &mut forecast.problems),
         },
         (None, Some(datasets)) => of_mix(datasets, ahead.certain),
         _ => None,
     };
-    if let Some(facts) = facts.map(|facts| without_counts(&facts)) {
+    if let Some(facts) = facts.map(Seen::into_facts) {
         outputs.iter().for_each(|output| forecast.facts(output, facts.clone()));
     } else if let Some(shape) = mapping::shape_asked_for(params) {
         let shape = serde_json::to_value(shape).expect("a shape is JSON");
@@ -58,13 +58,14 @@ pub(super) fn forecast(params: &Dataset, ahead: &Ahead<'_>) -> Forecast {
 
 /// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with
 /// it is reported.
-fn of_repository(params: &Dataset, listed: &[LocalFile], span: Span, problems: &mut Vec<Problem>) -> Option<RowsFacts> {
+fn of_repository(params: &Dataset, listed: &[LocalFile], span: Span, problems: &mut Vec<Problem>) -> Option<Seen> {
+    let asked_for = || mapping::facts_asked_for(params).map(Seen::from);
     let whole = |file: &&LocalFile| file.relative == README && file.extent == Extent::Whole;
     let readme = listed.iter().find(whole).and_then(|file| fs::read(&file.path).ok());
     let paths: Vec<&str> = listed.iter().map(|file| file.relative.as_str()).collect();
     // A README that is too long to be read ahead may say anything.
     if readme.is_none() && paths.contains(&README) {
-        return mapping::facts_asked_for(params);
+        return asked_for();
     }
     let (configuration, splits) = match hub_metadata::splits(params, readme.as_deref(), &paths) {
         Ok(found) => found,
@@ -72,13 +73,13 @@ fn of_repository(params: &Dataset, listed: &[LocalFile], span: Span, problems: &
             let field = if params.config.is_some() && !error.message.contains("split") { "config" } else { "split" };
             let problem = Problem::error("bad-value", span, chain(&error), "not a part of the dataset").at(field);
             problems.push(problem.with_help_if(error.help));
-            return mapping::facts_asked_for(params);
+            return asked_for();
         }
     };
     let first = hub_metadata::first_file(params, &splits)?;
     let seen = listed.iter().find(|file| file.relative == first && file.extent != Extent::Name);
     let Some(file) = seen.and_then(|file| SourceFile::new(file.path.clone(), file.name.clone())) else {
-        return mapping::facts_asked_for(params);
+        return asked_for();
     };
     let field = params.field.clone().or(configuration.and_then(|configuration| configuration.field));
     let reading = Reading { field, ..params.reading() };
@@ -86,7 +87,7 @@ fn of_repository(params: &Dataset, listed: &[LocalFile], span: Span, problems: &
     let file = SourceFile { at_most: Some(if is_whole { MOST_READ } else { FIRST_BYTES }), ..file };
     // Where the first file says nothing, the next one may.
     if first_with_columns(|| [&file].into_iter(), &reading).is_err() {
-        return mapping::facts_asked_for(params);
+        return asked_for();
     }
     let rows_are_here = is_whole || file.form.format.has_lines();
     let trial = if rows_are_here { Trial::FirstRows } else { Trial::ColumnsAlone };
@@ -101,18 +102,38 @@ enum Trial {
     ColumnsAlone,
 }
 
-/// What is known without having counted anything.
-fn without_counts(facts: &RowsFacts) -> Facts {
-    let mut facts = facts.to_facts();
-    for count in ["rows", "dropped", "filtered", "empty"] {
-        facts.remove(count);
+/// What the first rows of a source show.
+struct Seen {
+    facts: RowsFacts,
+    /// Whether one with judged responses has turns of a conversation.
+    has_turns: bool,
+}
+
+impl From<RowsFacts> for Seen {
+    fn from(facts: RowsFacts) -> Self {
+        Self { facts, has_turns: false }
     }
-    facts
+}
+
+impl Seen {
+    /// What is known without having counted anything.
+    fn into_facts(self) -> Facts {
+        let mut facts = self.facts.to_facts();
+        for count in ["rows", "dropped", "filtered", "empty"] {
+            facts.remove(count);
+        }
+        if self.has_turns {
+            facts.insert(HAS_TURNS.to_owned(), true.into());
+        }
+        facts
+    }
 }
 
 /// A mix has the rows of its parts.
-fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<RowsFacts> {
-    datasets.iter().find_map(|dataset| RowsFacts::from_facts(dataset.rows.reference.facts_in(inputs)?))
+fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<Seen> {
+    let parts = || datasets.iter().filter_map(|dataset| dataset.rows.reference.facts_in(inputs));
+    let facts = parts().find_map(RowsFacts::from_facts)?;
+    Some(Seen { facts, has_turns: parts().any(|facts| facts.contains_key(HAS_TURNS)) })
 }
 
 /// The files that can be read; one that was named and cannot be is reported.
@@ -170,7 +191,7 @@ fn of_files(
     trial: Trial,
     span: Span,
     problems: &mut Vec<Problem>,
-) -> Option<RowsFacts> {
+) -> Option<Seen> {
     if files.is_empty() {
         return None;
     }
@@ -203,14 +224,15 @@ fn of_files(
     let oddities = recipe.oddities(&first.name).into_iter();
     problems
         .extend(oddities.map(|oddity| Problem::warning("unknown-column", span, oddity, "not a column").at("filter")));
+    let mut seen = Seen::from(recipe.facts().clone());
     let rows = first_rows(params).filter(|_| trial == Trial::FirstRows);
-    if let Some(mut problem) = rows.and_then(|rows| try_rows(params, reading, first, rows, &recipe, span)) {
+    if let Some(mut problem) = rows.and_then(|rows| try_rows(params, reading, first, rows, &recipe, span, &mut seen)) {
         if problem.code == "unknown-column" {
             problem.help = Some(format!("its columns are {}", mapping::list(&columns)));
         }
         problems.push(problem);
     }
-    Some(recipe.facts().clone())
+    Some(seen)
 }
 
 /// The first rows that the split takes of its first file, where that does not depend on how many there are.
@@ -227,10 +249,14 @@ fn first_rows(params: &Dataset) -> Option<Range<u64>> {
 /// What was found in the rows that were tried.
 #[derive(Default)]
 struct Tried {
+    /// Those that a filter leaves out among them.
     usable: u64,
+    kept: u64,
     unusable: u64,
     /// The place of the first that cannot be used, and why.
     first: Option<(u64, Flaw)>,
+    /// The first that the stage fails over.
+    fails: Option<(u64, Flaw)>,
 }
 
 /// Makes rows of the first records, and says what the stage would stumble over.
@@ -241,22 +267,33 @@ fn try_rows(
     rows: Range<u64>,
     recipe: &Recipe<'_>,
     span: Span,
+    seen: &mut Seen,
 ) -> Option<Problem> {
     let mut tried = Tried::default();
     let read = file.read(rows, &recipe.wanted(), reading, &mut |record| {
         let (number, made) = match record {
-            Ok(record) => (record.number, recipe.row(record).map(|_| ())),
+            Ok(record) => (record.number, recipe.row(record)),
             Err(bad) => (bad.number, Err(bad.flaw)),
         };
         match made {
-            Ok(()) => tried.usable += 1,
+            Ok(made) => {
+                tried.usable += 1;
+                if let ControlFlow::Continue(made) = made {
+                    tried.kept += 1;
+                    seen.has_turns |= matches!(made.row, Row::Judged(judged) if judged.has_turns());
+                }
+            }
+            Err(flaw) if take::policy(&flaw, params.on_empty, params.on_bad_row).1 => {
+                tried.fails = Some((number, flaw));
+            }
             Err(flaw) => {
                 tried.unusable += 1;
                 tried.first.get_or_insert((number, flaw));
             }
         }
-        let fails = tried.first.is_some() && params.on_bad_row == OnBadRow::Error;
-        Ok(if fails { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        // The rows behind those that are taken are not looked at.
+        let is_full = !params.shuffle && params.limit.is_some_and(|limit| tried.kept >= limit);
+        Ok(if is_full || tried.fails.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
     if let Err(error) = read
         && !file.is_cut()
@@ -264,22 +301,25 @@ fn try_rows(
         let problem = Problem::error("unreadable-rows", span, chain(&error), "cannot be read as rows").at("source");
         return Some(problem.with_help_if(error.help));
     }
-    let (number, flaw) = tried.first?;
+    let (severity, number, flaw) = match (tried.fails, tried.first) {
+        (Some((number, flaw)), _) => (Severity::Error, number, flaw),
+        (None, Some((number, flaw))) if tried.usable == 0 => (Severity::Warning, number, flaw),
+        (None, _) => return None,
+    };
     let field = flaw.field.clone().unwrap_or_else(|| "source".to_owned());
     let place = file.place(number);
-    let (severity, message) = match params.on_bad_row {
-        OnBadRow::Error => (Severity::Error, format!("{place}: {}", flaw.problem)),
-        OnBadRow::Drop if tried.usable == 0 => {
-            let rows = tried.unusable;
-            (Severity::Warning, format!("none of the first {rows} rows can be used; {place}: {}", flaw.problem))
+    let message = match severity {
+        Severity::Error => format!("{place}: {}", flaw.problem),
+        Severity::Warning => {
+            format!("none of the first {} rows can be used; {place}: {}", tried.unusable, flaw.problem)
         }
-        OnBadRow::Drop => return None,
     };
+    let (policy, _) = take::policy(&flaw, params.on_empty, params.on_bad_row);
+    let help = format!("correct the data, name other columns, or leave such rows out with `{policy}: drop`");
     // An expression that asks for what is not there is at fault itself.
     let problem = match (flaw.reason, flaw.field) {
         (Reason::Missing, Some(_)) => Problem::error("unknown-column", span, message, "no column of the data"),
-        _ => Problem::error("bad-row", span, message, "a row of this cannot be used")
-            .with_help("correct the data, name other columns, or leave such rows out with `on_bad_row: drop`"),
+        _ => Problem::error("bad-row", span, message, "a row of this cannot be used").with_help(help),
     };
     Some(Problem { severity, ..problem }.at(field))
 }

@@ -58,6 +58,10 @@ pub(super) const EXTENSIONS: &[(&str, Format)] = &[
     ("txt", Format::Text),
 ];
 
+/// The last extensions of files that rows may be read from.
+pub(super) const COUNTED: &[&str] =
+    &["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "txt", "gz", "zst", "zstd"];
+
 const COMPRESSED: &[(&str, Compression)] =
     &[("gz", Compression::Gzip), ("zst", Compression::Zstd), ("zstd", Compression::Zstd)];
 

@@ -130,8 +130,7 @@ pub(super) fn may_give_tools_to_preferences(params: &Dataset) -> bool {
 pub(super) fn facts_asked_for(params: &Dataset) -> Option<RowsFacts> {
     Some(match shape_asked_for(params)? {
         Shape::Prompt => {
-            let none = || Template::named("none").expect("`none` is a template");
-            RowMapping::prompt(params, template(params).cloned().unwrap_or_else(none), &[]).facts
+            RowMapping::prompt(params, template(params).cloned().unwrap_or_else(without_template), &[]).facts
         }
         Shape::Messages => RowsFacts::messages(),
         Shape::Text => RowsFacts::text(),
@@ -196,8 +195,14 @@ impl RowMapping {
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
             Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
         } else if names_key(INPUT) || names_key(OUTPUT) || (has(INPUT) && has(OUTPUT) && !has("instruction")) {
-            let template = Template::named("none").expect("`none` is a template");
-            Self::prompt(params, template, columns)
+            Self::prompt(params, without_template(), columns)
+        } else if has(preference::PROMPT) && has(preference::COMPLETION) {
+            let mut mapping = Self::prompt(params, without_template(), columns);
+            for (name, source) in [(INPUT, preference::PROMPT), (OUTPUT, preference::COMPLETION)] {
+                let column = mapping.columns.iter_mut().find(|column| column.name == name);
+                source.clone_into(&mut column.expect("`none` has both").source);
+            }
+            mapping
         } else {
             return Err(unclear(columns, file));
         };
@@ -335,6 +340,11 @@ fn missing(source: &str) -> Flaw {
     Flaw::new(Reason::Missing, format!("column `{source}` is missing"))
 }
 
+/// The template that takes the prompt as it stands.
+fn without_template() -> Template {
+    Template::named("none").expect("`none` is a template")
+}
+
 /// How many columns a message names.
 const NAMED: usize = 24;
 
@@ -356,7 +366,7 @@ fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
     {
         format!("if the rows are under a key of one object in a `.json` file, set `field: {only}`")
     } else {
-        "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
+        "set `template:` and `column_map:`, or have `messages`, `text`, `input` and `output`, or `prompt` and `completion`".to_owned()
     };
     let message = format!("the kind of rows of `{file}` is not clear from its columns {}", list(columns));
     ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }

@@ -80,7 +80,7 @@ const LOCAL_SPLIT: &str = "train";
 
 impl StageKind for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 4; // 4: values without an order are not compared; numbers are read and written as Python does.
+    const VERSION: u32 = 5; // 5: decimals, documents and calls of tools as they stand; hidden files are left out.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 

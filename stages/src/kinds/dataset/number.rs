@@ -23,6 +23,20 @@ pub(super) fn float(float: f64) -> Json {
     }
 }
 
+/// A decimal number: an integer, a float where one prints the same digits, or else its digits.
+pub(super) fn decimal(digits: &str) -> Json {
+    let Some((whole, fraction)) = digits.split_once('.') else {
+        let integer = digits.parse::<i64>().map(Json::from).or_else(|_| digits.parse::<u64>().map(Json::from));
+        return integer.unwrap_or_else(|_| special(digits));
+    };
+    let fraction = fraction.trim_end_matches('0');
+    let significant = if fraction.is_empty() { whole.to_owned() } else { format!("{whole}.{fraction}") };
+    match digits.parse::<f64>() {
+        Ok(number) if number.to_string() == significant => float(number),
+        _ => special(digits),
+    }
+}
+
 /// The digits of such a number.
 pub(super) fn digits_of(value: &Json) -> Option<&str> {
     match value {
@@ -114,13 +128,28 @@ pub(super) fn may_be_rounded(value: &Json) -> bool {
     }
 }
 
-/// A JSON text in which integers of more than 64 bits are objects that keep their digits.
+/// Words that Python writes for numbers that JSON has none for, and what they are as text.
+const WORDS: &[(&str, &str)] = &[("NaN", "nan"), ("Infinity", "inf"), ("-Infinity", "-inf")];
+
+/// A JSON text in which integers of more than 64 bits are objects that keep their digits, and so are the words that
+/// Python writes for floats that are not finite.
 pub(super) fn with_digits_kept(json: &str) -> String {
     let mut result = String::with_capacity(json.len() + 32);
     let mut rest = json;
-    while let Some(at) = rest.find(|letter: char| letter == '"' || letter == '-' || letter.is_ascii_digit()) {
+    let begins = |letter: char| matches!(letter, '"' | '-' | 'N' | 'I') || letter.is_ascii_digit();
+    while let Some(at) = rest.find(begins) {
         result.push_str(&rest[..at]);
         let token = &rest[at..];
+        if let Some((word, text)) = WORDS.iter().find(|(word, _)| token.starts_with(word)) {
+            result += &special(*text).to_string();
+            rest = &token[word.len()..];
+            continue;
+        }
+        if token.starts_with(['N', 'I']) {
+            result.push_str(&token[..1]);
+            rest = &token[1..];
+            continue;
+        }
         let length = if token.starts_with('"') {
             end_of_text(token)
         } else {
@@ -168,6 +197,31 @@ mod tests {
             "b": [special("-9223372036854775809"), 18_446_744_073_709_551_615_u64, 1e30, 12.5], "c\\\"1": "99999999999999999999"});
         assert_eq!(kept, expected);
         assert_eq!(find(&kept), Some("158456325028528675187087900672"));
+    }
+
+    #[test]
+    fn words_of_python_are_numbers() {
+        let json = r#"{"a": NaN, "b": [-Infinity, Infinity, -1], "NaN": "Infinity", "c": null}"#;
+        let kept: Json = serde_json::from_str(&with_digits_kept(json)).unwrap();
+        let expected =
+            json!({"a": special("nan"), "b": [special("-inf"), special("inf"), -1], "NaN": "Infinity", "c": null});
+        assert_eq!(kept, expected);
+        assert!(serde_json::from_str::<Json>(&with_digits_kept("{\"a\": NULL, \"b\": Inf}")).is_err());
+    }
+
+    #[test]
+    fn decimals_keep_their_digits() {
+        for (digits, expected) in [
+            ("123", json!(123)),
+            ("-7.50", json!(-7.5)),
+            ("1.00", json!(1.0)),
+            ("0.1", json!(0.1)),
+            ("12345678901234567.89", special("12345678901234567.89")),
+            ("123456789012345678901234567890", special("123456789012345678901234567890")),
+            ("-0.00", json!(-0.0)),
+        ] {
+            assert_eq!(decimal(digits), expected, "{digits}");
+        }
     }
 
     #[test]

@@ -317,6 +317,10 @@ fn common_beginning<const N: usize>(responses: [Said; N]) -> Result<(Said, [Said
     let shortest = turns.iter().map(|turns| turns.len()).min().unwrap_or(0);
     let is_common = |index: &usize| turns.iter().all(|other| other[*index] == turns[0][*index]);
     let common = (0..shortest.saturating_sub(1)).take_while(is_common).count();
+    if let Some(turn) = turns.iter().filter_map(|turns| turns.get(common)).find(|turn| turn.role == "user") {
+        let problem = format!("its responses do not answer the same: turn {} (`{}`) differs", common + 1, turn.role);
+        return Err(Flaw::new(Reason::Turns, problem));
+    }
     let prompt = Said::Turns(turns[0][..common].to_vec());
     Ok((prompt, std::array::from_fn(|side| Said::Turns(turns[side][common..].to_vec()))))
 }

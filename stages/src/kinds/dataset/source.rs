@@ -5,10 +5,10 @@ use std::path::Path;
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{KeyWriter, Parameter, Reader};
-use engine::stage::Outside;
+use engine::stage::{Counted, Outside};
 use serde_json::json;
 
-use super::form::{Compression, Form};
+use super::form::{COUNTED, Compression, Form};
 use crate::hub::{Repository, RepositoryKind};
 
 /// The role of local files; that of the second of several sources is `source[1]`.
@@ -119,6 +119,7 @@ impl Source {
             role: source.role.clone(),
             pattern: source.pattern.clone(),
             span: source.span,
+            count: Counted::WithExtension(COUNTED),
         };
         sources.iter().map(files).collect()
     }

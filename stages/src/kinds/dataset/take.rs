@@ -116,10 +116,9 @@ impl<'a> Taker<'a> {
 
     fn leave_out(&mut self, flaw: &Flaw, place: String) -> Result<(), StageError> {
         let message = format!("{place}: {}", flaw.problem);
-        let is_empty = flaw.reason == Reason::Empty && self.on_empty != OnEmpty::Keep;
-        let fails = if is_empty { self.on_empty == OnEmpty::Error } else { self.on_bad_row == OnBadRow::Error };
+        let (policy, fails) = policy(flaw, self.on_empty, self.on_bad_row);
         if fails {
-            return Err(StageError::bad_data(message).with_help(help(flaw.reason, is_empty)));
+            return Err(StageError::bad_data(message).with_help(help(flaw.reason, policy)));
         }
         self.dropped.add(flaw.reason);
         if self.examples.len() < NAMED {
@@ -160,7 +159,15 @@ impl<'a> Taker<'a> {
     }
 }
 
-fn help(reason: Reason, is_empty: bool) -> String {
+/// The parameter that decides over a row that cannot be used, and whether the stage fails over it.
+pub(super) fn policy(flaw: &Flaw, on_empty: OnEmpty, on_bad_row: OnBadRow) -> (&'static str, bool) {
+    match flaw.reason == Reason::Empty && on_empty != OnEmpty::Keep {
+        true => ("on_empty", on_empty == OnEmpty::Error),
+        false => ("on_bad_row", on_bad_row == OnBadRow::Error),
+    }
+}
+
+fn help(reason: Reason, policy: &str) -> String {
     let mend = match reason {
         Reason::TooLong => "cut the row, or raise `max_row_size`",
         Reason::NotText => "make it a string with `map:`, such as `map: { column: \"{{ column }}\" }`",
@@ -171,6 +178,5 @@ fn help(reason: Reason, is_empty: bool) -> String {
         Reason::Expression | Reason::Missing => "correct the row or the expression",
         _ => "correct the row",
     };
-    let policy = if is_empty { "on_empty" } else { "on_bad_row" };
     format!("{mend}, or set `{policy}: drop` to leave such rows out")
 }

@@ -11,6 +11,8 @@ fn flaw(problem: impl Into<String>) -> Flaw {
 
 /// The tools of a row; `None` where it has none.
 pub(super) fn read(value: Value) -> Result<Option<Value>, Flaw> {
+    // What is text was written down as it is meant.
+    let is_text = value.is_string();
     let tools = match value {
         Value::Null => return Ok(None),
         Value::String(text) if text.trim().is_empty() => return Ok(None),
@@ -26,7 +28,9 @@ pub(super) fn read(value: Value) -> Result<Option<Value>, Flaw> {
         return Err(flaw(format!("has the number {digits}, which does not fit into 64 bits; write it as a string")));
     }
     let checked = tools.into_iter().enumerate().map(|(index, mut tool)| {
-        without_nulls(&mut tool);
+        if !is_text {
+            without_nulls(&mut tool);
+        }
         check(&tool)
             .map(|()| tool)
             .map_err(|problem| flaw(format!("has tools of which number {} {problem}", index + 1)))
@@ -73,7 +77,9 @@ mod tests {
         let expected = Some(json!([tool]));
         assert_eq!(read(json!([tool])).unwrap(), expected);
         assert_eq!(read(json!([tool]).to_string().into()).unwrap(), expected);
-        assert_eq!(read(json!([{"name": "time", "strict": null}])).unwrap(), Some(json!([{"name": "time"}])));
+        let with_null = json!([{"name": "time", "strict": null}]);
+        assert_eq!(read(with_null.clone()).unwrap(), Some(json!([{"name": "time"}])));
+        assert_eq!(read(with_null.to_string().into()).unwrap(), Some(with_null));
         for nothing in [Value::Null, json!([]), json!(""), json!(" [] ")] {
             assert_eq!(read(nothing).unwrap(), None);
         }

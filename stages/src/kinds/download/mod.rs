@@ -23,7 +23,7 @@ use engine::metadata::FetchedFile;
 use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::protocol::{FileGrant, Network};
-use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
+use engine::stage::{Counted, InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
 use model::config::Architecture;
 use model::gguf::FILE;
 use model::peft::AdapterConfig;
@@ -204,7 +204,8 @@ impl Stage for Download {
         match self.origin() {
             Some(Origin::Hub(name)) => self.pin_request(name).map(Outside::Pin).into_iter().collect(),
             Some(Origin::Folder(path)) => {
-                vec![Outside::Files { role: role(self.form).to_owned(), pattern: path.text.clone(), span: path.span }]
+                let (role, pattern) = (role(self.form).to_owned(), path.text.clone());
+                vec![Outside::Files { role, pattern, span: path.span, count: Counted::All }]
             }
             None => Vec::new(),
         }

@@ -32,7 +32,7 @@ use model::sampling::Sampling;
 
 use crate::compute::inference::{self, DEFAULT_NEW_TOKENS, InferenceParams, InferenceSession};
 use crate::compute::journal;
-use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
+use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape, need_chat_template};
 use crate::data::prompt::{PromptParams, PromptRenderer};
 use crate::kinds::dataset::pin_on_hub;
 use crate::metrics::{self, Found, Headline, Metric, MetricOptions, Reads};
@@ -111,7 +111,7 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 8; // 8: tasks are rendered by the stage's own `chat_template`.
+    const VERSION: u32 = 9; // 9: marks of the chat template say where a turn begins and ends.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
@@ -150,7 +150,8 @@ impl Stage for Evaluate {
         let (model, adapter) = self.inference.facts(inputs);
         problems.extend(self.prompt.differs_from_training(model, adapter, span));
         problems.extend(self.inference.misfits(inputs, span));
-        let rows = self.data.as_ref().and_then(|data| data.reference.facts_in(inputs)).and_then(RowsFacts::from_facts);
+        let facts = self.data.as_ref().and_then(|data| data.reference.facts_in(inputs));
+        let rows = facts.and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
             problems.extend(self.prompt.without_effect(may_be_turns, span));
@@ -159,7 +160,7 @@ impl Stage for Evaluate {
                 let label = format!("the rows are {}", rows.shape.describe());
                 problems.push(Problem::error("bad-value", span, message, label).at("metrics"));
             }
-            let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
+            let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| facts.is_some_and(need_chat_template));
             problems.extend(self.prompt.without_template(tokenizer, "data", span));
         }
         let of_answers = self.reading(Reads::Answer);

@@ -86,7 +86,8 @@ impl Stage for Pack {
         let problem = |tokens: TokensFacts| {
             let longest = tokens.longest_row;
             let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", self.max_seq_len);
-            Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS).at("max_seq_len")
+            let problem = Problem::error("out-of-range", span, message, "too short for the tokens");
+            problem.with_help(fits(tokens.shape)).at("max_seq_len")
         };
         too_long.map(problem).into_iter().collect()
     }
@@ -124,7 +125,7 @@ impl Stage for Pack {
         thread_pool(context)?.install(|| {
             for index in 0..total {
                 let document = tokens.row(index)?;
-                packer.push(&document).map_err(|error| too_long(error, index))?;
+                packer.push(&document).map_err(|error| too_long(error, index, facts.shape))?;
                 while let Some(pack) = packer.next_full() {
                     writer.write(pack)?;
                 }
@@ -180,12 +181,18 @@ impl Packer {
     }
 }
 
-const FITS: &str = "raise `max_seq_len` here, lower it in `tokenize`, or set `split_across_pack: true`";
+/// What to do about a row that is too long for a pack.
+fn fits(shape: Shape) -> &'static str {
+    match shape.is_preference() {
+        true => "raise `max_seq_len` here, or lower it in `tokenize` to half of this: a row has both responses",
+        false => "raise `max_seq_len` here, lower it in `tokenize`, or set `split_across_pack: true`",
+    }
+}
 
-fn too_long(error: TooLong, index: u64) -> StageError {
+fn too_long(error: TooLong, index: u64, shape: Shape) -> StageError {
     StageError::bad_data(format!("row {} of the tokens does not fit into a pack", index + 1))
         .with_source(error)
-        .with_help(FITS)
+        .with_help(fits(shape))
 }
 
 fn summary(rows: u64, packed: &TokensFacts) -> String {

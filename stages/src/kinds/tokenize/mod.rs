@@ -26,7 +26,7 @@ use engine::stage::{InputFacts, Stage, StageKind, Threads};
 
 use crate::compute::resources::thread_pool;
 use crate::data::artifact::{
-    OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter,
+    OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter, need_chat_template,
 };
 use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, ResponseBorder, TrainOn};
 use crate::data::tokenizer::Tokenizer;
@@ -170,7 +170,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 4; // 4: segments are cut out of the ids of their whole text.
+    const VERSION: u32 = 5; // 5: marks of the chat template come first; what is cut ends as `add_eos` says.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
 }
 
@@ -180,12 +180,15 @@ impl Stage for Tokenize {
     }
 
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let rows = self.dataset.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        let facts = self.dataset.reference.facts_in(inputs);
+        let rows = facts.and_then(RowsFacts::from_facts);
         let splits_prompts =
             self.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
         let tokenizer = self.tokenizer.reference.facts_in(inputs);
-        let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
-        let untold = are_conversations.then(|| self.prompt.without_template(tokenizer, "dataset", span)).flatten();
+        let untold = facts
+            .is_some_and(need_chat_template)
+            .then(|| self.prompt.without_template(tokenizer, "dataset", span))
+            .flatten();
         let unweighted = rows.as_ref().and_then(|rows| self.without_weight(rows, span));
         let shape = rows.as_ref().map_or(Shape::Prompt, |rows| rows.shape);
         let unlearned = rows.as_ref().and_then(|rows| self.without_response(rows.shape, span));
@@ -259,6 +262,12 @@ impl Stage for Tokenize {
             return Err(StageError::new(Cause::BadParameters, problem.message));
         }
         let renderer = renderer.weighted_by(self.weight.clone()).learning_reasoning(self.train_on_reasoning);
+        if renderer.learns_headers() {
+            context.warn(
+                "the chat template ignores `add_generation_prompt` and has no `{% generation %}` marks: the header of an \
+                 assistant's turn is trained with the turn",
+            );
+        }
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
             tokenizer: &tokenizer,

@@ -129,7 +129,7 @@ impl RowEncoder<'_> {
                 OnTooLong::Error => return Err(RowError::TooLong { tokens: input_ids.len(), limit }),
                 OnTooLong::Split => return Ok(self.pieces(&input_ids, &labels, &weights, limit)),
                 OnTooLong::Truncate => {
-                    truncate(&mut input_ids, &mut labels, limit, self.tokenizer.eos_token_id());
+                    truncate(&mut input_ids, &mut labels, limit, self.eos_of_cut());
                     weights.truncate(limit);
                     truncated = true;
                 }
@@ -142,8 +142,7 @@ impl RowEncoder<'_> {
                 OnNoTarget::Error => return Err(RowError::NoTarget),
                 OnNoTarget::Keep => {
                     // As torchtune does: the end-of-text token that replaced the last one is learned in any case.
-                    if let (true, Some(eos), Some(last)) = (truncated, self.tokenizer.eos_token_id(), labels.last_mut())
-                    {
+                    if let (true, Some(eos), Some(last)) = (truncated, self.eos_of_cut(), labels.last_mut()) {
                         *last = eos as i32;
                     }
                 }
@@ -164,6 +163,11 @@ impl RowEncoder<'_> {
             .collect();
         let end_is_learned = self.has_an_end(input_ids) && input_ids.len() % limit != 1;
         Fate::Kept { rows, truncated: false, fully_masked: false, without_eos: !end_is_learned }
+    }
+
+    /// What a row that is cut ends with.
+    fn eos_of_cut(&self) -> Option<u32> {
+        self.tokenizer.eos_token_id().filter(|_| self.renderer.ends_what_is_cut())
     }
 
     /// Whether the last token says that here is an end: of the text, or of a turn.

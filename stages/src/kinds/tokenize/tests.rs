@@ -475,6 +475,40 @@ fn reasoning_is_learned_by_choice() {
 }
 
 #[test]
+fn reasoning_is_where_the_template_writes_it() {
+    let header = "{% for message in messages %}<{{ message.role }}>";
+    let end = "{{ message.content }}.{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let writes = "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}";
+    let run = |template: &str, reasoning: &str, content: &str| {
+        let mut answer = Message::new("assistant", content);
+        answer.other.insert("reasoning_content".to_owned(), reasoning.into());
+        let row = Row::Messages(vec![Message::new("user", "Add"), answer]);
+        let with = json!({"train_on_reasoning": false, "chat_template": template});
+        let (_, rows) = tokenize("bytelevel", RowsFacts::messages(), [row], with).unwrap();
+        let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+        let learned: Vec<u32> =
+            rows[0].labels.iter().filter(|label| **label != -100).map(|label| *label as u32).collect();
+        tokenizer.decode(&learned).unwrap()
+    };
+    // The words of the reasoning stand in its tag, and in the answer.
+    assert_eq!(run(&format!("{header}{writes}{end}"), "hi", "hi k"), "<think></think>hi k.");
+    // A template that does not write it.
+    assert_eq!(run(&format!("{header}{end}"), "Paris", "Paris is it"), "Paris is it.");
+}
+
+#[test]
+fn what_is_cut_ends_as_add_eos_says() {
+    let row = || Row::Text("one two three four five six seven".to_owned());
+    let last = |with: Value| {
+        let (_, rows) = tokenize("bytelevel", RowsFacts::text(), [row()], with).unwrap();
+        *rows[0].input_ids.last().unwrap()
+    };
+    let eos = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap().eos_token_id().unwrap();
+    assert_eq!(last(json!({"max_seq_len": 4})), eos);
+    assert_ne!(last(json!({"max_seq_len": 4, "add_eos": false})), eos);
+}
+
+#[test]
 fn a_turn_counts_as_much_as_its_weight_says() {
     let said = |role: &str, content: &str, weight: Value| {
         let mut message = Message::new(role, content);

@@ -52,8 +52,14 @@ fn parse(line: &[u8]) -> Result<Value, Flaw> {
             Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}", error.column()))
         })
     };
-    let value = parse(line)?;
-    if number::may_be_rounded(&value) { parse(&number::with_digits_kept(line)) } else { Ok(value) }
+    match parse(line) {
+        Ok(value) if number::may_be_rounded(&value) => parse(&number::with_digits_kept(line)),
+        // Python writes words for numbers that JSON has none for.
+        Err(flaw) if ["NaN", "Infinity"].iter().any(|word| line.contains(word)) => {
+            parse(&number::with_digits_kept(line)).map_err(|_| flaw)
+        }
+        parsed => parsed,
+    }
 }
 
 fn object(value: Value) -> Result<Fields, Flaw> {

@@ -10,6 +10,7 @@ use arrow::datatypes::{DataType, Field, Float64Type, Schema};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReader, StreamReader};
 use arrow::json::writer::{JsonArray, WriterBuilder};
+use arrow::util::display::array_value_to_string;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
@@ -203,6 +204,10 @@ fn text_of(name: &str, bytes: Option<&[u8]>) -> Result<Value, Flaw> {
 
 /// A column of anything else, such as conversations.
 fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
+    let column = &match in_utc(column.data_type()) {
+        Some(data_type) => arrow::compute::cast(column, &data_type).map_err(malformed)?,
+        None => column.clone(),
+    };
     let field = Field::new(name, column.data_type().clone(), true);
     let batch = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![column.clone()]).map_err(malformed)?;
     let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, JsonArray>(Vec::new());
@@ -212,21 +217,40 @@ fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
         bytes => serde_json::from_slice(bytes).map_err(malformed)?,
     };
     let mut values: Vec<Value> = rows.into_iter().map(|mut row| row.remove(name).unwrap_or(Value::Null)).collect();
-    restore_floats(&mut values, column)?;
+    restore_numbers(&mut values, column)?;
     Ok(values)
 }
 
+/// The type of the same instants in UTC, where one has the name of a time zone: no offsets of zones are known here.
+fn in_utc(data_type: &DataType) -> Option<DataType> {
+    let of_item = |item: &Field| Some(Arc::new(item.clone().with_data_type(in_utc(item.data_type())?)));
+    match data_type {
+        DataType::Timestamp(unit, Some(zone)) if !zone.starts_with(['+', '-']) => {
+            Some(DataType::Timestamp(*unit, Some("+00:00".into())))
+        }
+        DataType::List(item) => of_item(item).map(DataType::List),
+        DataType::LargeList(item) => of_item(item).map(DataType::LargeList),
+        DataType::FixedSizeList(item, length) => Some(DataType::FixedSizeList(of_item(item)?, *length)),
+        DataType::Struct(fields) => {
+            let changed = fields.iter().any(|field| in_utc(field.data_type()).is_some());
+            let fields = fields.iter().map(|field| of_item(field).unwrap_or_else(|| Arc::clone(field)));
+            changed.then(|| DataType::Struct(fields.collect()))
+        }
+        _ => None,
+    }
+}
+
 /// Puts floats in their places, of which the writer of JSON makes null where they are not finite, and of those of 32
-/// bits other numbers than Python reads.
-fn restore_floats(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
-    if !holds_floats(column.data_type()) {
+/// bits other numbers than Python reads; and decimals, of which JSON makes floats.
+fn restore_numbers(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
+    if !holds_numbers(column.data_type()) {
         return Ok(());
     }
     if let Some(column) = column.as_struct_opt() {
         for (name, column) in column.column_names().into_iter().zip(column.columns()) {
             let take = |value: &mut Value| value.get_mut(name).map(Value::take).unwrap_or_default();
             let mut fields: Vec<Value> = values.iter_mut().map(take).collect();
-            restore_floats(&mut fields, column)?;
+            restore_numbers(&mut fields, column)?;
             for (value, field) in values.iter_mut().zip(fields) {
                 if let Some(place) = value.get_mut(name) {
                     *place = field;
@@ -246,6 +270,10 @@ fn restore_floats(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadErr
             DataType::List(_) => column.as_list::<i32>().value(index),
             DataType::LargeList(_) => column.as_list::<i64>().value(index),
             DataType::FixedSizeList(..) => column.as_fixed_size_list().value(index),
+            decimal if decimal.is_decimal() => {
+                *value = number::decimal(&array_value_to_string(column, index).map_err(malformed)?);
+                continue;
+            }
             _ => {
                 let floats = floats.as_ref().map(|floats| floats.as_primitive::<Float64Type>().value(index));
                 *value = floats.map_or_else(|| value.take(), number::float);
@@ -253,19 +281,20 @@ fn restore_floats(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadErr
             }
         };
         if let Value::Array(values) = value {
-            restore_floats(values, &items)?;
+            restore_numbers(values, &items)?;
         }
     }
     Ok(())
 }
 
-fn holds_floats(data_type: &DataType) -> bool {
+/// Whether a column holds numbers that its JSON does not have as they are.
+fn holds_numbers(data_type: &DataType) -> bool {
     match data_type {
         DataType::Float16 | DataType::Float32 | DataType::Float64 => true,
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            holds_floats(item.data_type())
+            holds_numbers(item.data_type())
         }
-        DataType::Struct(fields) => fields.iter().any(|field| holds_floats(field.data_type())),
-        _ => false,
+        DataType::Struct(fields) => fields.iter().any(|field| holds_numbers(field.data_type())),
+        other => other.is_decimal(),
     }
 }

@@ -1,5 +1,6 @@
 //! Plain text: lines, paragraphs, or the whole file as one text.
 
+use std::io::Read as _;
 use std::ops::{ControlFlow, Range};
 
 use serde_json::{Map, Value};
@@ -61,6 +62,9 @@ type VisitText<'a> = dyn FnMut(u64, Option<&[u8]>) -> ControlFlow<()> + 'a;
 
 /// Calls `visit` with each text of the file and the number of its first line; blank ones are none.
 fn for_each_sample(file: &SourceFile, sample_by: SampleBy, visit: &mut VisitText<'_>) -> Result<(), ReadError> {
+    if sample_by == SampleBy::Document {
+        return whole(file, visit);
+    }
     let mut open: Option<Sample> = None;
     let mut flow = ControlFlow::Continue(());
     for_each_line(file, |number, line| {
@@ -70,8 +74,7 @@ fn for_each_sample(file: &SourceFile, sample_by: SampleBy, visit: &mut VisitText
                 flow = if blank { ControlFlow::Continue(()) } else { visit(number, line) };
                 return flow;
             }
-            SampleBy::Paragraph => blank,
-            SampleBy::Document => false,
+            SampleBy::Paragraph | SampleBy::Document => blank,
         };
         match &mut open {
             Some(sample) if !ends => sample.add(line),
@@ -86,9 +89,41 @@ fn for_each_sample(file: &SourceFile, sample_by: SampleBy, visit: &mut VisitText
     if flow.is_continue()
         && let Some(sample) = open
     {
-        let _ = visit(sample.number, sample.bytes.as_deref().map(<[u8]>::trim_ascii_end));
+        let _ = visit(sample.number, sample.bytes.as_deref());
     }
     Ok(())
+}
+
+/// Calls `visit` with the text of the whole file as it stands, but for line ends, which are `\n`, as Python reads it.
+fn whole(file: &SourceFile, visit: &mut VisitText<'_>) -> Result<(), ReadError> {
+    let mut bytes = Vec::new();
+    open(file)?.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LONGEST {
+        let _ = visit(1, None);
+        return Ok(());
+    }
+    if bytes.contains(&b'\r') {
+        bytes = in_lines(&bytes);
+    }
+    if !bytes.trim_ascii().is_empty() {
+        let _ = visit(1, Some(&bytes));
+    }
+    Ok(())
+}
+
+/// A text whose line ends (CRLF, CR) are `\n`.
+fn in_lines(bytes: &[u8]) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(bytes.len());
+    let mut before = 0;
+    for &byte in bytes {
+        match byte {
+            b'\r' => lines.push(b'\n'),
+            b'\n' if before == b'\r' => {}
+            byte => lines.push(byte),
+        }
+        before = byte;
+    }
+    lines
 }
 
 /// Reads texts as rows with one column, `text`.

@@ -206,6 +206,58 @@ fn what_a_turn_says_beside_its_content_stays() {
 }
 
 #[test]
+fn a_turn_that_calls_a_function_is_the_assistants() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |said: &str| {
+        let turns = [("human", "Weather?"), ("function_call", said), ("observation", "dry"), ("gpt", "It is dry.")];
+        let turns = turns.map(|(from, value)| json!({"from": from, "value": value}));
+        json!({"conversations": turns}).to_string() + "\n"
+    };
+    let made = |said: &str| run(folder.path(), &[write(folder.path(), "a.jsonl", row(said))], json!({}));
+    let call = json!({"name": "weather", "arguments": {"day": 1}});
+    for said in [call.to_string(), json!([call]).to_string()] {
+        let Row::Messages(turns) = &rows(&made(&said).unwrap())[0] else { panic!("no conversation") };
+        let roles: Vec<&str> = turns.iter().map(|turn| turn.role.as_str()).collect();
+        assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
+        assert_eq!(turns[1].other["tool_calls"], json!([{"type": "function", "function": call}]));
+    }
+    for (said, problem) in [("weather()", "no JSON"), ("[1]", "not an object with `name`")] {
+        let error = made(said).unwrap_err();
+        assert!(error.message.contains("turn 2") && error.message.contains(problem), "{}", error.message);
+    }
+}
+
+#[test]
+fn prompts_and_completions_need_no_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "{\"prompt\": \"Who?\", \"completion\": \" Me.\"}\n";
+    let made = run(folder.path(), &[write(folder.path(), "a.jsonl", line)], json!({})).unwrap();
+    assert_eq!((column(&made, "input"), column(&made, "output")), (vec!["Who?".to_owned()], vec![" Me.".to_owned()]));
+}
+
+#[test]
+fn pairs_whose_prompts_differ_are_no_pairs() {
+    let folder = tempfile::tempdir().unwrap();
+    let side =
+        |asked: &str, said: &str| json!([{"role": "user", "content": asked}, {"role": "assistant", "content": said}]);
+    let line = json!({"chosen": side("a", "b"), "rejected": side("c", "d")}).to_string() + "\n";
+    let error = run(folder.path(), &[write(folder.path(), "a.jsonl", line)], json!({})).unwrap_err();
+    assert!(error.message.contains("do not answer the same: turn 1"), "{}", error.message);
+}
+
+#[test]
+fn a_document_is_the_whole_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |text: &str, by: &str| {
+        let file = write(folder.path(), "a.txt", text);
+        column(&run(folder.path(), &[file], json!({"sample_by": by})).unwrap(), "text")
+    };
+    assert_eq!(made("  \n\n lead\n\ntrail \n", "document"), ["  \n\n lead\n\ntrail \n"]);
+    assert_eq!(made("a\r\nb\rc\n\r\n", "document"), ["a\nb\nc\n\n"]);
+    assert_eq!(made("\n lead \n b\n\ntrail \n\n", "paragraph"), [" lead \n b", "trail "]);
+}
+
+#[test]
 fn the_tools_of_a_conversation_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let turns = [json!({"role": "user", "content": "Weather?"}), json!({"role": "assistant", "content": "Dry."})];

@@ -1,6 +1,6 @@
 //! The stage: numbers that JSON and expressions know nothing of, and values that have no order.
 
-use arrow::array::{Float32Array, Float64Array, StructArray};
+use arrow::array::{Decimal128Array, Float32Array, Float64Array, StructArray, TimestampMicrosecondArray};
 use arrow::datatypes::{Field, Float64Type};
 
 use super::*;
@@ -56,6 +56,11 @@ fn numbers_are_written_as_python_writes_them() {
     for (text, expected) in [
         ("{{ c }}", ["nan", "-inf", "1e-07", "1e+22"]),
         ("{{ c }}!", ["nan!", "-inf!", "1e-07!", "1e+22!"]),
+        ("{{ 'c=' ~ c }}", ["c=nan", "c=-inf", "c=1e-07", "c=1e+22"]),
+        (
+            "{{ c|string }}{{ [c, none]|join('/') }}",
+            ["nannan/None", "-inf-inf/None", "1e-071e-07/None", "1e+221e+22/None"],
+        ),
         ("{{ s }}", ["0.10000000149011612", "0.5", "inf", "2.0"]),
         ("x{{ l }}", ["x[nan, None]", "x[1e-07, None]", "x[1.0, None]", "x[2.0, None]"]),
         ("x{{ n }}", ["x{'f': nan}", "x{'f': -inf}", "x{'f': 1e-07}", "x{'f': 1e+22}"]),
@@ -63,6 +68,55 @@ fn numbers_are_written_as_python_writes_them() {
         let made = run(folder.path(), &file, json!({"map": {"text": text}})).unwrap();
         assert_eq!(column(&made, "text"), expected, "{text}");
     }
+}
+
+#[test]
+fn decimals_are_not_rounded_and_instants_have_their_zone() {
+    let folder = tempfile::tempdir().unwrap();
+    let decimals = |values: [i128; 2], scale| -> ArrayRef {
+        Arc::new(Decimal128Array::from(values.to_vec()).with_precision_and_scale(38, scale).unwrap())
+    };
+    let at =
+        |zone: &str| -> ArrayRef { Arc::new(TimestampMicrosecondArray::from(vec![0, 1_500_000]).with_timezone(zone)) };
+    let field = Arc::new(Field::new("at", at("UTC").data_type().clone(), true));
+    let nested: ArrayRef = Arc::new(StructArray::from(vec![(field, at("UTC"))]));
+    let columns = [
+        ("id", decimals([123_456_789_012_345_678_901_234_567_890, -1], 0)),
+        ("price", decimals([1_234_567_890_123_456_789, 150], 2)),
+        ("at", at("UTC")),
+        ("there", at("+02:00")),
+        ("n", nested),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    let file = [write(folder.path(), "a.parquet", parquet.into_inner().unwrap())];
+    let texts = |text: &str| column(&run(folder.path(), &file, json!({"map": {"text": text}})).unwrap(), "text");
+    assert_eq!(
+        texts("{{ id }} {{ row['at'] }}"),
+        ["123456789012345678901234567890 1970-01-01T00:00:00Z", "-1 1970-01-01T00:00:01.500Z"]
+    );
+    assert_eq!(
+        texts("{{ there }} {{ n.at }}"),
+        ["1970-01-01T02:00:00+02:00 1970-01-01T00:00:00Z", "1970-01-01T02:00:01.500+02:00 1970-01-01T00:00:01.500Z"]
+    );
+    let with = json!({"map": {"text": "{{ price }}"}, "on_bad_row": "drop"});
+    assert_eq!(column(&run(folder.path(), &file, with).unwrap(), "text"), ["1.5"]);
+    let error = run(folder.path(), &file, json!({"map": {"text": "{{ price }}"}})).unwrap_err();
+    assert!(error.message.contains("12345678901234567.89 has more digits"), "{}", error.message);
+}
+
+#[test]
+fn words_of_python_for_numbers_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"text\": \"NaN\", \"a\": NaN, \"b\": [-Infinity]}\n{\"text\": \"x\", \"a\": 1, \"b\": []}\n";
+    let file = [write(folder.path(), "a.jsonl", lines)];
+    assert_eq!(column(&run(folder.path(), &file, json!({})).unwrap(), "text"), ["NaN", "x"]);
+    let made = run(folder.path(), &file, json!({"map": {"text": "{{ a }} {{ b }}"}})).unwrap();
+    assert_eq!(column(&made, "text"), ["nan [-inf]", "1 []"]);
+    let file = [write(folder.path(), "b.jsonl", "{\"text\": NaNa}\n")];
+    let error = run(folder.path(), &file, json!({})).unwrap_err();
+    assert!(error.message.contains("not JSON"), "{}", error.message);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::Node;
 use engine::parameter::{Given, Input, KeyWriter, LocalPath, OneOrMore, Parameter, Parameters, Reader};
-use engine::stage::{Outside, PinRequest, Secret};
+use engine::stage::{Counted, Outside, PinRequest, Secret};
 use serde_json::{Value, json};
 
 use crate::data::artifact::Rows;
@@ -142,8 +142,12 @@ impl TaskChoice {
     }
 
     pub(in crate::kinds) fn outside(&self) -> Vec<Outside> {
-        let files =
-            |role: String, path: &LocalPath| Outside::Files { role, pattern: path.text.clone(), span: path.span };
+        let files = |role: String, path: &LocalPath| Outside::Files {
+            role,
+            pattern: path.text.clone(),
+            span: path.span,
+            count: Counted::All,
+        };
         let tasks = self.chosen().filter(|name| name.is_file()).map(|name| files(name.role(), &name.0));
         let local = tasks.chain(self.task_data.iter().map(|path| files(DATA.to_owned(), path)));
         local.chain(self.pins().into_iter().map(Outside::Pin)).collect()
