@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -29,7 +29,17 @@ impl Store {
     pub fn link_files(&self, tree: &Tree, target: &Path, verify: Verify) -> Result<(), StoreError> {
         self.check_all(&tree.files().iter().collect::<Vec<_>>(), verify)?;
         make_folders(tree, target)?;
-        tree.files().iter().try_for_each(|file| self.link(file, target))
+        tree.files().iter().try_for_each(|file| match file.executable {
+            // An object has no such permission: what is executed is a copy.
+            true => self.copy_executable(file, &target.join(&file.path)),
+            false => self.link(file, target),
+        })
+    }
+
+    fn copy_executable(&self, file: &TreeFile, target: &Path) -> Result<(), StoreError> {
+        fs::copy(self.place(&file.digest).path(), target).map_err(StoreError::on("copy", target))?;
+        fs::set_permissions(target, fs::Permissions::from_mode(0o555))
+            .map_err(StoreError::on("set permissions of", target))
     }
 
     /// As [`Store::link_files`], for a folder that is read whenever its reader likes: what is outside, and may change,

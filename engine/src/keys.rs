@@ -315,7 +315,7 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
             let why = endless(&fixed, error.path()).unwrap_or_else(|| error.to_string());
             unreadable(span, format!("cannot look through `{pattern}`: {why}"))
         })?;
-        if path.is_file() {
+        if path.is_file() && !path.ancestors().take_while(|folder| *folder != fixed).any(is_cache) {
             let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
             files.push((path, relative));
         }
@@ -366,6 +366,9 @@ fn walk(
         let relative = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
         let metadata = fs::metadata(&path).map_err(|error| refused(&relative, error))?;
         if metadata.is_dir() {
+            if is_cache(&path) {
+                continue;
+            }
             refuse_endless(&path, &relative, open)?;
             walk(&path, &relative, open, files)?;
         } else if metadata.is_file() {
@@ -374,6 +377,15 @@ fn walk(
     }
     open.pop();
     Ok(())
+}
+
+/// Whether a folder says that what is in it is made by a program and can be made again (bford.info/cachedir), as the
+/// home of pipelines does: it is no part of a folder around it.
+fn is_cache(folder: &Path) -> bool {
+    const SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
+    let mut first = [0; SIGNATURE.len()];
+    let tag = fs::File::open(folder.join("CACHEDIR.TAG"));
+    tag.is_ok_and(|mut tag| io::Read::read_exact(&mut tag, &mut first).is_ok()) && first == *SIGNATURE
 }
 
 /// Refuses a link that leads back to a folder around it: what is below it has no end.
@@ -471,6 +483,20 @@ mod tests {
         assert_eq!(names(&base, "data/"), all);
         let absolute = base.join("data").to_string_lossy().into_owned();
         assert_eq!(names(Path::new("/"), &absolute), all);
+    }
+
+    #[test]
+    fn caches_are_no_part_of_the_folder_around_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path();
+        fs::create_dir_all(base.join("home/store")).unwrap();
+        for file in ["a", "home/store/b"] {
+            fs::write(base.join(file), file).unwrap();
+        }
+        assert_eq!(names(base, "."), ["a", "home/store/b"]);
+        fs::write(base.join("home/CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n").unwrap();
+        assert_eq!((names(base, "."), names(base, "**/*")), (vec!["a".to_owned()], vec!["a".to_owned()]));
+        assert_eq!(names(base, "home").len(), 2);
     }
 
     #[test]

@@ -298,13 +298,8 @@ fn length(reading: &mut Reading<'_>, names: &Names) {
         reading.nothing(names.epochs, "`max_steps` decides");
     }
     match max_steps {
-        // There steps decide alone, and the data begins again as often as it takes.
-        Some(steps) => {
-            let reason = "ends training there, after any number of epochs; here at the latest after `epochs`, which \
-                is set high enough";
-            reading.put_differing("max_steps", "train.max_steps", steps, reason);
-            reading.parameters.need("train.epochs", 10_000, "`max_steps` ends training.");
-        }
+        // Steps decide alone, and the data begins again as often as it takes.
+        Some(steps) => reading.put("max_steps", "train.max_steps", steps),
         None => reading.nothing("max_steps", "without a limit"),
     }
     let note = Note::Default(format!("what {} does", reading.tool));

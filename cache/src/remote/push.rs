@@ -149,6 +149,9 @@ impl Shared {
         self: &Arc<Self>,
         files: impl Iterator<Item = TreeFile>,
     ) -> Result<Vec<(TreeFile, PutMode)>, RemoteError> {
+        let files: Vec<TreeFile> = files.collect();
+        // Where one of them was damaged, nothing is believed of the others either: a fetch ends with the first.
+        let is_damaged = files.iter().any(|file| self.is_refused(&self.object(&file.digest)));
         let mut tasks = JoinSet::new();
         for file in files {
             let shared = Arc::clone(self);
@@ -156,7 +159,7 @@ impl Shared {
                 let name = shared.object(&file.digest);
                 let mode = match shared.size(&name).await? {
                     None => Some(PutMode::Create),
-                    Some(size) if size != file.size || shared.is_refused(&name) => Some(PutMode::Overwrite),
+                    Some(size) if size != file.size || is_damaged => Some(PutMode::Overwrite),
                     Some(_) => None,
                 };
                 Ok(mode.map(|mode| (file, mode)))

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
 /// The variable that carries the mark.
@@ -38,10 +38,15 @@ impl Mark {
         &self.value
     }
 
-    /// Ends what carries it, once the program is gone and was waited for.
+    /// Ends what carries it, once the program is gone and was waited for; and all children that this process has then,
+    /// which the program left behind, whatever their environment is.
     pub fn end_stragglers(&self) {
-        if !(self.is_heir && has_no_children()) {
-            end(&format!("{VARIABLE}={}", self.value), |variable, wanted| variable == wanted);
+        if self.is_heir && has_no_children() {
+            return;
+        }
+        end(&format!("{VARIABLE}={}", self.value), |variable, wanted| variable == wanted);
+        if self.is_heir {
+            end_children();
         }
     }
 }
@@ -63,6 +68,30 @@ fn inherit_orphans() -> bool {
 fn has_no_children() -> bool {
     let any = waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT);
     any == Err(Errno::ECHILD)
+}
+
+/// Ends the children of this process, and those that become its children by that.
+fn end_children() {
+    const MOST: usize = 1000;
+    for _ in 0..MOST {
+        let Ok(entries) = fs::read_dir("/proc") else { return };
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+        let children: Vec<i32> = pids.filter(|pid| parent(*pid) == Some(Pid::this().as_raw())).collect();
+        if children.is_empty() {
+            return;
+        }
+        for pid in children.into_iter().map(Pid::from_raw) {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+/// The parent of a process.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of a program, in brackets, may hold anything.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Ends what the programs of a stage's process have left.

@@ -92,8 +92,10 @@ fn load_limited(
     }
     let takes_one_value = |uses: &str, path: &[&str]| matrix::takes_one_value(registry, uses, path);
     include::lengthen(&mut root);
-    let (of_includes, overrides): (Vec<String>, Vec<String>) =
-        overrides.iter().cloned().partition(|text| text.trim_start().starts_with("include."));
+    let (of_includes, overrides): (Vec<String>, Vec<String>) = overrides
+        .iter()
+        .cloned()
+        .partition(|text| ["include.", "include="].iter().any(|start| text.trim_start().starts_with(start)));
     overrides::apply(&mut root, &of_includes, &takes_one_value, &mut sources, &mut problems);
     let mut scopes = include::expand(&mut root, path, &mut sources, &mut problems);
     overrides::apply(&mut root, &overrides, &takes_one_value, &mut sources, &mut problems);

@@ -7,7 +7,7 @@
 mod record;
 mod targets;
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -56,6 +56,15 @@ pub enum PublishError {
         /// In what way.
         how: &'static str,
     },
+    /// The target holds something else that was published: another pipeline's.
+    #[error("`{}` holds a published {found}, and a {kind} is to be published there", .target.display())]
+    OtherKind {
+        target: PathBuf,
+        /// The kind of what is there.
+        found: String,
+        /// The kind of what is to be there.
+        kind: String,
+    },
     /// The output holds a file with the name of the record.
     #[error("the output contains a file `{RECORD}`, which is the name of the record of a published folder")]
     NameTaken,
@@ -81,7 +90,7 @@ impl PublishError {
     /// What kind of failure it is.
     pub fn cause(&self) -> Cause {
         match self {
-            Self::Foreign { .. } | Self::Changed { .. } | Self::NameTaken => Cause::BadData,
+            Self::Foreign { .. } | Self::Changed { .. } | Self::OtherKind { .. } | Self::NameTaken => Cause::BadData,
             Self::Io { .. }
             | Self::Store(StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. }) => {
                 by_system_error(self).unwrap_or(Cause::Machine)
@@ -95,7 +104,7 @@ impl PublishError {
     /// What the user can do about it.
     pub fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Foreign { .. } | Self::Changed { .. } => {
+            Self::Foreign { .. } | Self::Changed { .. } | Self::OtherKind { .. } => {
                 Some("move it away, or replace it with `pipeline run --overwrite`")
             }
             Self::NameTaken => {
@@ -120,13 +129,14 @@ pub fn publish(
 ) -> Result<Published, PublishError> {
     // One at a time: the temporary names below are then this process's, and what is there is a dead process's.
     let _lock = store.lock(&lock_name(target))?;
+    let _alone = Alone::beside(target)?;
     tidy(target)?;
     let found = match on_changed {
         // What the user asks for is the very content.
-        OnChanged::Overwrite => inspect(target, Look::Contents),
+        OnChanged::Overwrite => inspect(target, Some(&output.kind), Look::Contents),
         OnChanged::Refuse => {
             let mut files = StatCache::load(seen);
-            let found = inspect(target, Look::Attributes(&mut files));
+            let found = inspect(target, Some(&output.kind), Look::Attributes(&mut files));
             // What could not be written down is read again.
             let _ = files.save(seen);
             found
@@ -143,7 +153,11 @@ pub fn publish(
                 return Ok(Published::Current);
             }
         }
-        (Ok(_), _) | (Err(PublishError::Foreign { .. } | PublishError::Changed { .. }), OnChanged::Overwrite) => {}
+        (Ok(_), _) => {}
+        (
+            Err(PublishError::Foreign { .. } | PublishError::Changed { .. } | PublishError::OtherKind { .. }),
+            OnChanged::Overwrite,
+        ) => {}
         (Err(error), _) => return Err(error),
     }
     let temporary = beside(target, NEW);
@@ -165,8 +179,33 @@ fn lock_name(target: &Path) -> String {
     format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()))
 }
 
-/// The tree that a target is a copy of, or links to, or `None` where nothing is there.
-fn inspect(target: &Path, look: Look<'_>) -> Result<Option<(Digest, Link)>, PublishError> {
+/// Keeps out others who publish into the same folder, runs with another home and on other machines too where the file
+/// system tells them: the temporary names are the same for all.
+struct Alone {
+    /// The folder, locked for as long as it is open.
+    _folder: File,
+}
+
+impl Alone {
+    fn beside(target: &Path) -> Result<Self, PublishError> {
+        let parent = target.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(failed("create folder", parent))?;
+        let folder = File::open(parent).map_err(failed("open", parent))?;
+        // Some network file systems have no locks.
+        let _ = folder.lock();
+        Ok(Self { _folder: folder })
+    }
+
+    /// None where another one publishes there at this moment, or nobody can.
+    fn at_once_beside(target: &Path) -> Option<Self> {
+        let folder = File::open(target.parent().unwrap_or(Path::new("."))).ok()?;
+        (!matches!(folder.try_lock(), Err(TryLockError::WouldBlock))).then_some(Self { _folder: folder })
+    }
+}
+
+/// The tree that a target is a copy of, or links to, or `None` where nothing is there; `kind` is that of the output that
+/// is to be there, where it is known.
+fn inspect(target: &Path, kind: Option<&str>, look: Look<'_>) -> Result<Option<(Digest, Link)>, PublishError> {
     let foreign = || PublishError::Foreign { target: target.to_owned() };
     let metadata = match fs::symlink_metadata(target) {
         Ok(metadata) => metadata,
@@ -182,6 +221,12 @@ fn inspect(target: &Path, look: Look<'_>) -> Result<Option<(Digest, Link)>, Publ
         let mut entries = fs::read_dir(target).map_err(failed("list", target))?;
         return if entries.next().is_none() { Ok(None) } else { Err(foreign()) };
     };
+    if let (Some(found), Some(kind)) = (record.kind(), kind)
+        && found != kind
+    {
+        let (target, found, kind) = (target.to_owned(), found.to_owned(), kind.to_owned());
+        return Err(PublishError::OtherKind { target, found, kind });
+    }
     record.compare(target, look)?;
     Ok(Some((record.tree, record.link)))
 }

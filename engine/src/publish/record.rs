@@ -94,6 +94,11 @@ impl Record {
         Ok(record.filter(|record| matches!(record.version, 1 | VERSION)))
     }
 
+    /// The kind of what was published; version 1 does not say it here.
+    pub(super) fn kind(&self) -> Option<&str> {
+        self.kind.as_deref()
+    }
+
     pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a record is plain data")
     }

@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use cache::{StatCache, Store};
 
 use super::record::Look;
-use super::{OnChanged, PublishError, inspect, lock_name, target, tidy};
+use super::{Alone, OnChanged, PublishError, inspect, lock_name, target, tidy};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::home::Home;
@@ -89,20 +89,23 @@ fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
     for publish in &plan.publish {
         let target = target(plan, publish);
         let lock = store.as_ref().map(|store| store.try_lock(&lock_name(&target)));
+        let alone = Alone::at_once_beside(&target);
         match &lock {
             // Another run publishes to it at this moment; this one looks when it does.
             Some(Ok(None)) => continue,
             // What cannot be tidied now is told when it is published to.
-            Some(Ok(Some(_))) => {
+            Some(Ok(Some(_))) if alone.is_some() => {
                 let _ = tidy(&target);
             }
-            Some(Err(_)) | None => {}
+            Some(Ok(Some(_)) | Err(_)) | None => {}
         }
         let look = match moment {
             Moment::Ahead => Look::Names,
             Moment::Run(_) => Look::Attributes(&mut seen),
         };
-        let (message, label) = match inspect(&target, look) {
+        let outputs = plan.stage(&publish.stage).map_or(&[][..], |stage| &stage.outputs);
+        let kind = outputs.iter().find(|output| output.name == publish.output).map(|output| output.kind.as_str());
+        let (message, label) = match inspect(&target, kind, look) {
             Err(PublishError::Foreign { .. }) => {
                 (format!("`{}` exists and was not written by this program", publish.path.display()), "is taken")
             }
@@ -110,6 +113,7 @@ fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
                 let path = publish.path.display();
                 (format!("`{path}` was changed since it was published: `{file}` {how}"), "was changed")
             }
+            Err(error @ PublishError::OtherKind { .. }) => (error.to_string(), "is taken"),
             // What cannot be looked at now may be made by then; publishing tells it.
             Ok(_) | Err(_) => continue,
         };

@@ -189,6 +189,7 @@ impl Scheduler<'_> {
         self.stages.take_result(stage, outputs);
         let remote = self.remote_cache.holds(stage);
         self.recorder.tell(RunEvent::StageCached { stage: self.id(stage), key, remote });
+        self.remote_cache.hand_over(stage, key);
         self.has_result(stage);
     }
 

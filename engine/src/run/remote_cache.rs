@@ -30,6 +30,8 @@ pub(super) struct RemoteCache {
     wanted: Vec<bool>,
     /// It failed, and is asked no more.
     given_up: bool,
+    /// Whether what is made here is for the runs of other machines.
+    hands_over: bool,
     /// Results that are on their way out.
     sending: usize,
 }
@@ -88,6 +90,7 @@ impl RemoteCache {
             results,
             wanted,
             given_up: false,
+            hands_over: options.sharing == Sharing::HandsOver,
             sending: 0,
         }
     }
@@ -208,6 +211,14 @@ impl RemoteCache {
         if let Some(settings) = self.pushed_to() {
             // Without the note a push that is cut off is not taken up; the push itself needs none.
             let _ = self.store.to_send(key, &settings.place.to_string());
+        }
+    }
+
+    /// Sends a result that was here already, if other machines count on having it from this run.
+    pub(super) fn hand_over(&mut self, stage: usize, key: Digest) {
+        if self.hands_over && matches!(self.results[stage], RemoteState::Unknown | RemoteState::Absent) {
+            self.note_to_send(&key);
+            self.send(key);
         }
     }
 

@@ -5,7 +5,8 @@ use std::f32::consts::PI;
 use serde_json::{Map, Value as Json};
 
 use super::{GgufError, Value};
-use crate::config::{AttentionBias, Config, LayerNorms, MlpBias, Projections, QkNorm};
+use crate::config::{AttentionBias, Config, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
+use crate::ops::Activation;
 use crate::rope::{Ramp, RopeScaling};
 
 /// An architecture of llama.cpp's.
@@ -107,6 +108,19 @@ impl Architecture {
         if !norms_fit || !qk_norms_fit || !projections_fit {
             return Err(refused(format!("llama.cpp's {} is put together otherwise", self.name())));
         }
+        let of_gemma = matches!(self, Self::Gemma | Self::Gemma2);
+        let activation = if of_gemma { Activation::GeluTanh } else { Activation::Silu };
+        if config.activation != activation {
+            return Err(refused(format!("llama.cpp's {} has another activation", self.name())));
+        }
+        if of_gemma && config.head != HeadWeight::Tied {
+            let why = "its head is not its embedding, and llama.cpp's has none of its own (a merge of an adapter that trained \
+                       one of them takes the two apart)";
+            return Err(refused(why.to_owned()));
+        }
+        if self == Self::Gemma2 && (config.attention_soft_cap.is_none() || config.logit_soft_cap.is_none()) {
+            return Err(refused("it has no soft caps, and llama.cpp's gemma2 always has".to_owned()));
+        }
         self.check_attention(config)
     }
 
@@ -120,7 +134,14 @@ impl Architecture {
             let message = format!("`query_pre_attn_scalar` is {own}, where llama.cpp has {scalar}");
             return Err(refused(message));
         }
-        let Some(window) = config.windows.iter().flatten().min() else { return Ok(Vec::new()) };
+        let Some(window) = config.windows.iter().flatten().min() else {
+            return match self {
+                Self::Gemma2 => {
+                    Err(refused("it has no windows, and every other layer of llama.cpp's gemma2 has".to_owned()))
+                }
+                _ => Ok(Vec::new()),
+            };
+        };
         if self == Self::Gemma2 {
             let alternate = config.windows.iter().enumerate().all(|(layer, own)| match layer % 2 {
                 0 => *own == Some(*window),

@@ -31,6 +31,9 @@ pub struct ExportOptions {
     pub pre_tokenizer: Option<String>,
 }
 
+/// The greatest number of f16; what rounds to more is infinite.
+const GREATEST_F16: f32 = 65_504.0;
+
 /// A tensor that a file will hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedTensor {
@@ -206,6 +209,12 @@ impl Export {
             let first = first + task * rows_per_task;
             let mut values = vec![0.0; bytes.len() / stored.bytes(row) * row];
             self.rows(tensor, first, row, &mut values)?;
+            if stored == TensorType::F16
+                && let Some(value) = values.iter().find(|value| value.abs() > GREATEST_F16)
+            {
+                let name = tensor.name.clone();
+                return Err(GgufError::TooGreat { name, value: *value });
+            }
             stored.encode(&values, bytes);
             Ok::<(), GgufError>(())
         })?;

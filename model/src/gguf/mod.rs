@@ -65,6 +65,14 @@ pub enum GgufError {
     /// The model computes something that GGUF has no word for, or llama.cpp no code.
     #[error("no GGUF file can hold this model: {0}")]
     Inexpressible(String),
+    /// A value is infinite in f16.
+    #[error("`{name}` has the value {value}, which is too great for f16; give the type bf16 or f32")]
+    TooGreat {
+        /// The tensor's name in the file.
+        name: String,
+        /// The value.
+        value: f32,
+    },
     /// The tokenizer is of another kind, or its files do not go together.
     #[error("the tokenizer cannot be written: {0}")]
     Tokenizer(String),

@@ -59,6 +59,12 @@ pub enum AdapterConfigError {
         #[source]
         source: Box<regex::Error>,
     },
+    /// It was initialised in a way that changes the base, so that its matrices belong to another base than the model.
+    #[error(
+        "`init_lora_weights` = {0} in the adapter config: its matrices belong to a base that PEFT changes when it loads \
+         them; PEFT's `save_pretrained(…, path_initial_model_for_weight_conversion=…)` makes an ordinary adapter of it"
+    )]
+    ChangedBase(Value),
     /// The adapter uses something that changes its results and that we do not compute.
     #[error("`{key}` = {value} in the adapter config is not supported")]
     Unsupported {
@@ -188,6 +194,9 @@ impl AdapterConfig {
         };
         if let Some(bias) = self.other.get("bias").filter(|bias| !bias.is_null() && *bias != "none") {
             return unsupported("bias", bias);
+        }
+        if let Some(init) = self.other.get("init_lora_weights").filter(|init| changes_base(init)) {
+            return Err(AdapterConfigError::ChangedBase(init.clone()));
         }
         for key in CHANGES_RESULTS {
             if let Some(value) = self.other.get(*key).filter(|value| is_set(value)) {
@@ -322,6 +331,12 @@ const CHANGES_RESULTS: &[&str] = &[
     "use_qalora",
     "velora_config",
 ];
+
+/// Whether PEFT takes something out of the base with this initialisation, each time that it loads the adapter.
+fn changes_base(init: &Value) -> bool {
+    let name = init.as_str().unwrap_or_default().to_ascii_lowercase();
+    ["pissa", "corda", "olora", "loftq"].iter().any(|known| name.starts_with(known))
+}
 
 fn is_set(value: &Value) -> bool {
     match value {
@@ -496,6 +511,14 @@ mod tests {
             fields[key] = value;
             let error = parse(fields).unwrap_err();
             assert!(matches!(&error, AdapterConfigError::Unsupported { key: found, .. } if found == key), "{error}");
+        }
+        for init in ["pissa", "pissa_niter_4", "olora", "corda", "loftq"] {
+            let fields = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [], "init_lora_weights": init });
+            assert!(matches!(parse(fields).unwrap_err(), AdapterConfigError::ChangedBase(_)), "{init}");
+        }
+        for init in [json!(true), json!("gaussian"), json!("orthogonal"), json!("eva")] {
+            let fields = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [], "init_lora_weights": init });
+            assert!(parse(fields).is_ok(), "{init}");
         }
         let behind = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [], "rank_pattern": { "(?<!k_)proj": 2 } });
         assert!(matches!(parse(behind).unwrap_err(), AdapterConfigError::Pattern { key: "rank_pattern", .. }));

@@ -25,6 +25,12 @@ pub(super) struct Candidate {
     pub status: String,
     /// Parameters by dotted name, those of other stages behind their stage's id.
     pub parameters: BTreeMap<String, String>,
+    /// The same as the file has them, without defaults, also of stages whose results are there.
+    pub asked: BTreeMap<String, String>,
+    /// Names of parameters of stages without a result, of which no more is known than the file has.
+    pub unkeyed: BTreeSet<String>,
+    /// Figures that a program of the user's found.
+    pub own: BTreeSet<String>,
     /// Figures by name, in the order in which they are found.
     pub figures: Vec<(String, f64)>,
     /// Losses over steps.
@@ -60,6 +66,9 @@ impl<'a> Gatherer<'a> {
             stages: recorded.stages.iter().map(|stage| format!("{}.", stage.summary.stage)).collect(),
             status: crate::runs::state(recorded.summary.state).to_owned(),
             parameters: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            unkeyed: BTreeSet::new(),
+            own: BTreeSet::new(),
             figures: Vec::new(),
             curves: Vec::new(),
         };
@@ -89,6 +98,9 @@ impl<'a> Gatherer<'a> {
             stages: Vec::new(),
             status: stage.summary.status.clone(),
             parameters: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            unkeyed: BTreeSet::new(),
+            own: BTreeSet::new(),
             figures: Vec::new(),
             curves: Vec::new(),
         };
@@ -135,6 +147,12 @@ impl<'a> Gatherer<'a> {
             let entries = made.record.key.entries.iter().filter_map(|entry| keyed(&entry.path, &entry.value));
             entries.collect::<Vec<_>>()
         });
+        for (name, value) in &given {
+            to.asked.entry(format!("{prefix}{name}")).or_insert_with(|| value.clone());
+        }
+        if keyed.is_none() {
+            to.unkeyed.extend(given.iter().map(|(name, _)| format!("{prefix}{name}")));
+        }
         for (name, value) in keyed.unwrap_or(given) {
             to.parameters.entry(format!("{prefix}{name}")).or_insert(value);
         }
@@ -160,7 +178,11 @@ impl<'a> Gatherer<'a> {
         let metrics: Vec<_> = metrics.collect();
         for output in &metrics {
             let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_f64()?)));
-            to.figures.extend(numbers.map(|(name, value)| (format!("{prefix}{name}"), value)));
+            let numbers: Vec<_> = numbers.map(|(name, value)| (format!("{prefix}{name}"), value)).collect();
+            if made.record.key.get("@kind") == Some("command") {
+                to.own.extend(numbers.iter().map(|(name, _)| name.clone()));
+            }
+            to.figures.extend(numbers);
         }
         let trained = made.record.key.get("@kind") == Some("train");
         if trained && with_curves {

@@ -75,6 +75,16 @@ fn order(better: Better, one: f64, other: f64) -> Ordering {
     }
 }
 
+/// Whether a parameter is not the same in all. Of a stage without a result no defaults are known: what the file has for
+/// it is compared with what the file had for the others.
+fn are_different(candidates: &[Candidate], name: &str) -> bool {
+    let is_keyed =
+        |it: &&Candidate| !it.unkeyed.contains(name) && (it.parameters.contains_key(name) || it.unkeyed.is_empty());
+    let keyed: BTreeSet<_> = candidates.iter().filter(is_keyed).map(|it| it.parameters.get(name)).collect();
+    let asked: BTreeSet<_> = candidates.iter().map(|it| it.asked.get(name)).collect();
+    keyed.len() > 1 || (asked.len() > 1 && candidates.iter().any(|it| it.unkeyed.contains(name)))
+}
+
 /// Whether a parameter is of a stage that only one of several whole runs has: nothing in the others differs from it.
 fn is_of_one_alone(runs: &[Candidate], parameter: &str) -> bool {
     let has = |run: &&Candidate| run.stages.iter().any(|stage| parameter.starts_with(stage.as_str()));
@@ -93,15 +103,13 @@ impl Comparison {
     /// Compares.
     pub(super) fn of(mut candidates: Vec<Candidate>) -> Self {
         let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
-        let differs = |name: &&&String| {
-            let values: BTreeSet<_> = candidates.iter().map(|candidate| candidate.parameters.get(**name)).collect();
-            values.len() > 1 && !is_of_one_alone(&candidates, name)
-        };
+        let differs = |name: &&&String| are_different(&candidates, name) && !is_of_one_alone(&candidates, name);
         let parameters: Vec<String> = names.iter().filter(differs).map(|name| (*name).clone()).collect();
         scaling::add(&mut candidates, &parameters);
         let mut figures: Vec<String> = Vec::new();
         for (name, _) in candidates.iter().flat_map(|candidate| &candidate.figures) {
-            if better(name).is_some() && !figures.contains(name) {
+            let is_own = || candidates.iter().any(|candidate| candidate.own.contains(name));
+            if !figures.contains(name) && (better(name).is_some() || is_own()) {
                 figures.push(name.clone());
             }
         }

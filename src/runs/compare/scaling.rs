@@ -90,6 +90,8 @@ fn families(candidates: &[Candidate], parameters: &[String], axis: &str) -> Vec<
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn child(count: &str, rank: &str, figure: (&str, f64)) -> Candidate {
@@ -101,6 +103,9 @@ mod tests {
             stage: None,
             status: "done".to_owned(),
             parameters: parameters.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            asked: BTreeMap::new(),
+            unkeyed: BTreeSet::new(),
+            own: BTreeSet::new(),
             figures: vec![(figure.0.to_owned(), figure.1)],
             curves: Vec::new(),
         }

@@ -11,9 +11,17 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Json, Reference};
+use model::checkpoint::Checkpoint;
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
 
 use crate::compute::checkpoint::WEIGHTS;
+
+/// What PEFT puts before the names of tensors, and into the name of a tensor of the base.
+const PREFIX: &str = "base_model.model.";
+const COPY: &str = ".base_layer.";
+
+/// The embedding, which is the head of a tied model.
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Reads an adapter that is to be used with a model.
 ///
@@ -26,7 +34,43 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
     if is_of_others(Some(&adapter.description.facts), Some(&model.description.facts)) {
         return Err(of_another_model().with_help("give this stage the `model` that the adapter's `train` stage has"));
     }
+    check_copies(&adapter.folder, &model.folder)?;
     load(&adapter.folder)
+}
+
+/// How far a weight that PEFT stored with an adapter may be from the model's, relatively: it may have been rounded to
+/// 16 bits.
+const ROUNDED: f32 = 0.01;
+
+/// Makes sure that the weights of the base that PEFT stores with an adapter on an embedding or a head, and puts back when
+/// it loads it, are the model's own.
+///
+/// # Errors
+/// Fails where they differ, so that the adapter is of another model; and where one of the two cannot be read.
+fn check_copies(adapter: &Path, model: &Path) -> Result<(), StageError> {
+    let unreadable = || "cannot compare the adapter's copy of the base with the model".to_owned();
+    let Ok(own) = Checkpoint::open_file(&adapter.join(WEIGHTS_FILE)) else { return Ok(()) };
+    let copies: Vec<String> =
+        own.tensors().map(|(name, _)| name.to_owned()).filter(|name| name.contains(COPY)).collect();
+    if copies.is_empty() {
+        return Ok(());
+    }
+    let base = Checkpoint::open(model).or_fail(Cause::BadData, unreadable)?;
+    for copy in copies {
+        let name = copy.trim_start_matches(PREFIX).replacen(COPY, ".", 1);
+        // A tied head has no tensor of its own.
+        let name = if base.info(&name).is_ok() { name } else { EMBEDDING.to_owned() };
+        let [ours, theirs] = [(&base, &name), (&own, &copy)].map(|(file, name)| file.tensor_f32(name));
+        let (ours, theirs) = (ours.or_fail(Cause::BadData, unreadable)?, theirs.or_fail(Cause::BadData, unreadable)?);
+        let is_same = |(ours, theirs): (&f32, &f32)| (ours - theirs).abs() <= ROUNDED * ours.abs() + f32::EPSILON;
+        if ours.len() != theirs.len() || !ours.iter().zip(&theirs).all(is_same) {
+            let message = format!("the adapter has its own `{name}` of the base, and the model has another one");
+            return Err(StageError::bad_data(message).with_help(
+                "give the model that it was trained on; if that one was changed before, save it whole and give it here",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// That an adapter is used with a model that it was not trained on.

@@ -5,6 +5,7 @@
 //! own, so that a thing that was not declared is missing, and not silently different on the next machine. What it
 //! writes is checked to be what was declared.
 
+mod inputs;
 mod mask;
 mod outputs;
 mod parameters;
@@ -33,6 +34,7 @@ use serde_json::Value;
 use crate::compute::checkpoint;
 use crate::data::artifact::{Adapter, Files, Metrics, Model, OutputKind, Rows, Tokenizer};
 use crate::smoke::Lowered;
+use inputs::Watched;
 use mask::Masker;
 use outputs::Made;
 pub use parameters::{Anything, Command, OutputForm, OutputParams, Program};
@@ -157,10 +159,18 @@ fn attempt(
         folder: &folder,
         mark: Mark::new(),
     };
+    let mut watched = Watched::default();
+    for input in params.inputs.values() {
+        watched.add(&context.open(input)?.folder)?;
+    }
     let ended = process::run(&start, masker(), std::io::stderr(), &mut |lines| {
         context.progress("lines", lines, None, None);
     })?;
+    // A program may have closed folders of its own, as Go does with its modules: whoever is not root could not remove them.
+    let own = made.iter().map(|made| made.folder.as_path());
+    own.chain([context.working(), context.scratch()]).for_each(open_folders);
     context.stop_if_cancelled()?;
+    watched.check()?;
     judge(&start.arguments[0], ended)?;
     for made in made {
         made.seal(&masker(), context)?;
@@ -299,6 +309,23 @@ fn judge(program: &str, ended: Ended) -> Result<(), StageError> {
         true => error,
         false => error.with_source(format!("it said last:\n{}", last_lines.join("\n"))),
     })
+}
+
+/// Lets the owner of a folder change it, and those below it; links are not followed. What cannot be opened is told by
+/// whoever meets it.
+fn open_folders(folder: &Path) {
+    const ALL: u32 = 0o700;
+    let Ok(found) = fs::symlink_metadata(folder) else { return };
+    if !found.is_dir() {
+        return;
+    }
+    let mode = found.permissions().mode();
+    if mode & ALL != ALL {
+        let _ = fs::set_permissions(folder, fs::Permissions::from_mode(mode | ALL));
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        open_folders(&entry.path());
+    }
 }
 
 /// Removes what the program kept for a try that is cut off: its outputs are in the store.

@@ -48,10 +48,16 @@ impl<'a> Made<'a> {
     /// Checks what the program wrote and stores it.
     pub(super) fn seal(self, masker: &Masker, context: &mut StageContext) -> Result<(), StageError> {
         let Self { name, params, folder, mut draft } = self;
+        let variable = super::placeholders::variable(super::placeholders::OUTPUTS, name);
+        // What a link leads to is not the program's to give away.
+        if !fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir()) {
+            let message =
+                format!("the program removed the folder of its output `{name}`, or put something in its place");
+            return Err(StageError::bad_data(message).with_help(format!("it should write into `${variable}`")));
+        }
         let files = files_below(&folder)?;
         if files.is_empty() {
             let kind = kind_name(params.kind);
-            let variable = super::placeholders::variable(super::placeholders::OUTPUTS, name);
             return Err(StageError::bad_data(format!(
                 "the program ended well and wrote nothing for its output `{name}`"
             ))

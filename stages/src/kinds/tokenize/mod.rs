@@ -26,7 +26,8 @@ use engine::stage::{InputFacts, Stage, StageKind, Threads};
 
 use crate::compute::resources::thread_pool;
 use crate::data::artifact::{
-    OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter, need_chat_template,
+    Message, OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter,
+    need_chat_template,
 };
 use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, ResponseBorder, TrainOn};
 use crate::data::tokenizer::Tokenizer;
@@ -357,10 +358,29 @@ fn check_ends(
             ));
         }
     }
+    if shape != Shape::Messages && params.prompt.add_bos.is_none() && tokenizer.wants_bos() && begins_turns(tokenizer) {
+        let bos = tokenizer.special_tokens().remove("bos_token").unwrap_or_default();
+        context.warn(format!(
+            "rows begin with `{bos}`, the tokenizer's `bos_token`, which begins turns in its chat template: `add_bos: \
+             false` leaves it out"
+        ));
+    }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
         context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
     }
     Ok(())
+}
+
+/// Whether the beginning-of-text token begins each turn in the tokenizer's own chat template, and no text by itself.
+fn begins_turns(tokenizer: &Tokenizer) -> bool {
+    let added = tokenizer.encode_with_added("x").ok().and_then(|ids| ids.first().copied());
+    if added == tokenizer.bos_token_id() {
+        return false;
+    }
+    let turns = [Message::new("user", "x")];
+    let rendered = tokenizer.chat_template().and_then(|template| template.render(&turns, true).ok());
+    let bos = tokenizer.special_tokens().remove("bos_token").unwrap_or_default();
+    rendered.is_some_and(|text| !bos.is_empty() && text.matches(&bos).count() > 1)
 }
 
 /// `` `one`, `two` ``.

@@ -1,5 +1,7 @@
 //! What a training run would do and cost, from its parameters and the facts of its inputs.
 
+use std::cmp::Ordering;
+
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast, Grade, Work};
@@ -89,7 +91,9 @@ fn work(params: &Train, inputs: &InputFacts, config: Option<&Config>) -> Option<
     let data = params.data.reference.facts_in(inputs)?;
     let count = |name: &str| data.get(name).and_then(Value::as_u64);
     let rows = usize::try_from(count("rows")?).ok().filter(|rows| *rows > 0)?;
-    let taken = (params.total_steps(rows) * params.rows_per_step() as u64).min(params.epochs * rows as u64) as f64;
+    let (division, total) = (params.division(rows), params.total_steps(rows));
+    let epochs = total.div_ceil(division.steps_per_epoch().max(1));
+    let taken = total.saturating_mul(params.rows_per_step() as u64).min(epochs.saturating_mul(rows as u64)) as f64;
     Some(match (count("tokens"), config) {
         (Some(tokens), Some(config)) => {
             let tokens = taken * tokens as f64 / rows as f64;
@@ -137,7 +141,14 @@ fn epoch_in_words(division: &Division) -> String {
 fn epochs_in_words(params: &Train, division: &Division, total: u64) -> String {
     let all = division.total_steps(params.epochs, None);
     let epochs = if params.epochs == 1 { "one epoch".to_owned() } else { format!("{} epochs", params.epochs) };
-    if total < all { format!("part of {epochs}: `max_steps` ends them") } else { epochs }
+    match total.cmp(&all) {
+        Ordering::Less => format!("part of {epochs}: `max_steps` ends them"),
+        Ordering::Equal => epochs,
+        Ordering::Greater => {
+            let all = total.div_ceil(division.steps_per_epoch().max(1));
+            format!("{all} epochs, the last one in part or whole: `max_steps` overrides `epochs`")
+        }
+    }
 }
 
 /// What the learning rate comes to, with a warning where the warm-up does not end.

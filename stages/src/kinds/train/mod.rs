@@ -63,7 +63,7 @@ use crate::smoke::{self, Lowered};
 
 impl StageKind for Train {
     const NAME: &'static str = "train";
-    const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
+    const VERSION: u32 = 6; // 6: `max_steps` overrides `epochs`.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     const GOAL: bool = true;
     const ALSO_CALLED: &'static [&'static str] = &[

@@ -46,10 +46,14 @@ impl Division {
         self.max_steps_per_epoch.map_or(steps as u64, |most| most.min(steps as u64))
     }
 
-    /// Optimizer steps of the whole run.
+    /// Optimizer steps of the whole run: so many if they are given, else those of the epochs. None where an epoch has
+    /// none.
     pub fn total_steps(&self, epochs: u64, max_steps: Option<u64>) -> u64 {
-        let all = self.steps_per_epoch().saturating_mul(epochs);
-        max_steps.map_or(all, |most| most.min(all))
+        match (self.steps_per_epoch(), max_steps) {
+            (0, _) => 0,
+            (_, Some(steps)) => steps,
+            (per_epoch, None) => per_epoch.saturating_mul(epochs),
+        }
     }
 
     /// The last rows of an epoch that do not fill a step, whether or not they form one.
@@ -140,6 +144,8 @@ mod tests {
         assert_eq!(step.place(4), StepPlace { epoch: 1, rows: 0..512 });
         let drop = Division { leftover: Leftover::Drop, ..step };
         assert_eq!((drop.steps_per_epoch(), drop.total_steps(10, Some(7)), drop.rows_left_out()), (3, 7, 464));
+        // More steps than the epochs have go on with further epochs, as in transformers.
+        assert_eq!((drop.total_steps(1, Some(7)), drop.total_steps(1, Some(2))), (7, 2));
         assert_eq!((step.leftover_rows(), drop.leftover_rows()), (464, 464));
         assert_eq!([0, 3, 4, 7, 8].map(|steps| step.ends_epoch(steps)), [false, false, true, false, true]);
     }

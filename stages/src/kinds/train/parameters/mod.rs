@@ -81,7 +81,7 @@ pub struct Train {
     /// Passes over the data.
     #[resumable(default = 1, range = 1..)]
     pub epochs: u64,
-    /// Maximum number of optimizer steps, which overrides `epochs`.
+    /// Number of optimizer steps, which overrides `epochs`.
     #[resumable(range = 1..)]
     pub max_steps: Option<u64>,
     /// Maximum number of optimizer steps of an epoch, even if rows are left.

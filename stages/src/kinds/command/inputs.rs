@@ -1,0 +1,90 @@
+//! The inputs of a program, which it may read and no more: they are links into the store, where the permissions of a file
+//! keep out everybody but root.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use engine::error::{Cause, OrFail, StageError};
+
+/// The files of inputs, as they were before the program began.
+#[derive(Default)]
+pub(super) struct Watched(Vec<(PathBuf, State)>);
+
+/// By what a file that was written to is known.
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    file: (u64, u64),
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl State {
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        Some(Self {
+            file: (found.dev(), found.ino()),
+            length: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        })
+    }
+}
+
+impl Watched {
+    /// Watches the files of an input's folder.
+    ///
+    /// # Errors
+    /// Fails if the folder cannot be listed.
+    pub(super) fn add(&mut self, folder: &Path) -> Result<(), StageError> {
+        let unreadable = || format!("cannot list `{}`", folder.display());
+        for entry in fs::read_dir(folder).or_fail(Cause::Machine, unreadable)? {
+            let entry = entry.or_fail(Cause::Machine, unreadable)?;
+            let path = entry.path();
+            if entry.file_type().or_fail(Cause::Machine, unreadable)?.is_dir() {
+                self.add(&path)?;
+            } else if let Some(state) = State::of(&path) {
+                self.0.push((path, state));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that nobody has written to them since: neither this program, nor another that runs beside it and has
+    /// an input in common.
+    ///
+    /// # Errors
+    /// Fails with the first file that was written to.
+    pub(super) fn check(&self) -> Result<(), StageError> {
+        match self.0.iter().find(|(path, state)| State::of(path).as_ref() != Some(state)) {
+            None => Ok(()),
+            Some((path, _)) => {
+                let message = format!("`{}`, a file of an input, was written to while the program ran", path.display());
+                let help = "inputs are read-only, also for root: let the program copy what it changes, such as into \
+                            `$TMPDIR`; `pipeline cache verify --repair` finds what is damaged, and the next run makes it again";
+                Err(StageError::new(Cause::ChangedWhileRunning, message).with_help(help))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_to_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, input) = (folder.path().join("object"), folder.path().join("input"));
+        fs::write(&store, "good").unwrap();
+        fs::create_dir_all(input.join("deep")).unwrap();
+        std::os::unix::fs::symlink(&store, input.join("deep/a")).unwrap();
+        let mut watched = Watched::default();
+        watched.add(&input).unwrap();
+        assert!(watched.check().is_ok());
+        // Another name of the file is no change.
+        fs::hard_link(&store, folder.path().join("other")).unwrap();
+        assert!(watched.check().is_ok());
+        fs::write(input.join("deep/a"), "evil").unwrap();
+        assert_eq!(watched.check().unwrap_err().cause, Cause::ChangedWhileRunning);
+    }
+}
