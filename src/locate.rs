@@ -8,8 +8,8 @@ use engine::plan::{Plan, PlannedStage, ResolvedInput};
 use engine::suggest;
 use stages::data::artifact::{OutputKind, Tokenizer};
 
-use crate::Global;
 use crate::render::{self, Exit, Failure, Message};
+use crate::{Global, words};
 
 /// How many children of a sweep are named where one has to be chosen.
 const MOST_NAMED: usize = 6;
@@ -86,12 +86,7 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
 
 /// Overrides as a shell takes them, each after a space.
 fn quoted(overrides: &[String]) -> String {
-    let is_plain = |text: &str| text.chars().all(|letter| letter.is_alphanumeric() || "._-=/,:+@%".contains(letter));
-    let quoted = |text: &String| match is_plain(text) {
-        true => format!(" {text}"),
-        false => format!(" '{}'", text.replace('\'', "'\\''")),
-    };
-    overrides.iter().map(quoted).collect()
+    overrides.iter().map(|text| format!(" {}", words::for_shell(text))).collect()
 }
 
 /// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is

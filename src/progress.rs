@@ -218,7 +218,11 @@ impl Progress {
             WaitsFor::Memory { wanted_bytes, free_bytes, estimated } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
                 let by = if *estimated { " that it is estimated to take" } else { "" };
-                self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory{by}: {free} are free"));
+                let hint = match estimated {
+                    true => format!(" (`{stage}.resources.memory=…` says what it needs)"),
+                    false => String::new(),
+                };
+                self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory{by}: {free} are free{hint}"));
             }
             WaitsFor::Queue { job, reason, meaning } => {
                 self.say(Mark::Note, stage, &words::in_queue(job.as_deref(), reason, meaning));

@@ -370,7 +370,7 @@ impl RunArgs {
         if exit != Exit::Done || outcome.counts.done == 0 {
             return None;
         }
-        let file = self.file.display();
+        let file = words::for_shell(&self.file.display().to_string());
         if self.smoke {
             return Some(format!("pipeline run {file}"));
         }
@@ -379,8 +379,7 @@ impl RunArgs {
             return Some(format!("pipeline run {file} --until {} --prompt \"Your question\"", asked.declared));
         }
         let last = kind(Evaluate::NAME).or_else(|| kind(Train::NAME)).or(plan.stages.last())?;
-        let quote = if last.axes.is_empty() { "" } else { "'" };
-        Some(format!("pipeline show {file} {quote}{}{quote}", last.id))
+        Some(format!("pipeline show {file} {}", words::for_shell(&last.id)))
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.

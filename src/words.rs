@@ -133,6 +133,16 @@ pub(crate) fn all_cached(stages: usize) -> String {
     }
 }
 
+/// A word as a shell takes it back.
+pub(crate) fn for_shell(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "-_=./:,+@%#".contains(letter);
+    // A `#` at the beginning of a word is a comment.
+    match !word.is_empty() && !word.starts_with('#') && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
 /// A path as a person would type it here: without `.` in the middle, and from the present folder where it is below.
 pub(crate) fn path(path: &Path) -> String {
     let plain: PathBuf = path.components().collect();

@@ -44,7 +44,7 @@ use self::report::Report;
 use crate::progress::Verbosity;
 use crate::render::{self, Exit, Failure, Message};
 use crate::terminal::{self, Look};
-use crate::{Format, Global, new_file};
+use crate::{Format, Global, new_file, words};
 
 /// Write a pipeline file that does what another tool's configuration or command does.
 ///
@@ -190,7 +190,7 @@ fn find(args: &ImportArgs, sources: &mut Sources) -> Result<Configuration, Failu
             configuration::of_commands(source, command, sources, &mut problems)
         }
         None => {
-            let command = args.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+            let command = args.command.iter().map(|word| words::for_shell(word)).collect::<Vec<_>>().join(" ");
             let source = sources.add("command line", command.as_str());
             configuration::of_commands(source, &command, sources, &mut problems)
         }
@@ -216,14 +216,6 @@ fn unreadable(what: &str, error: &std::io::Error) -> Failure {
         exit: Exit::Wrong,
         message: Message::chain(&[format!("cannot read `{what}`"), error.to_string()], None),
     }
-}
-
-/// A word as a shell takes it back.
-fn quoted(word: &str) -> String {
-    let is_plain =
-        !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_=./:,+@%#".contains(letter));
-    // A `#` at the begin of a word is a comment.
-    if is_plain && !word.starts_with('#') { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// The tool's table, and its name with the version that the table is of.

@@ -100,6 +100,61 @@ fn what_a_program_leaves_holds_nothing_and_ends_with_a_killed_engine() {
     project.run(&["run", "p.yaml"]).ends_with(0);
 }
 
+#[test]
+fn what_a_program_leaves_ends_with_it_whatever_its_environment_is() {
+    let project = Project::new();
+    write(&project, "env -i setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $! >$OUTPUT_o/left");
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let left = fs::read_to_string(project.path("out/left")).unwrap();
+    assert!(!is_alive(left.trim()), "{left}");
+}
+
+#[test]
+fn an_output_that_becomes_a_link_takes_nothing_of_the_users() {
+    let project = Project::new();
+    let data = project.path("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("precious"), "mine").unwrap();
+    write(&project, &format!("rmdir \"$OUTPUT_o\"; ln -s {} \"$OUTPUT_o\"", data.display()));
+    project.run(&["run", "p.yaml"]).ends_with(1).warns("should write into `$OUTPUT_o`");
+    assert_eq!(fs::read_to_string(data.join("precious")).unwrap(), "mine");
+}
+
+#[test]
+fn a_program_that_writes_to_its_input_fails_and_so_does_who_reads_it_then() {
+    let project = Project::new();
+    let stage = |script: &str, inputs: &str| {
+        let script = serde_json::Value::from(script);
+        format!("{{ uses: command, with: {{ run: {script}, inputs: {{ {inputs} }}, outputs: {{ o: files }} }} }}")
+    };
+    // As a program does that may write there, as root may.
+    let evil =
+        "sleep 1; chmod u+w \"$(readlink -f \"$INPUT_a/a\")\"; echo evil >\"$INPUT_a/a\"; echo done >\"$OUTPUT_o/b\"";
+    let text = format!(
+        "version: 1\nstages:\n  a: {}\n  b: {}\n  c: {}\n",
+        stage("echo good >$OUTPUT_o/a; printf '#!/bin/sh\\necho ran\\n' >$OUTPUT_o/tool; chmod +x $OUTPUT_o/tool", ""),
+        stage(evil, "a: a"),
+        stage("$INPUT_a/tool >$OUTPUT_o/c; sleep 3; cat $INPUT_a/a >>$OUTPUT_o/c", "a: a"),
+    );
+    project.write("p.yaml", &format!("{text}publish: {{ c: ./c }}\n"));
+    let ran = project.run(&["run", "p.yaml", "--keep-going", "--threads", "2", "--jobs", "2"]).ends_with(1);
+    assert!(ran.stderr.contains("b: failed") && ran.stderr.contains("c: failed"), "{ran}");
+    assert!(ran.stderr.contains("was written to"), "{ran}");
+    project.run(&["cache", "verify", "--repair"]);
+    project.run(&["run", "p.yaml", "--until", "c"]).ends_with(0);
+    // What is executed has the permission, in the stage that reads it too.
+    assert_eq!(fs::read_to_string(project.path("c/c")).unwrap(), "ran\ngood\n");
+}
+
+#[test]
+fn the_project_is_a_file_without_the_home_in_it() {
+    let project = Project::new();
+    let stage = "{ uses: command, with: { run: 'find \"$FILE_d\" -type f >$OUTPUT_o/list', files: { d: . }, outputs: { o: files } } }";
+    project.write("p.yaml", &format!("version: 1\nstages:\n  s: {stage}\n"));
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    project.run(&["run", "p.yaml"]).ends_with(0).warns("nothing to do");
+}
+
 fn is_alive(pid: &str) -> bool {
     // A zombie is nobody.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -17,6 +17,22 @@ fn two_trainings() -> Project {
 }
 
 #[test]
+fn compare_shows_the_numbers_of_a_program_and_no_defaults_of_a_child_that_failed() {
+    let project = Project::new();
+    let run = r#"test $N != 3; echo "{\"score\": $N, \"loss\": $N}" >$OUTPUT_m/metrics.json"#;
+    let stage = format!(
+        "{{ uses: command, matrix: {{ env.N: ['1', '2', '3'] }}, with: {{ run: {}, outputs: {{ m: metrics }} }} }}",
+        serde_json::Value::from(run)
+    );
+    project.write("p.yaml", &format!("version: 1\nstages:\n  s: {stage}\n"));
+    project.run(&["run", "p.yaml", "--keep-going"]).ends_with(1);
+    let table = project.run(&["runs", "compare", "s", "--sort", "score"]).ends_with(0).stdout;
+    let title = table.lines().next().unwrap_or_default();
+    assert!(title.contains("score") && title.contains("loss"), "{table}");
+    assert!(!title.contains("version") && !title.contains("pass_env") && !title.contains("run"), "{table}");
+}
+
+#[test]
 fn compare_shows_what_differs_marks_the_best_and_draws_the_losses() {
     let project = two_trainings();
     let table = project.run(&["runs", "compare", "latest~1", "latest"]).ends_with(0);

@@ -276,6 +276,43 @@ publish: { made: ./out/made, read: ./out/read }
 
 /// The project folder, the home and the sources of a run, by whatever name.
 #[test]
+fn a_result_of_another_kind_is_not_published_over() {
+    let project = Project::new();
+    let stage = |kind: &str, file: &str| {
+        let run = format!("echo '{{{{\"x\": 1}}}}' >$OUTPUT_o/{file}").replace("{{", "{").replace("}}", "}");
+        format!("{{ uses: command, with: {{ run: {}, outputs: {{ o: {kind} }} }} }}", serde_json::Value::from(run))
+    };
+    for (name, kind, file) in [("a.yaml", "files", "x"), ("b.yaml", "metrics", "metrics.json")] {
+        project
+            .write(name, &format!("version: 1\nstages:\n  s: {}\npublish: {{ s: ./out/model }}\n", stage(kind, file)));
+    }
+    project.run(&["--home", "one", "run", "a.yaml"]).ends_with(0);
+    project.run(&["--home", "two", "run", "b.yaml"]).ends_with(2).warns("holds a published files");
+    project.run(&["--home", "two", "validate", "b.yaml"]).ends_with(0).warns("is taken");
+    assert!(project.path("out/model/x").exists());
+    project.run(&["--home", "two", "run", "b.yaml", "--overwrite"]).ends_with(0);
+    assert!(project.path("out/model/metrics.json").exists());
+}
+
+#[test]
+fn homes_that_publish_to_one_folder_at_once_do_it_in_turn() {
+    let project = Project::new();
+    let run = "for i in $(seq 200); do echo $i >$OUTPUT_o/$i; done";
+    let stage = format!("{{ uses: command, with: {{ run: '{run}', outputs: {{ o: files }} }} }}");
+    project.write("p.yaml", &format!("version: 1\nstages:\n  s: {stage}\npublish: {{ s: ./out/model }}\n"));
+    let homes = ["one", "two", "three", "four"];
+    let runs: Vec<_> =
+        homes.map(|home| project.command(&["--home", home, "run", "p.yaml", "-q"]).spawn().unwrap()).into();
+    for mut run in runs {
+        assert!(run.wait().unwrap().success());
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(project.path("out")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["model"]);
+    project.run(&["--home", "one", "run", "p.yaml"]).ends_with(0).warns("nothing to do");
+}
+
+#[test]
 fn nothing_that_a_run_needs_is_published_over() {
     let project = Project::new();
     project.write("sharing.yaml", SHARING);
