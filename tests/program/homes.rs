@@ -53,7 +53,7 @@ const AMONG_FILES: Left = Left {
 /// Version 0.1.0 with descriptions beside the files.
 const BESIDE_FILES: Left = Left {
     archive: "0.1.0-records-beside-files.tar.gz",
-    raised: &["text", "scores"],
+    raised: &["questions", "text", "tokens", "scores", "samples"],
     step: "step 40 of 240",
     runs: ["latest~4", "latest~2"],
 };

@@ -203,8 +203,8 @@ impl Alone {
     }
 }
 
-/// The tree that a target is a copy of, or links to, or `None` where nothing is there; `kind` is that of the output that
-/// is to be there, where it is known.
+/// The tree that a target is a copy of, or links to, or `None` where nothing is there; `kind` is that of the output
+/// that is to be there, where it is known.
 fn inspect(target: &Path, kind: Option<&str>, look: Look<'_>) -> Result<Option<(Digest, Link)>, PublishError> {
     let foreign = || PublishError::Foreign { target: target.to_owned() };
     let metadata = match fs::symlink_metadata(target) {

@@ -312,6 +312,11 @@ fn changed(folder: &Path, file: &str, change: impl FnOnce(&mut Json)) -> tempfil
     copy
 }
 
+fn full_attention(config: &mut Json) {
+    let layers = config["num_hidden_layers"].as_u64().unwrap() as usize;
+    config["layer_types"] = vec!["full_attention"; layers].into();
+}
+
 #[test]
 fn what_gguf_cannot_hold_is_an_error_and_a_window_a_warning() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf");
@@ -326,6 +331,20 @@ fn what_gguf_cannot_hold_is_an_error_and_a_window_a_warning() {
     assert!(dynamic.unwrap().contains("dynamic"));
     let scale = refusal("gemma2", "config.json", |config| config["query_pre_attn_scalar"] = 16.into());
     assert!(scale.unwrap().contains("`query_pre_attn_scalar` is 16, where llama.cpp has 24"));
+    for (family, change, says) in [
+        (
+            "llama31",
+            (|config| config["hidden_act"] = "gelu_pytorch_tanh".into()) as fn(&mut Json),
+            "another activation",
+        ),
+        ("gemma2", |config| config["hidden_activation"] = "silu".into(), "another activation"),
+        ("gemma2", |config| config["final_logit_softcapping"] = Json::Null, "no soft caps"),
+        ("gemma2", |config| config["tie_word_embeddings"] = false.into(), "its head is not its embedding"),
+        ("gemma2", full_attention, "it has no windows"),
+    ] {
+        let refused = refusal(family, "config.json", change).unwrap_or_else(|| panic!("{family}: {says}"));
+        assert!(refused.contains(says), "{refused}");
+    }
     let splits = |json: &mut Json| json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+".into();
     assert!(refusal("llama31", "tokenizer.json", splits).unwrap().contains("splits text as none of those"));
     let folder = changed(&here.join("llama31"), "tokenizer.json", splits);

@@ -333,7 +333,8 @@ fn what_is_wrong_with_a_value_is_said_there_and_what_is_wrong_with_all_once() {
     assert_eq!(
         wrong(&swept("    matrix: { lora.rank.x: [4], max_seq_len: [1] }")),
         [
-            "wrong-type 9:15 & 8:49 `x` cannot be set: what holds it is an integer",
+            "wrong-type 9:15 & 8:49 `x` cannot be set: what holds it is an integer (set the whole value in \
+             its place, as a mapping)",
             "unknown-key 9:33 unknown key `max_seq_len` (`train` has no such key; `tokenize` has one)",
         ]
     );

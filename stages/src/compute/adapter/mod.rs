@@ -42,8 +42,8 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
 /// 16 bits.
 const ROUNDED: f32 = 0.01;
 
-/// Makes sure that the weights of the base that PEFT stores with an adapter on an embedding or a head, and puts back when
-/// it loads it, are the model's own.
+/// Makes sure that the weights of the base that PEFT stores with an adapter on an embedding or a head, and puts back
+/// when it loads it, are the model's own.
 ///
 /// # Errors
 /// Fails where they differ, so that the adapter is of another model; and where one of the two cannot be read.
@@ -136,4 +136,39 @@ fn not_finite(adapter: &Adapter) -> Option<&str> {
     });
     let saved = adapter.saved_tensors.iter().chain(&adapter.token_rows).filter(|(_, tensor)| is_bad(&tensor.values));
     modules.map(|(name, _)| name).chain(saved.map(|(name, _)| name)).next().map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use model::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+
+    use super::*;
+
+    fn write(file: &Path, name: &str, values: &[f32]) {
+        let spec = TensorSpec { name: name.to_owned(), dtype: Dtype::F32, shape: vec![2, values.len() / 2] };
+        let mut writer = CheckpointWriter::create_file(file, vec![spec]).unwrap();
+        writer.write_f32(name, values).unwrap();
+        writer.finish().unwrap();
+    }
+
+    #[test]
+    fn a_weight_of_the_base_that_lies_with_an_adapter_is_the_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let (adapter, model) = (folder.path().join("adapter"), folder.path().join("model"));
+        for folder in [&adapter, &model] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let copy = "base_model.model.lm_head.base_layer.weight";
+        for name in ["lm_head.weight", EMBEDDING] {
+            write(&model.join("model.safetensors"), name, &[1.0, -2.0, 0.0, 4.0]);
+            // As it is, and rounded to 16 bits.
+            for sound in [[1.0, -2.0, 0.0, 4.0], [1.001, -2.002, 0.0, 4.003]] {
+                write(&adapter.join(WEIGHTS_FILE), copy, &sound);
+                assert!(check_copies(&adapter, &model).is_ok(), "{name}: {sound:?}");
+            }
+            write(&adapter.join(WEIGHTS_FILE), copy, &[1.0, -2.0, 0.5, 4.0]);
+            let error = check_copies(&adapter, &model).unwrap_err();
+            assert!(error.message.contains(name), "{}", error.message);
+        }
+    }
 }

@@ -147,10 +147,10 @@ impl ChatTemplate {
     /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but
     /// not its header.
     ///
-    /// What a template's `{% generation %}` marks surround is an assistant's turn, as for transformers. Without marks, one
-    /// for each turn, it is what rendering one message more adds to the generation prompt, which cannot be told where
-    /// the template rewrites earlier turns. [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that the last turn
-    /// can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
+    /// What a template's `{% generation %}` marks surround is an assistant's turn, as for transformers. Without marks,
+    /// one for each turn, it is what rendering one message more adds to the generation prompt, which cannot be told
+    /// where the template rewrites earlier turns. [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
+    /// the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
@@ -253,8 +253,8 @@ impl ChatTemplate {
         [shorter, open].into_iter().find(|text| whole.starts_with(text)).map(str::len)
     }
 
-    /// Whether what is to come is asked for in another text than what is there: without that, an assistant's header cannot
-    /// be told from what it says.
+    /// Whether what is to come is asked for in another text than what is there: without that, an assistant's header
+    /// cannot be told from what it says.
     pub fn has_generation_prompt(&self) -> bool {
         let messages = [Message::new("user", "x")];
         match (self.render(&messages, false), self.render(&messages, true)) {

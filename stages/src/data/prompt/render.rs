@@ -408,8 +408,8 @@ const REASONING: &str = "reasoning_content";
 /// What stands in the place of reasoning to find out where a template writes it: a noncharacter.
 const PLACE: &str = "\u{FDD4}";
 
-/// Where in a turn its reasoning is: before, reasoning, behind. `with_place` is the same turn with [`PLACE`] in its place.
-/// None where the template does not write it.
+/// Where in a turn its reasoning is: before, reasoning, behind. `with_place` is the same turn with [`PLACE`] in its
+/// place. None where the template does not write it.
 fn around<'a>(text: &'a str, with_place: &str) -> Result<Option<[&'a str; 3]>, PromptError> {
     let Some((before, behind)) = with_place.split_once(PLACE) else { return Ok(None) };
     let reasoning = text.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));

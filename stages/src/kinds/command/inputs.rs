@@ -1,7 +1,7 @@
-//! The inputs of a program, which it may read and no more: they are links into the store, where the permissions of a file
-//! keep out everybody but root.
+//! The inputs of a program, which it may read and no more: they are links into the store, where the permissions of a
+//! file keep out everybody but root.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,19 @@ struct State {
 
 impl State {
     fn of(path: &Path) -> Option<Self> {
-        let found = fs::metadata(path).ok()?;
-        Some(Self {
-            file: (found.dev(), found.ino()),
-            length: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-        })
+        Some(Self::from(&fs::metadata(path).ok()?))
+    }
+
+    /// Whether the file has been written to since. Another one in its place was put there whole by the engine, which
+    /// has found it damaged.
+    fn was_written_to(&self, path: &Path) -> bool {
+        Self::of(path).is_some_and(|now| now.file == self.file && now != *self)
+    }
+}
+
+impl From<&Metadata> for State {
+    fn from(found: &Metadata) -> Self {
+        Self { file: (found.dev(), found.ino()), length: found.len(), modified: (found.mtime(), found.mtime_nsec()) }
     }
 }
 
@@ -42,7 +49,11 @@ impl Watched {
             let path = entry.path();
             if entry.file_type().or_fail(Cause::Machine, unreadable)?.is_dir() {
                 self.add(&path)?;
-            } else if let Some(state) = State::of(&path) {
+            } else if let Ok(found) = fs::metadata(&path)
+                && found.permissions().readonly()
+            {
+                // What is not in the store, and may be written to, is compared with its digest in the end.
+                let state = State::from(&found);
                 self.0.push((path, state));
             }
         }
@@ -55,7 +66,7 @@ impl Watched {
     /// # Errors
     /// Fails with the first file that was written to.
     pub(super) fn check(&self) -> Result<(), StageError> {
-        match self.0.iter().find(|(path, state)| State::of(path).as_ref() != Some(state)) {
+        match self.0.iter().find(|(path, state)| state.was_written_to(path)) {
             None => Ok(()),
             Some((path, _)) => {
                 let message = format!("`{}`, a file of an input, was written to while the program ran", path.display());
@@ -69,6 +80,8 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -76,6 +89,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, input) = (folder.path().join("object"), folder.path().join("input"));
         fs::write(&store, "good").unwrap();
+        let may_write = |mode| fs::set_permissions(&store, fs::Permissions::from_mode(mode)).unwrap();
+        may_write(0o444);
         fs::create_dir_all(input.join("deep")).unwrap();
         std::os::unix::fs::symlink(&store, input.join("deep/a")).unwrap();
         let mut watched = Watched::default();
@@ -84,7 +99,12 @@ mod tests {
         // Another name of the file is no change.
         fs::hard_link(&store, folder.path().join("other")).unwrap();
         assert!(watched.check().is_ok());
+        may_write(0o644);
         fs::write(input.join("deep/a"), "evil").unwrap();
         assert_eq!(watched.check().unwrap_err().cause, Cause::ChangedWhileRunning);
+        // Another file in its place is the engine's.
+        fs::write(folder.path().join("sound"), "good").unwrap();
+        fs::rename(folder.path().join("sound"), &store).unwrap();
+        assert!(watched.check().is_ok());
     }
 }

@@ -166,7 +166,8 @@ fn attempt(
     let ended = process::run(&start, masker(), std::io::stderr(), &mut |lines| {
         context.progress("lines", lines, None, None);
     })?;
-    // A program may have closed folders of its own, as Go does with its modules: whoever is not root could not remove them.
+    // A program may have closed folders of its own, as Go does with its modules: whoever is not root could not remove
+    // them.
     let own = made.iter().map(|made| made.folder.as_path());
     own.chain([context.working(), context.scratch()]).for_each(open_folders);
     context.stop_if_cancelled()?;

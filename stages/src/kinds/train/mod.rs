@@ -63,7 +63,7 @@ use crate::smoke::{self, Lowered};
 
 impl StageKind for Train {
     const NAME: &'static str = "train";
-    const VERSION: u32 = 6; // 6: `max_steps` overrides `epochs`.
+    const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     const GOAL: bool = true;
     const ALSO_CALLED: &'static [&'static str] = &[
@@ -147,6 +147,10 @@ impl Stage for Train {
         if self.adapter.is_some() {
             key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
         }
+        // Steps beyond those of the epochs were left out before. Saved states of such a training can be gone on from.
+        if self.max_steps.is_some() {
+            key.field("all_steps", cache::Class::Resumable, |key| key.value("of_max_steps".to_owned()));
+        }
     }
 
     fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
@@ -161,6 +165,7 @@ impl Stage for Train {
         match entry {
             "rows_per_step" => &["micro_batch_size", "gradient_accumulation_steps"],
             "lora_given" => &["lora"],
+            "all_steps" => &["max_steps"],
             _ => &[],
         }
     }

@@ -45,10 +45,12 @@ pub struct LoraParams {
     /// Modules that are fully trained and saved with the adapter.
     #[semantic(default)]
     pub modules_to_save: Vec<String>,
-    /// Other ranks for modules whose paths end with a match of this regular expression.
+    /// Other ranks for modules whose paths end with a match of this regular expression; of several that match, the
+    /// first in alphabetical order counts.
     #[semantic(default, range = 1..)]
     pub rank_pattern: Mapping<usize>,
-    /// Other alphas for modules whose paths end with a match of this regular expression.
+    /// Other alphas for modules whose paths end with a match of this regular expression; of several that match, the
+    /// first in alphabetical order counts.
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
     /// The numbers of the layers with an adapter, as in PEFT; default: all. Not with a string as `target_modules`.
