@@ -18,7 +18,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use profile::{Process, Profile, TraceWriter};
 
 use super::private_paths::PrivatePaths;
-use super::{death_pipe, inherited};
+use super::{death_pipe, inherited, stragglers};
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
 use crate::error::{Cause, Failure, OrFail, StageError};
 use crate::file::tree::Node;
@@ -30,6 +30,7 @@ use crate::stage::{Registry, Stage};
 
 /// Runs the job of a file and says how it ended, on standard output and by the exit code.
 pub fn main(registry: &Registry, job: &Path) -> ExitCode {
+    stragglers::is_a_stages();
     inherited::seal();
     death_pipe::obey();
     heed_signals();

@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -17,6 +18,15 @@ use nix::unistd::Pid;
 
 /// The variable that carries the mark.
 pub const VARIABLE: &str = "PIPELINE_COMMAND";
+
+/// Whether this process is a stage's own. It starts one program and nothing else, so that all children which it has
+/// without that program are what was left behind; where a stage is run within another process, others may be its.
+static IS_A_STAGES: AtomicBool = AtomicBool::new(false);
+
+/// Says that this process is a stage's own.
+pub(super) fn is_a_stages() {
+    IS_A_STAGES.store(true, Ordering::Relaxed);
+}
 
 /// The mark of a program's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,14 +48,14 @@ impl Mark {
         &self.value
     }
 
-    /// Ends what carries it, once the program is gone and was waited for; and all children that this process has then,
-    /// which the program left behind, whatever their environment is.
+    /// Ends what carries it, once the program is gone and was waited for; in a stage's own process all children that
+    /// are left then, whatever their environment is.
     pub fn end_stragglers(&self) {
         if self.is_heir && has_no_children() {
             return;
         }
         end(&format!("{VARIABLE}={}", self.value), |variable, wanted| variable == wanted);
-        if self.is_heir {
+        if self.is_heir && IS_A_STAGES.load(Ordering::Relaxed) {
             end_children();
         }
     }

@@ -500,6 +500,8 @@ fn reasoning_is_where_the_template_writes_it() {
 fn what_is_cut_ends_as_add_eos_says() {
     let row = || Row::Text("one two three four five six seven".to_owned());
     let last = |with: Value| {
+        let mut with = with;
+        with["on_too_long"] = "truncate".into();
         let (_, rows) = tokenize("bytelevel", RowsFacts::text(), [row()], with).unwrap();
         *rows[0].input_ids.last().unwrap()
     };

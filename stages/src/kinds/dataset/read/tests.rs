@@ -63,7 +63,7 @@ fn text_is_taken_by_line_by_paragraph_or_whole() {
     let numbered = |pairs: &[(u64, &str)]| pairs.iter().map(|(n, text)| (*n, (*text).to_owned())).collect::<Vec<_>>();
     assert_eq!(samples(SampleBy::Line), numbered(&[(2, "one"), (3, "two"), (6, "  three"), (8, "four")]));
     assert_eq!(samples(SampleBy::Paragraph), numbered(&[(2, "one\ntwo"), (6, "  three"), (8, "four")]));
-    assert_eq!(samples(SampleBy::Document), numbered(&[(2, "one\ntwo\n\n\n  three\n \nfour")]));
+    assert_eq!(samples(SampleBy::Document), numbered(&[(1, "\none\ntwo\n\n\n  three\n \nfour")]));
     assert_eq!(file.count(&by(SampleBy::Paragraph)).unwrap(), 3);
 }
 

@@ -314,7 +314,9 @@ fn the_tools_of_a_preference_stand_with_its_first_message() {
     let judged = json!({"messages": [asked, dry], "kto_tag": true, "functions": [tool]});
     assert_eq!(of(judged), [with.clone(), none.clone()]);
     // Two conversations that have nothing in common.
-    let apart = json!({"chosen": [asked, dry], "rejected": [turn("user", "Rain?"), wet], "functions": [tool]});
+    let told = |how: &str| turn("system", how);
+    let apart =
+        json!({"chosen": [told("Short."), asked, dry], "rejected": [told("Long."), asked, wet], "functions": [tool]});
     assert_eq!(of(apart), [none.clone(), with.clone(), with]);
     let without = json!({"prompt": [asked], "chosen": [dry], "rejected": [wet], "functions": null});
     assert_eq!(of(without), [none.clone(), none.clone(), none]);
