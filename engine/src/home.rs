@@ -12,8 +12,11 @@ use nix::sys::stat::{Mode, umask};
 /// The folder's name beside a project.
 pub const FOLDER: &str = ".pipeline";
 
-/// Tells backup programs that everything here can be made again (<https://bford.info/cachedir/>).
-const CACHEDIR_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
+/// How a tag begins that tells programs that everything here can be made again (<https://bford.info/cachedir/>).
+pub(crate) const CACHEDIR_SIGNATURE: &str = "Signature: 8a477f597d28d172789f06886806bc55";
+
+/// What the tag says to people.
+const CACHEDIR_TAG: &str = "\n\
     # Results of `pipeline`, all of which it can make again. See https://bford.info/cachedir/\n";
 
 /// An opened home.
@@ -147,7 +150,7 @@ impl Home {
         let ignore = self.root.join(".gitignore");
         put(&ignore, "*\n").map_err(at(&ignore))?;
         // The tag goes last: where it is, the rest is.
-        put(&tag, CACHEDIR_TAG).map_err(at(&tag))
+        put(&tag, &format!("{CACHEDIR_SIGNATURE}{CACHEDIR_TAG}")).map_err(at(&tag))
     }
 }
 

@@ -13,6 +13,7 @@ use cache::{Class, Digest, KeyDocument, StatCache};
 use crate::context::pick;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
+use crate::home::CACHEDIR_SIGNATURE;
 use crate::lock_file::{self, LockFile};
 use crate::parameter::{KeyWriter, Reference};
 use crate::pin::Pinned;
@@ -241,11 +242,12 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
             return Err(missing(format!("there is no file `{pattern}`")));
         }
         let mut files = matches(base, pattern, span)?;
-        let any = !files.is_empty();
-        files.retain(|(_, relative)| count.has(relative));
+        let lacked = leave_out(&mut files, count);
         refuse_twice(&files, pattern, span)?;
+        if let Some(lacked) = lacked {
+            return Err(missing(format!("no file that matches `{pattern}` has {lacked}")));
+        }
         return match files.is_empty() {
-            true if any => Err(missing(format!("no file that matches `{pattern}` has {}", in_words(count)))),
             true => Err(missing(format!("no file matches `{pattern}`"))),
             false => Ok(FoundFiles { files, named: Named::Below }),
         };
@@ -258,24 +260,24 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
     walk(&path, "", &mut Vec::new(), &mut files)
         .map_err(|why| unreadable(span, format!("cannot list folder `{pattern}`: {why}")))?;
     files.sort_by(|a, b| a.1.cmp(&b.1));
-    let any = !files.is_empty();
-    files.retain(|(_, relative)| count.has(relative));
+    if let Some(lacked) = leave_out(&mut files, count) {
+        return Err(missing(format!("no file in folder `{pattern}` has {lacked}")));
+    }
     if count != Counted::All {
         refuse_twice(&files, pattern, span)?;
     }
     match files.is_empty() {
-        true if any => Err(missing(format!("no file in folder `{pattern}` has {}", in_words(count)))),
         true => Err(missing(format!("folder `{pattern}` has no files"))),
         false => Ok(FoundFiles { files, named: Named::Below }),
     }
 }
 
-/// What files that count have.
-fn in_words(count: Counted) -> String {
-    match count {
-        Counted::All => "a name".to_owned(),
-        Counted::WithExtension(known) => format!("one of the extensions {}", known.join(", ")),
-    }
+/// Leaves out the files that do not count; says what they all lack where none is left.
+fn leave_out(files: &mut Vec<(PathBuf, String)>, count: Counted) -> Option<String> {
+    let Counted::WithExtension(known) = count else { return None };
+    let any = !files.is_empty();
+    files.retain(|(_, relative)| count.has(relative));
+    (any && files.is_empty()).then(|| format!("one of the extensions {}", known.join(", ")))
 }
 
 /// What a path that is not there may have been meant for.
@@ -382,10 +384,10 @@ fn walk(
 /// Whether a folder says that what is in it is made by a program and can be made again (bford.info/cachedir), as the
 /// home of pipelines does: it is no part of a folder around it.
 fn is_cache(folder: &Path) -> bool {
-    const SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
-    let mut first = [0; SIGNATURE.len()];
+    let mut first = [0; CACHEDIR_SIGNATURE.len()];
     let tag = fs::File::open(folder.join("CACHEDIR.TAG"));
-    tag.is_ok_and(|mut tag| io::Read::read_exact(&mut tag, &mut first).is_ok()) && first == *SIGNATURE
+    tag.is_ok_and(|mut tag| io::Read::read_exact(&mut tag, &mut first).is_ok())
+        && first == *CACHEDIR_SIGNATURE.as_bytes()
 }
 
 /// Refuses a link that leads back to a folder around it: what is below it has no end.
@@ -494,7 +496,7 @@ mod tests {
             fs::write(base.join(file), file).unwrap();
         }
         assert_eq!(names(base, "."), ["a", "home/store/b"]);
-        fs::write(base.join("home/CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n").unwrap();
+        fs::write(base.join("home/CACHEDIR.TAG"), CACHEDIR_SIGNATURE).unwrap();
         assert_eq!((names(base, "."), names(base, "**/*")), (vec!["a".to_owned()], vec!["a".to_owned()]));
         assert_eq!(names(base, "home").len(), 2);
     }

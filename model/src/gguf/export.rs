@@ -31,8 +31,8 @@ pub struct ExportOptions {
     pub pre_tokenizer: Option<String>,
 }
 
-/// The greatest number of f16; what rounds to more is infinite.
-const GREATEST_F16: f32 = 65_504.0;
+/// From here on a number is infinite in f16: halfway between its greatest, 65504, and the next that there would be.
+const INFINITE_IN_F16: f32 = 65_520.0;
 
 /// A tensor that a file will hold.
 #[derive(Clone, Debug, PartialEq)]
@@ -210,7 +210,7 @@ impl Export {
             let mut values = vec![0.0; bytes.len() / stored.bytes(row) * row];
             self.rows(tensor, first, row, &mut values)?;
             if stored == TensorType::F16
-                && let Some(value) = values.iter().find(|value| value.abs() > GREATEST_F16)
+                && let Some(value) = values.iter().find(|value| value.abs() >= INFINITE_IN_F16)
             {
                 let name = tensor.name.clone();
                 return Err(GgufError::TooGreat { name, value: *value });

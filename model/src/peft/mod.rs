@@ -15,8 +15,9 @@ pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
 pub use fresh::{BaseTensors, FreshError};
 pub use modules::Modules;
 pub use weights::{
-    Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
-    parse_adapter_tensor_name, parse_saved_tensor_name, parse_token_rows_name, saved_tensor_name, token_rows_name,
+    Adapter, AdapterError, AdapterModule, AdapterPart, PREFIX, SavedTensor, adapter_tensor_name,
+    is_adapter_tensor_name, parse_adapter_tensor_name, parse_saved_tensor_name, parse_token_rows_name,
+    saved_tensor_name, token_rows_name,
 };
 
 /// The settings of an adapter, in its folder.

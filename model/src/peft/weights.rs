@@ -10,7 +10,7 @@ use crate::checkpoint::{
 };
 
 /// What PEFT puts before every name.
-const PREFIX: &str = "base_model.model.";
+pub const PREFIX: &str = "base_model.model.";
 
 /// What PEFT calls trained rows, which are no differences in spite of their name.
 const TOKEN_ROWS: &str = ".token_adapter.trainable_tokens_delta";

@@ -12,12 +12,11 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Json, Reference};
 use model::checkpoint::Checkpoint;
-use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
+use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, PREFIX, WEIGHTS_FILE};
 
 use crate::compute::checkpoint::WEIGHTS;
 
-/// What PEFT puts before the names of tensors, and into the name of a tensor of the base.
-const PREFIX: &str = "base_model.model.";
+/// What PEFT puts into the name of a tensor of the base.
 const COPY: &str = ".base_layer.";
 
 /// The embedding, which is the head of a tied model.
@@ -57,7 +56,7 @@ fn check_copies(adapter: &Path, model: &Path) -> Result<(), StageError> {
     }
     let base = Checkpoint::open(model).or_fail(Cause::BadData, unreadable)?;
     for copy in copies {
-        let name = copy.trim_start_matches(PREFIX).replacen(COPY, ".", 1);
+        let name = copy.strip_prefix(PREFIX).unwrap_or(&copy).replacen(COPY, ".", 1);
         // A tied head has no tensor of its own.
         let name = if base.info(&name).is_ok() { name } else { EMBEDDING.to_owned() };
         let [ours, theirs] = [(&base, &name), (&own, &copy)].map(|(file, name)| file.tensor_f32(name));

@@ -1,6 +1,7 @@
 //! What form a file has, known by its name: `rows.jsonl`, `rows.csv.gz`.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// The form of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +60,10 @@ pub(super) const EXTENSIONS: &[(&str, Format)] = &[
 ];
 
 /// The last extensions of files that rows may be read from.
-pub(super) const COUNTED: &[&str] =
-    &["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "txt", "gz", "zst", "zstd"];
+pub(super) static COUNTED: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let compressed = COMPRESSED.iter().map(|(extension, _)| *extension);
+    EXTENSIONS.iter().map(|(extension, _)| *extension).chain(compressed).collect()
+});
 
 const COMPRESSED: &[(&str, Compression)] =
     &[("gz", Compression::Gzip), ("zst", Compression::Zstd), ("zstd", Compression::Zstd)];

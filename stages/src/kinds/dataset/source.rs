@@ -119,7 +119,7 @@ impl Source {
             role: source.role.clone(),
             pattern: source.pattern.clone(),
             span: source.span,
-            count: Counted::WithExtension(COUNTED),
+            count: Counted::WithExtension(&COUNTED),
         };
         sources.iter().map(files).collect()
     }
