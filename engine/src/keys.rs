@@ -280,11 +280,17 @@ fn leave_out(files: &mut Vec<(PathBuf, String)>, count: Counted) -> Option<Strin
     (any && files.is_empty()).then(|| format!("one of the extensions {}", known.join(", ")))
 }
 
+/// The path that a shell makes of one that begins with `~/`.
+pub(crate) fn without_tilde(path: &str) -> Option<String> {
+    let rest = path.strip_prefix("~/")?;
+    let home = std::env::var("HOME").unwrap_or_else(|_| "/home/you".to_owned());
+    Some(format!("{}/{rest}", home.trim_end_matches('/')))
+}
+
 /// What a path that is not there may have been meant for.
 fn hint(pattern: &str) -> Option<String> {
-    if let Some(rest) = pattern.strip_prefix("~/") {
-        let home = std::env::var("HOME").unwrap_or_else(|_| "/home/you".to_owned());
-        return Some(format!("`~` is not expanded: write `{}/{rest}`", home.trim_end_matches('/')));
+    if let Some(whole) = without_tilde(pattern) {
+        return Some(format!("`~` is not expanded: write `{whole}`"));
     }
     let (owner, name) = pattern.split_once('/')?;
     let is_name = |part: &str| {

@@ -3,12 +3,10 @@
 //! Tools look from the folder that they are started in, a pipeline file from its own.
 
 use std::env;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-/// Endings of files of rows.
-const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "txt", "parquet", "arrow", "gz", "zst"];
+use stages::kinds::dataset::read::Reading;
+use stages::kinds::dataset::{Form, SourceFile};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
@@ -40,8 +38,7 @@ impl Places {
 
     /// Whether a name is meant as a path, and not as one of a hub.
     pub(crate) fn is_path(&self, name: &str) -> bool {
-        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-        name.starts_with(['.', '/', '~']) || ROWS.contains(&ending) || self.find(name).is_some()
+        name.starts_with(['.', '/', '~']) || Form::of(Path::new(name)).is_some() || self.find(name).is_some()
     }
 
     /// A path as the pipeline file writes it.
@@ -56,23 +53,20 @@ impl Places {
         }
     }
 
-    /// The columns of a file of rows on this machine, by its first row; `None` where they cannot be seen.
-    pub(crate) fn columns(&self, name: &str) -> Option<Vec<String>> {
-        let path = self.find(name)?;
-        let file = BufReader::new(File::open(&path).ok()?);
-        let row: serde_json::Value = match path.extension()?.to_str()? {
-            "jsonl" | "ndjson" => serde_json::from_str(&file.lines().next()?.ok()?).ok()?,
-            "json" => {
-                // An array of rows, or a row on each line.
-                let mut rows = serde_json::Deserializer::from_reader(file).into_iter::<serde_json::Value>();
-                match rows.next()?.ok()? {
-                    serde_json::Value::Array(rows) => rows.into_iter().next()?,
-                    row => row,
-                }
-            }
-            "csv" => return Some(file.lines().next()?.ok()?.split(',').map(|name| name.trim().to_owned()).collect()),
-            _ => return None,
+    /// The files of rows on this machine that a name stands for: a file, those of a folder or of a glob.
+    pub(crate) fn files_of_rows(&self, name: &str) -> Vec<SourceFile> {
+        let pattern = match self.find(name) {
+            Some(path) if path.is_dir() => format!("{}/**/*", glob::Pattern::escape(&path.to_string_lossy())),
+            Some(path) => glob::Pattern::escape(&path.to_string_lossy()),
+            None => self.here.join(name).to_string_lossy().into_owned(),
         };
-        Some(row.as_object()?.keys().cloned().collect())
+        let found = glob::glob(&pattern).into_iter().flatten().flatten().filter(|path| path.is_file());
+        found.filter_map(|path| SourceFile::new(path, name.to_owned())).collect()
+    }
+
+    /// The columns of rows on this machine, by the first of them; `None` where they cannot be seen.
+    pub(crate) fn columns(&self, name: &str) -> Option<Vec<String>> {
+        let columns = self.files_of_rows(name).first()?.columns(&Reading::default()).ok()?;
+        Some(columns).filter(|columns| !columns.is_empty())
     }
 }

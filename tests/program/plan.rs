@@ -72,6 +72,13 @@ fn figures_of_results_take_the_place_of_expected_ones() {
     let measured = adapter["last_run"]["peak_memory_bytes"].as_f64().unwrap();
     // The system counts the pages of the program, too, which are most of so small a process.
     assert!((0.2..2.0).contains(&(estimate / measured)), "{estimate} estimated, {measured} measured");
+    // Rows that are not there take no memory.
+    let peak = |rows: &'static str| {
+        let plan = project.run(&["plan", "preflight.yaml", small[0], rows, "--format", "json"]).ends_with(0).json();
+        let stages = plan["stages"].as_array().unwrap();
+        stages.iter().find(|stage| stage["stage"] == "adapter").unwrap()["preflight"]["peak_memory_bytes"].clone()
+    };
+    assert_eq!(peak("adapter.micro_batch_size=40"), peak("adapter.micro_batch_size=4000"));
 }
 
 /// A mistake that only the facts of a finished stage show is found by `plan`, before anything else runs.

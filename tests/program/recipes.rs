@@ -4,6 +4,8 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use test_harness::test;
 
@@ -177,6 +179,29 @@ fn what_init_writes_runs_whatever_the_rows_are() {
     init(&project, "rows.jsonl", &["--purpose", "full"]).ends_with(0);
     init(&project, "rows.jsonl", &["--purpose", "scaling"]).ends_with(2).warns("--purpose");
     init(&project, "nothing.jsonl", &[]).ends_with(2).warns("there is no file `nothing.jsonl`");
+}
+
+/// Compressed files, quoted headers, several files: `init` reads them with the readers of `dataset`.
+#[test]
+fn init_reads_what_dataset_reads() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let table = "\"question\",\"answer\"\n".to_owned() + &"\"Who, Pip?\",\"Pip.\"\n".repeat(100);
+    let mut compressed = GzEncoder::new(File::create(project.path("faq.csv.gz")).unwrap(), Compression::fast());
+    compressed.write_all(table.as_bytes()).unwrap();
+    compressed.finish().unwrap();
+    fs::create_dir(project.path("parts")).unwrap();
+    let pair = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
+    project.write("parts/1.jsonl", &pair.repeat(30));
+    project.write("parts/2.jsonl", &pair.repeat(40));
+    for (data, recipe, rows) in
+        [("faq.csv.gz", "lora", 100), ("parts", "dpo", 70), ("parts/*.jsonl", "dpo", 70), ("parts/2.jsonl", "dpo", 40)]
+    {
+        init(&project, data, &[]).ends_with(0);
+        let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+        assert!(text.contains(&format!("`{recipe}`")) && text.contains(&format!("{rows} rows")), "{text}");
+        project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) struct Document {
     pub name: Option<Text>,
     /// How many there are of each slot.
     pub slots: Mapping<u32>,
+    /// Where each of them is named.
+    pub slot_spans: Vec<(String, Span)>,
     pub executor: ExecutorSettings,
     pub stages: Vec<StageEntry>,
     pub gates: Vec<GateEntry>,
@@ -132,6 +134,7 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     let mut document = Document {
         name: None,
         slots: Mapping::new(),
+        slot_spans: slot_spans(root),
         executor: ExecutorSettings::default(),
         stages: Vec::new(),
         gates: Vec::new(),
@@ -224,7 +227,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     let resources = fields.required::<Option<ResourceKeys>>("resources", &Limits::NONE).flatten();
     stage.resources = resources.map(Resources::from).unwrap_or_default();
     stage.resource_spans = ResourceSpans::of(node);
-    stage.slot_spans = slot_spans(node);
+    stage.slot_spans = node.get("resources").map(slot_spans).unwrap_or_default();
     stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
@@ -241,9 +244,9 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage
 }
 
-fn slot_spans(stage: &Node) -> Vec<(String, Span)> {
-    let slots = stage.get("resources").and_then(|resources| resources.get("slots"));
-    match slots.map(|slots| &slots.value) {
+/// Where the names stand under `slots:`.
+fn slot_spans(above: &Node) -> Vec<(String, Span)> {
+    match above.get("slots").map(|slots| &slots.value) {
         Some(Value::Map(entries)) => entries.iter().map(|entry| (entry.key.clone(), entry.key_span)).collect(),
         _ => Vec::new(),
     }

@@ -12,6 +12,7 @@ use crate::file::interpolate::with_axes;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Value;
+use crate::keys::without_tilde;
 use crate::parameter::{Json, Reference};
 use crate::suggest;
 
@@ -182,6 +183,14 @@ fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBu
     if text.len() > LONGEST_PATH {
         let message = format!("a path of {} bytes is longer than any file system accepts", text.len());
         problems.push(Problem::error("bad-value", path.span, message, format!("at most {LONGEST_PATH} bytes")));
+        return None;
+    }
+    if let Some(whole) = without_tilde(text) {
+        let message = format!("`{text}`: `~` is not expanded");
+        problems.push(
+            Problem::error("bad-value", path.span, message, "a folder of the name `~`")
+                .with_help(format!("write `{whole}`, or `./{text}` for that folder")),
+        );
         return None;
     }
     let mut folder = PathBuf::new();

@@ -1,13 +1,13 @@
 //! `resources:` of a stage: what it asks of the machine.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use devices::DeviceKind;
 use serde_json::json;
 
 use super::entry::Document;
 use super::{DeviceCount, Resources};
-use crate::file::problem::Problem;
+use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
 use crate::parameter::{ByteSize, Json, KeyWriter, Mapping, Parameter, Parameters, Reader, choice_schema, read_choice};
@@ -144,5 +144,21 @@ pub(super) fn check_slots(document: &Document, problems: &mut Vec<Problem>) {
                 Some(_) => {}
             }
         }
+    }
+    if problems.iter().all(|problem| problem.severity == Severity::Warning) {
+        warn_of_unused_slots(document, problems);
+    }
+}
+
+/// Says which declared slots no stage takes: a wrong name on the command line would limit nothing.
+fn warn_of_unused_slots(document: &Document, problems: &mut Vec<Problem>) {
+    let taken: BTreeSet<&str> =
+        document.stages.iter().flat_map(|stage| stage.resources.slots.keys()).map(String::as_str).collect();
+    let taken: Vec<&str> = taken.into_iter().collect();
+    for (name, span) in document.slot_spans.iter().filter(|(name, _)| !taken.contains(&name.as_str())) {
+        let warning =
+            Problem::warning("unused-slot", *span, format!("no stage takes a slot of `{name}`"), "limits nothing");
+        problems
+            .push(warning.with_help_if(suggest::nearest(name, &taken).map(|near| format!("did you mean `{near}`?"))));
     }
 }

@@ -24,13 +24,13 @@ use crate::terminal::{self, Look};
 use crate::{Global, new_file, words};
 
 /// Rows of an optimizer step where there are enough of them.
-const ROWS_PER_STEP: usize = 16;
+const ROWS_PER_STEP: u64 = 16;
 
 /// `max_seq_len` of the recipes.
 const MAX_SEQ_LEN: u64 = 2048;
 
 /// Steps that an epoch should have at least.
-const STEPS_PER_EPOCH: usize = 20;
+const STEPS_PER_EPOCH: u64 = 20;
 
 /// Write a pipeline file for rows, a model and a machine of your own.
 ///
@@ -132,7 +132,7 @@ fn purposes() -> impl Iterator<Item = &'static Recipe> {
 
 /// Sets what follows from the number of rows and of devices.
 fn fit(draft: &mut Draft, rows: &Rows, machine: &Machine) {
-    let devices = machine.accelerators.len().max(1);
+    let devices = machine.accelerators.len().max(1) as u64;
     if devices > 1 {
         draft.request("train", "{ count: all }");
     }

@@ -1,9 +1,11 @@
 //! What the user's data is: the form of its rows, and how many there are.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 
 use serde_json::json;
+use stages::data::artifact::Shape as RowShape;
+use stages::kinds::dataset;
+use stages::kinds::dataset::read::{Reading, Wanted};
 
 use crate::import::parameters::Parameters;
 use crate::import::places::Places;
@@ -11,7 +13,7 @@ use crate::import::rows::{self, Shape};
 use crate::import::write;
 
 /// Rows are counted up to here.
-const MOST_COUNTED: usize = 100_000;
+const MOST_COUNTED: u64 = 100_000;
 
 /// What rows hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,12 +34,12 @@ pub(super) struct Rows {
     pub(super) form: Form,
     /// What `dataset` needs to be told to read them so.
     pub(super) parameters: Option<String>,
-    /// Lines of a file that has a row in each; `MOST_COUNTED` stands for that and more.
-    pub(super) count: Option<usize>,
+    /// How many there are in files on this machine; `MOST_COUNTED` stands for that and more.
+    pub(super) count: Option<u64>,
 }
 
 impl Rows {
-    /// Looks at the first row of a file, and counts.
+    /// Looks at the first rows of the files, and counts.
     pub(super) fn of(data: &str, places: &Places) -> Self {
         let columns = places.columns(data).unwrap_or_default();
         let (form, parameters) = read(&columns);
@@ -62,15 +64,10 @@ impl Rows {
 }
 
 fn read(columns: &[String]) -> (Form, Option<String>) {
-    let has = |name: &str| columns.iter().any(|column| column == name);
-    // The forms that `dataset` knows: docs/preferences.md.
-    let has_turns = has("messages") || has("conversations");
-    if (has("label") && (has("completion") || has("response"))) || (has_turns && has("kto_tag")) {
-        return (Form::Judged, None);
-    }
-    let replaces = has_turns && (has("rejected_response") || has("rejected_messages"));
-    if replaces || (has("chosen_conversations") && has("rejected_conversations")) {
-        return (Form::Pairs, None);
+    match dataset::preferences(columns) {
+        Some(RowShape::Judged) => return (Form::Judged, None),
+        Some(_) => return (Form::Pairs, None),
+        None => {}
     }
     match Shape::of(columns) {
         None => (Form::Unknown, None),
@@ -100,15 +97,15 @@ fn turns(user: &str, assistant: &str) -> String {
     format!("map: {map}, column_map: {{ messages: messages }}")
 }
 
-fn count(data: &str, places: &Places) -> Option<usize> {
-    let path = places.find(data)?;
-    let header = match path.extension()?.to_str()? {
-        "jsonl" | "ndjson" => 0,
-        "csv" | "tsv" => 1,
-        _ => return None,
-    };
-    let lines = BufReader::new(File::open(&path).ok()?).split(b'\n').take(MOST_COUNTED + header);
-    Some(lines.map_while(Result::ok).filter(|line| !line.trim_ascii().is_empty()).count().saturating_sub(header))
+fn count(data: &str, places: &Places) -> Option<u64> {
+    let files = places.files_of_rows(data);
+    let mut counted = None;
+    for file in &files {
+        let left = MOST_COUNTED - counted.unwrap_or(0);
+        let nothing = &mut |_| Ok(ControlFlow::Continue(()));
+        *counted.get_or_insert(0) += file.read(left..left, &Wanted::All, &Reading::default(), nothing).ok()?;
+    }
+    counted
 }
 
 #[cfg(test)]

@@ -24,6 +24,10 @@ fn slots_are_declared_and_enough() {
     // What `--slots license=3` and `--slots licence=1` become.
     let raised = plan_over(&more, &["slots.license=3", "slots.licence=1"]);
     assert_eq!((raised.slots["license"], raised.slots["licence"]), (3, 1));
+    let mistyped = plan_over(SLOTS, &["slots.licence=3"]);
+    let unused = mistyped.warnings.iter().find(|warning| warning.code == "unused-slot").expect("a warning");
+    assert_eq!(unused.message, "no stage takes a slot of `licence`");
+    assert_eq!(unused.help.as_deref(), Some("did you mean `license`?"));
     assert_eq!(
         wrong(&SLOTS.replace("license: 2 } }", "license: 0 } }"))[0],
         "out-of-range 4:81 `resources.slots.license` must be at least 1"

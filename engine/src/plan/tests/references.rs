@@ -98,6 +98,7 @@ fn publish_names_outputs_and_folders_of_their_own() {
         ["unknown-output 6:12 stage `base` has no output `modle` (did you mean `model`?)"]
     );
     assert_eq!(with("rows: .."), ["bad-value 6:18 `..` cannot be published to: the folder is replaced as a whole"]);
+    assert!(with("rows: ~/out")[0].starts_with("bad-value 6:18 `~/out`: `~` is not expanded (write `/"));
     assert_eq!(with("rows: 3"), ["wrong-type 6:18 expected a string, found an integer (put it in quotes)"]);
 }
 

@@ -68,6 +68,7 @@ pub use parameters::{
 };
 #[cfg(test)]
 pub(crate) use preference::judged;
+pub use preference::preferences;
 use read::Reading;
 use recipe::Recipe;
 pub use source::{LocalSource, Source};

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::conversation::{check_order, conversation, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
-use crate::data::artifact::{Judged, Message, RowsFacts, Said, TOOLS};
+use crate::data::artifact::{Judged, Message, RowsFacts, Said, Shape, TOOLS};
 
 /// Keys of `column_map`.
 pub(super) const PROMPT: &str = "prompt";
@@ -49,6 +49,11 @@ enum ResponsesFrom {
 /// The columns with turns.
 const TURNS: [&str; 2] = ["messages", "conversations"];
 
+/// What rows with these columns are, where they hold preferences and no `column_map` says otherwise.
+pub fn preferences(columns: &[String]) -> Option<Shape> {
+    Layout::of(columns, &|_| None).map(|layout| layout.shape())
+}
+
 impl Layout {
     /// The layout of data with these columns, `mapped` being what `column_map` says; `None` where they hold no
     /// preferences.
@@ -87,12 +92,17 @@ impl Layout {
         Some(Self { prompt: PromptFrom::Implicit, responses })
     }
 
+    /// What a row of it is.
+    pub(super) fn shape(&self) -> Shape {
+        match self.responses {
+            ResponsesFrom::Judged { .. } => Shape::Judged,
+            ResponsesFrom::Pair { .. } | ResponsesFrom::LastTurn { .. } => Shape::Pairs,
+        }
+    }
+
     /// Facts of its rows.
     pub(super) fn facts(&self) -> RowsFacts {
-        match self.responses {
-            ResponsesFrom::Judged { .. } => RowsFacts::judged(),
-            ResponsesFrom::Pair { .. } | ResponsesFrom::LastTurn { .. } => RowsFacts::pairs(),
-        }
+        if self.shape() == Shape::Judged { RowsFacts::judged() } else { RowsFacts::pairs() }
     }
 
     /// The columns that it reads, each with what it is in a row.

@@ -224,7 +224,8 @@ pub(super) fn peak_memory(params: &Train, inputs: &InputFacts, workers: usize) -
             Method::Lora => params.lora.value.kept_columns(&Modules::from(config)).unwrap_or(0),
             Method::Full => 0,
         },
-        tokens: params.micro_batch_size.div_ceil(workers) as u64 * longest,
+        // Of little data a micro-batch is all there is, and no more.
+        tokens: (params.micro_batch_size.div_ceil(workers) as u64 * longest).min(count("tokens").unwrap_or(u64::MAX)),
         lengths: lengths(longest, count("tokens"), count("rows")),
         recompute: params.recompute(),
     };

@@ -58,6 +58,13 @@ pub struct Reading {
     pub field: Option<String>,
 }
 
+impl Default for Reading {
+    /// As `dataset` reads where nothing else is said.
+    fn default() -> Self {
+        Self { sample_by: SampleBy::Line, field: None }
+    }
+}
+
 /// Which columns of a table are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
