@@ -42,7 +42,7 @@ const HELP: &str = "\
 /// Chat with a model, with its own chat template and streamed responses.
 ///
 /// The model is the output of a stage, which runs first if it has no result, or a folder (`--model`). In a pipe each
-/// line is a prompt, and only responses are printed on standard output. `/help` lists the commands.
+/// line is a prompt, and only responses are printed on standard output. On a terminal `/help` lists the commands.
 #[derive(Args)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
@@ -50,6 +50,9 @@ pub(crate) struct ChatArgs {
     /// Use this prompt and end; given several times, one prompt after the other in one conversation.
     #[arg(long = "prompt", value_name = "TEXT", help_heading = ANSWERS)]
     prompts: Vec<String>,
+    /// In a pipe, too, take a line that begins with `/` for a command; without this every line is a prompt.
+    #[arg(long)]
+    commands: bool,
     /// The system message.
     #[arg(long, value_name = "TEXT", help_heading = ANSWERS)]
     system: Option<String>,
@@ -119,6 +122,8 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<(), Failure> {
         chat.interrupted.store(false, Ordering::Relaxed);
         let done = match line.trim() {
             "" => Ok(()),
+            // What comes through a pipe may be anybody's: it asks, and does nothing else.
+            question if !is_watched && !args.commands => chat.ask(question),
             "/quit" | "/exit" => return Ok(()),
             command if command.starts_with('/') => chat.command(command),
             question => chat.ask(question),
@@ -217,8 +222,11 @@ impl Chat<'_> {
 
     fn save(&self, file: &Path) -> Result<(), Failure> {
         let row = json!({ "messages": self.messages() });
-        std::fs::write(file, format!("{row}\n"))
-            .map_err(|error| Failure::machine(error).or_help(format!("the conversation goes to {}", words::path(file))))
+        crate::new_file::create(file, &format!("{row}\n")).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Failure::wrong(format!("`{}` exists already", words::path(file)))
+                .with_help("name another file: `/save` replaces none"),
+            _ => Failure::machine(error).or_help(format!("the conversation goes to {}", words::path(file))),
+        })
     }
 
     /// Asks a question and prints its answer as it grows. A question that cannot be asked is forgotten.

@@ -261,7 +261,7 @@ fn secrets_in(documents: &[Value]) -> Vec<String> {
     found
 }
 
-/// Kubernetes replaces `$(NAME)` in arguments and variables.
+/// Kubernetes replaces `$(NAME)` in arguments and variables, and `$$` by `$`.
 fn escaped(text: &str) -> String {
-    text.replace("$(", "$$(")
+    if text.contains("$(") || text.contains("$$") { text.replace('$', "$$") } else { text.to_owned() }
 }

@@ -11,6 +11,8 @@ use engine::file::source::{SourceId, Sources, Span};
 use engine::file::tree::{Entry, Node, Value};
 
 use super::command_line::{self, Command, Word};
+use super::launcher::{self, Launched, Launcher};
+use super::reading::Lists;
 use super::torchtune;
 
 /// A configuration, with what only its command says.
@@ -32,6 +34,10 @@ pub(super) struct Configuration {
     pub(super) uses_model_scope: bool,
     /// Commands behind the training's, such as a merge.
     pub(super) merges: bool,
+    /// What is said of the launcher's options.
+    pub(super) of_launcher: Lists,
+    /// The precision that the launcher gives a trainer without one.
+    pub(super) mixed_precision: Option<Word>,
 }
 
 impl Configuration {
@@ -47,7 +53,16 @@ impl Configuration {
             device: None,
             uses_model_scope: false,
             merges: false,
+            of_launcher: Lists::default(),
+            mixed_precision: None,
         }
+    }
+
+    /// Takes over what the launcher's options say.
+    fn launch(&mut self, launcher: Launcher, sources: &mut Sources, problems: &mut Vec<Problem>) {
+        let Launched { devices, machines, mixed_precision, lists } = launcher.launched(sources, problems);
+        (self.devices, self.nodes) = (devices, machines);
+        (self.mixed_precision, self.of_launcher) = (mixed_precision, lists);
     }
 }
 
@@ -67,8 +82,14 @@ pub(super) fn of_file(
     let root = parse(source, text, problems)?;
     let tool = from.or_else(|| Tool::recognize(&root).map(|(tool, _)| tool));
     Ok(tool.map(|tool| {
-        let root = if tool == Tool::Torchtune { interpolated(&root) } else { root };
-        Configuration { file: Some(path.to_owned()), ..Configuration::new(tool, root) }
+        let mut root = if tool == Tool::Torchtune { interpolated(&root) } else { root };
+        let mut launcher = Launcher::default();
+        if let (Tool::Trl, Value::Map(entries)) = (tool, &mut root.value) {
+            launcher.take_from(entries);
+        }
+        let mut found = Configuration { file: Some(path.to_owned()), ..Configuration::new(tool, root) };
+        found.launch(launcher, sources, problems);
+        found
     }))
 }
 
@@ -145,10 +166,9 @@ impl<'a> Call<'a> {
     fn configuration(&self, sources: &mut Sources, problems: &mut Vec<Problem>) -> Option<Configuration> {
         let mut found = Configuration::new(self.tool, Node { span: self.verb.span, value: Value::Map(Vec::new()) });
         found.verb = Some((self.verb.text.clone(), self.verb.span));
-        found.devices = processes(self.launcher).unwrap_or(1);
-        self.variables(&mut found, problems);
+        let mut launcher = Launcher::of_words(self.launcher);
         match self.tool {
-            Tool::Torchtune => self.tune(&mut found, sources, problems)?,
+            Tool::Torchtune => self.tune(&mut found, &mut launcher, sources, problems)?,
             Tool::MsSwift | Tool::Trl | Tool::Axolotl | Tool::LlamaFactory => {
                 let mut entries = Vec::new();
                 let mut flags = self.arguments;
@@ -159,7 +179,7 @@ impl<'a> Call<'a> {
                     flags = rest;
                 }
                 for entry in self.flags(flags, problems) {
-                    if matches!(entry.key.as_str(), "config" | "config_file") && self.tool == Tool::Trl {
+                    if entry.key == "config" && self.tool == Tool::Trl {
                         let Value::String(path) = &entry.value.value else { continue };
                         let word = Word { text: path.clone(), span: entry.value.span };
                         let below = self.file(&word, &mut found, sources, problems)?;
@@ -169,15 +189,18 @@ impl<'a> Call<'a> {
                                 entries.push(entry);
                             }
                         });
-                    } else if self.tool == Tool::Trl && entry.key == "num_processes" {
-                        found.devices = whole(&entry.value).unwrap_or(found.devices);
                     } else {
                         set(&mut entries, entry);
                     }
                 }
+                if self.tool == Tool::Trl {
+                    launcher.take_from(&mut entries);
+                }
                 found.root.value = Value::Map(entries);
             }
         }
+        found.launch(launcher, sources, problems);
+        self.variables(&mut found, problems);
         Some(found)
     }
 
@@ -257,23 +280,27 @@ impl<'a> Call<'a> {
     }
 
     /// `tune run [LAUNCHER] RECIPE --config CONFIG [KEY=VALUE | ~KEY]…`.
-    fn tune(&self, found: &mut Configuration, sources: &mut Sources, problems: &mut Vec<Problem>) -> Option<()> {
+    fn tune(
+        &self,
+        found: &mut Configuration,
+        launcher: &mut Launcher,
+        sources: &mut Sources,
+        problems: &mut Vec<Problem>,
+    ) -> Option<()> {
         let mut words = self.arguments.iter().peekable();
         let mut config = None;
         let mut overrides = Vec::new();
         while let Some(word) = words.next() {
-            let flag = word.text.strip_prefix("--").map(|flag| flag.replace('-', "_"));
-            match flag
-                .as_deref()
-                .map(|flag| flag.split_once('=').map_or((flag, None), |(key, value)| (key, Some(value))))
-            {
-                Some(("config", value)) => {
-                    let value = value.map(|text| Word { text: text.to_owned(), span: word.span });
-                    config = value.or_else(|| words.next().cloned());
-                }
-                Some(("nproc_per_node", value)) => {
-                    let value = value.map(str::to_owned).or_else(|| words.next().map(|word| word.text.clone()));
-                    found.devices = value.and_then(|value| value.parse().ok()).unwrap_or(1);
+            let flag = word.text.strip_prefix("--").map(|flag| {
+                let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+                (name.replace('-', "_"), value.map(|text| Word { text: text.to_owned(), span: word.span }))
+            });
+            match flag.as_ref().map(|(name, value)| (name.as_str(), value)) {
+                Some(("config", value)) => config = value.clone().or_else(|| words.next().cloned()),
+                Some((name @ ("nproc_per_node" | "nnodes"), value)) => {
+                    if let Some(value) = value.clone().or_else(|| words.next().cloned()) {
+                        launcher.set(name, value);
+                    }
                 }
                 Some((_, Some(_))) => {}
                 Some((_, None)) => drop(words.next_if(|next| !next.text.contains('='))),
@@ -320,7 +347,14 @@ impl<'a> Call<'a> {
         let mut visible = None;
         for (name, word) in self.environment {
             match name.as_str() {
-                "NPROC_PER_NODE" => found.devices = word.text.parse().unwrap_or(found.devices),
+                "NPROC_PER_NODE" => match word.text.parse() {
+                    Ok(devices) => found.devices = devices,
+                    Err(_) => {
+                        let reason = "the number of processes is not known here: taken for one";
+                        let item = launcher::item("NPROC_PER_NODE", word, None, Some(reason.to_owned()));
+                        found.of_launcher.differing.push(item);
+                    }
+                },
                 "NNODES" => found.nodes = word.text.parse().unwrap_or(1),
                 "CUDA_VISIBLE_DEVICES" | "HIP_VISIBLE_DEVICES" | "ROCR_VISIBLE_DEVICES" => {
                     visible = Some(word.text.split(',').count() as i64);
@@ -330,11 +364,15 @@ impl<'a> Call<'a> {
                     found.device = Some("npu");
                 }
                 "USE_MODELSCOPE_HUB" => found.uses_model_scope = matches!(word.text.as_str(), "1" | "true"),
+                "USE_HF" if self.tool != Tool::MsSwift => {}
                 "USE_HF" => {
                     let entry = Entry {
                         key: "use_hf".to_owned(),
                         key_span: word.span,
-                        value: Node { span: word.span, value: Value::Bool(word.text != "0") },
+                        value: Node {
+                            span: word.span,
+                            value: Value::Bool(!matches!(word.text.as_str(), "0" | "false" | "False")),
+                        },
                     };
                     if let Value::Map(entries) = &mut found.root.value {
                         entries.push(entry);
@@ -356,26 +394,6 @@ impl<'a> Call<'a> {
         if let (Tool::LlamaFactory, Some(count), 1) = (self.tool, visible, found.devices) {
             found.devices = count;
         }
-    }
-}
-
-/// The processes that a launcher starts.
-fn processes(words: &[Word]) -> Option<i64> {
-    let names = ["num_processes", "nproc_per_node", "num-processes", "nproc-per-node"];
-    words.iter().enumerate().find_map(|(at, word)| {
-        let flag = word.text.strip_prefix("--")?;
-        match flag.split_once('=') {
-            Some((name, value)) if names.contains(&name) => value.parse().ok(),
-            None if names.contains(&flag) => words.get(at + 1)?.text.parse().ok(),
-            _ => None,
-        }
-    })
-}
-
-fn whole(node: &Node) -> Option<i64> {
-    match node.value {
-        Value::Integer(value) => Some(value),
-        _ => None,
     }
 }
 

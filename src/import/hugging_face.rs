@@ -77,6 +77,7 @@ pub(super) fn keys() -> Keys {
     Keys::default()
         .read("per_device_train_batch_size=8", "train.micro_batch_size")
         .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
+        .read("accelerator_config", "train.micro_batch_size")
         .read("num_train_epochs=3.0", "train.epochs")
         .read("max_steps=-1", "train.max_steps")
         .same("learning_rate=5e-5", "train.optimizer.learning_rate")
@@ -160,7 +161,6 @@ pub(super) fn keys() -> Keys {
                 "dataloader_multiprocessing_context",
                 "dataloader_in_order",
                 "remove_unused_columns",
-                "accelerator_config",
                 "fsdp_config",
                 "ddp_backend",
                 "ddp_timeout",
@@ -262,9 +262,41 @@ pub(super) fn training(reading: &mut Reading<'_>, job: &mut Job, names: &Names, 
     devices_of(reading, names, devices);
 }
 
+/// What `accelerator_config` says of batches; returns whether the devices share one.
+fn splits_batches(reading: &mut Reading<'_>, names: &Names) -> bool {
+    const KEY: &str = "accelerator_config";
+    let options: serde_json::Map<String, serde_json::Value> = match reading.value(KEY) {
+        Value::Map(entries) => entries.into_iter().map(|entry| (entry.key, entry.value.to_json())).collect(),
+        Value::String(text) => match serde_json::from_str(&text) {
+            Ok(options) => options,
+            Err(_) => {
+                reading.missing(KEY, "write what the file says in its place");
+                return false;
+            }
+        },
+        _ => return false,
+    };
+    let is_split = options.get("split_batches") == Some(&json!(true));
+    let steps = options.get("gradient_accumulation_kwargs").and_then(|options| options.get("num_steps"));
+    let is_open = reading.parameters.get("train.gradient_accumulation_steps").is_none()
+        && reading.whole(names.gradient_accumulation_steps).unwrap_or(1) == 1;
+    match steps.and_then(serde_json::Value::as_i64) {
+        Some(steps) if is_open => {
+            reading.put(KEY, "train.gradient_accumulation_steps", steps);
+            reading.nothing(names.gradient_accumulation_steps, "`num_steps` of `accelerator_config` comes first");
+        }
+        // It is an error there.
+        Some(_) => reading.missing(KEY, "`num_steps` next to a number of the trainer's own"),
+        None if is_split => reading.nothing(KEY, "devices share a micro-batch, as here (`split_batches`)"),
+        None => reading.nothing(KEY, SPEED),
+    }
+    is_split
+}
+
 fn batch(reading: &mut Reading<'_>, names: &Names, devices: i64) {
     let size = reading.whole(names.micro_batch_size).unwrap_or(1);
-    if devices > 1 {
+    let is_split = reading.has("accelerator_config") && splits_batches(reading, names);
+    if devices > 1 && !is_split {
         let reason = format!(
             "per device there, {size} × {devices} devices; here over all devices together, so that another number of \
              devices trains the same"

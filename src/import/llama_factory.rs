@@ -376,6 +376,9 @@ pub(super) fn read(
     let stage = stage(reading);
     let is_pretraining = stage == Stage::Pretraining;
     method(reading, &mut job, places);
+    if stage == Stage::Preferences {
+        preference::without_dropout(reading, &job);
+    }
     let info = Info::read(reading, places, sources);
     job.datasets = info.datasets(reading, "dataset", is_pretraining, hub, places);
     held_out(reading, &mut job, &info, is_pretraining, hub, places);
@@ -409,6 +412,7 @@ pub(super) fn read(
     job.add_tokens(reading, "add_tokens", "wider.added_tokens", "additional_target");
     job.add_tokens(reading, "add_special_tokens", "wider.added_special_tokens", "additional_target");
     job.output = reading.text("output_dir");
+    reading.consumed("output_dir", "publish");
     job
 }
 
@@ -564,6 +568,7 @@ impl Info {
             _ => &[],
         };
         let mut below = Reading::new(reading.tool.clone(), entry_keys(), entries);
+        let is_local = !below.is_given("hf_hub_url") && !below.is_given("ms_hub_url");
         match (below.text("file_name"), below.text("hf_hub_url"), below.text("ms_hub_url")) {
             (_, Some(name), _) if hub.is_empty() => below.put("hf_hub_url", "source", name),
             (_, _, Some(name)) => below.put("ms_hub_url", "source", format!("modelscope:{name}")),
@@ -574,6 +579,12 @@ impl Info {
             }
             (None, None, None) => below.require("file_name", node.span),
         }
+        for name in ["file_name", "hf_hub_url", "ms_hub_url"] {
+            if !below.is_reported(name) {
+                below.nothing(name, "another source of the same rows comes first");
+            }
+        }
+        rows::without_hub(&mut below, is_local, &["subset"]);
         columns(&mut below, &node, is_pretraining);
         if let Some(samples) = below.whole("num_samples") {
             below.put("num_samples", "limit", samples);

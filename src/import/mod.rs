@@ -1,9 +1,9 @@
 //! `pipeline import`: another tool's configuration or command as a pipeline file.
 //!
-//! A file each: [`configuration`] finds the configuration in what was given, [`reading`] reads it by a table of keys
-//! ([`key`]), one per tool ([`torchtune`], [`axolotl`], [`llama_factory`], [`ms_swift`], [`trl`], over what they share:
-//! [`hugging_face`], [`rows`], [`preference`], [`places`]), into a [`job`] with its [`parameters`], which
-//! [`mod@write`] writes with comments; [`report`] has the three lists.
+//! A file each: [`configuration`] finds the configuration in what was given, with what its [`launcher`] decides,
+//! [`reading`] reads it by a table of keys ([`key`]), one per tool ([`torchtune`], [`axolotl`], [`llama_factory`],
+//! [`ms_swift`], [`trl`], over what they share: [`hugging_face`], [`rows`], [`preference`], [`places`]), into a [`job`]
+//! with its [`parameters`], which [`mod@write`] writes with comments; [`report`] has the three lists.
 
 mod axolotl;
 mod command_line;
@@ -11,6 +11,7 @@ mod configuration;
 mod hugging_face;
 mod job;
 mod key;
+mod launcher;
 mod llama_factory;
 mod ms_swift;
 pub(crate) mod parameters;
@@ -34,6 +35,7 @@ use engine::file::source::{Sources, Span};
 use engine::file::tree::Value;
 use engine::plan::Rejected;
 
+use self::command_line::Word;
 use self::configuration::Configuration;
 use self::job::Job;
 use self::key::Keys;
@@ -243,7 +245,10 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
     }
     let devices = configuration.devices.max(1) * configuration.nodes.max(1);
     let mut job = match tool {
-        Tool::Torchtune => torchtune::read(&mut reading, root, devices, places),
+        Tool::Torchtune => {
+            let recipe = configuration.recipe.as_ref().map(|(recipe, _)| recipe.as_str());
+            torchtune::read(&mut reading, root, recipe, devices, places)
+        }
         Tool::Axolotl => axolotl::read(&mut reading, root, devices, places),
         Tool::LlamaFactory => {
             let hub = if configuration.uses_model_scope { "modelscope:" } else { "" };
@@ -258,7 +263,11 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
             trl::read(&mut reading, root, devices, verb, places)
         }
     };
+    if let Some(precision) = &configuration.mixed_precision {
+        mixed_precision(&mut reading, precision);
+    }
     reading.finish();
+    reading.lists.extend(&configuration.of_launcher);
     if configuration.nodes > 1 {
         reading.parameters.set("resources.nodes", configuration.nodes, Note::Given);
         reading.parameters.set("resources.count", configuration.devices, Note::Given);
@@ -284,6 +293,26 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
         job.head.push(format!("Without what is not carried over: {}.", keys.join(", ")));
     }
     Imported { tool: reading.tool, job, lists: reading.lists, problems: reading.problems }
+}
+
+/// The precision that a launcher gives a trainer without one.
+fn mixed_precision(reading: &mut Reading<'_>, precision: &Word) {
+    let item = |becomes: Option<&str>, reason: Option<&str>| {
+        launcher::item("mixed_precision", precision, becomes, reason.map(str::to_owned))
+    };
+    let is_open = reading.parameters.get("train.dtype").is_none_or(|dtype| dtype == "f32");
+    let dtype = match precision.text.as_str() {
+        "bf16" => "bf16",
+        "fp16" => "f16",
+        "no" => return reading.lists.same.push(item(None, Some("the trainer's own precision counts"))),
+        _ => return reading.lists.missing.push(item(None, Some("bf16 and f16 are computed in, and no smaller type"))),
+    };
+    if is_open {
+        reading.parameters.set("train.dtype", dtype, Note::Given);
+        reading.lists.same.push(item(Some("train.dtype"), None));
+    } else {
+        reading.lists.same.push(item(None, Some("the trainer's own `bf16` and `fp16` come first, there and here")));
+    }
 }
 
 /// Where the result is copied: not over what the job reads.

@@ -257,6 +257,9 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     reading.nothing("use_hf", "the hub is in the names");
     hugging_face::model(reading, ["model", "model_revision"], hub, places);
     method(reading, &mut job, places);
+    if reading.parameters.get("train.loss.name").is_some() {
+        preference::without_dropout(reading, &job);
+    }
     let shapes = rows(reading, &mut job, is_pretraining, hub, places);
     held_out(reading, &mut job, is_pretraining, hub, places);
     tokens(reading, &shapes, is_pretraining);
@@ -289,6 +292,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
         false => job.add_tokens(reading, "new_special_tokens", "wider.added_special_tokens", "modules_to_save"),
     }
     job.output = reading.text("output_dir");
+    reading.consumed("output_dir", "publish");
     job
 }
 
@@ -362,6 +366,11 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &st
     }
     if reading.flag("dataset_shuffle") && reading.flag("train_dataloader_shuffle") {
         reading.nothing("dataset_shuffle", "each epoch is shuffled");
+    } else if reading.flag("dataset_shuffle") {
+        reading.differs("dataset_shuffle", "the rows are shuffled once there; here they keep the order of their files");
+    }
+    if reading.is_given("columns") && !reading.is_reported("columns") {
+        reading.missing("columns", "rows of preferences have other columns: `column_map` of the stage `rows`");
     }
     shapes
 }

@@ -45,10 +45,14 @@ impl Parameters {
         self.0.iter().find(|parameter| parameter.path == path).map(|parameter| &parameter.value)
     }
 
-    /// Whether a parameter of this path is set, or one above or below it.
+    /// Whether a parameter of this path is set, or one above or below it; one above that is a mapping has to hold it.
     pub(super) fn touches(&self, path: &str) -> bool {
-        let is_below = |path: &str, above: &str| path.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'));
-        self.0.iter().any(|known| known.path == path || is_below(&known.path, path) || is_below(path, &known.path))
+        let below = |path: &str, above: &str| path.strip_prefix(above)?.strip_prefix('.').map(str::to_owned);
+        self.0.iter().any(|known| match (below(path, &known.path), &known.value) {
+            (Some(rest), Json::Object(map)) => map.contains_key(&rest),
+            (Some(_), _) => true,
+            (None, _) => known.path == path || below(&known.path, path).is_some(),
+        })
     }
 
     pub(super) fn remove(&mut self, path: &str) -> Option<Parameter> {

@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use super::job::{Job, Method};
 use super::parameters::{Note, Parameters};
 use super::reading::Reading;
 
@@ -137,6 +138,20 @@ fn number(reading: &mut Reading<'_>, name: Option<&'static str>, path: &str) {
         Some(value) if value.fract() == 0.0 => reading.put(name, path, value as i64),
         Some(value) => reading.put(name, path, value),
         None => {}
+    }
+}
+
+/// Leaves out the adapter's dropout: the trainers of preferences disable every dropout of a model (`disable_dropout`).
+pub(super) fn without_dropout(reading: &mut Reading<'_>, job: &Job) {
+    const PATH: &str = "train.lora.dropout";
+    let is_some = reading.number("lora_dropout").is_some_and(|share| share > 0.0);
+    match reading.is_given("lora_dropout") {
+        _ if job.method == Method::Full || !is_some => {}
+        true => {
+            let reason = "a training by preferences disables every dropout there (`disable_dropout`)";
+            reading.put_differing("lora_dropout", PATH, 0, reason);
+        }
+        false => reading.put("lora_dropout", PATH, 0),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reads a tool's configuration by its table of keys, into parameters and the three lists of what was carried over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use engine::file::problem::Problem;
 use engine::file::scalar;
@@ -33,6 +33,15 @@ pub(super) struct Lists {
     pub(super) missing: Vec<Item>,
 }
 
+impl Lists {
+    /// Adds those of others.
+    pub(super) fn extend(&mut self, others: &Self) {
+        self.same.extend_from_slice(&others.same);
+        self.differing.extend_from_slice(&others.differing);
+        self.missing.extend_from_slice(&others.missing);
+    }
+}
+
 /// A configuration that is being read.
 pub(super) struct Reading<'a> {
     /// The tool's name and version, as comments have it.
@@ -40,6 +49,8 @@ pub(super) struct Reading<'a> {
     keys: Keys,
     given: Vec<&'a Entry>,
     reported: BTreeSet<&'static str>,
+    /// What became of keys that no parameter of their own was put for.
+    consumed: BTreeMap<&'static str, String>,
     /// Prefixes of paths that have no meaning in this job, and why.
     without: Vec<(&'static str, &'static str)>,
     pub(super) parameters: Parameters,
@@ -65,8 +76,8 @@ impl<'a> Reading<'a> {
                 .map(|name| format!("did you mean `{name}`?"));
             problems.push(unknown_key(&entry.key, entry.key_span, &tool).with_help_if(help));
         }
-        let (parameters, lists) = Default::default();
-        Self { tool, keys, given, reported: BTreeSet::new(), without: Vec::new(), parameters, lists, problems }
+        let (parameters, lists, reported, consumed) = Default::default();
+        Self { tool, keys, given, reported, consumed, without: Vec::new(), parameters, lists, problems }
     }
 
     /// Another configuration of the same job, such as a mapping below this one.
@@ -109,7 +120,7 @@ impl<'a> Reading<'a> {
 
     /// Whether it is known what becomes of a key.
     pub(super) fn is_reported(&self, name: &str) -> bool {
-        self.reported.contains(name)
+        self.reported.contains(name) || self.consumed.contains_key(name)
     }
 
     /// Whether the tool has a key at all.
@@ -125,6 +136,11 @@ impl<'a> Reading<'a> {
 
     pub(super) fn is_given(&self, name: &str) -> bool {
         self.entry(name).is_some()
+    }
+
+    /// Whether the configuration says that a key is nothing, where the tool has a default for it.
+    pub(super) fn is_nothing(&self, name: &str) -> bool {
+        self.given.iter().any(|entry| entry.key == name && entry.value.value == Value::Null)
     }
 
     /// The value of a key, the tool's default where it is not given.
@@ -216,6 +232,8 @@ impl<'a> Reading<'a> {
 
     fn item(&self, name: &'static str, becomes: Option<&str>, reason: Option<String>) -> Item {
         let value = Node { span: Span::default(), value: self.value(name) }.to_json();
+        // A report is shown to others.
+        let value = if is_secret(name) && value.is_string() { Json::from("…") } else { value };
         let span = self.entry(name).map(|entry| entry.key_span);
         Item { key: name.to_owned(), value, span, becomes: becomes.map(str::to_owned), reason }
     }
@@ -270,6 +288,12 @@ impl<'a> Reading<'a> {
         self.reported.insert(name);
     }
 
+    /// A key that was carried over to what is no parameter of its own, such as a stage or a part of an expression.
+    pub(super) fn consumed(&mut self, name: &'static str, path: &str) {
+        let name = self.key(name).name;
+        self.consumed.insert(name, path.to_owned());
+    }
+
     /// A key that cannot be carried over.
     pub(super) fn missing(&mut self, name: &'static str, what: impl Into<String>) {
         let name = self.key(name).name;
@@ -291,6 +315,11 @@ impl<'a> Reading<'a> {
                 continue;
             }
             let given = self.is_given(name);
+            if let Some(path) = self.consumed.get(name) {
+                let item = self.item(name, Some(path.as_str()), None);
+                self.lists.same.extend(given.then_some(item));
+                continue;
+            }
             match becomes {
                 Becomes::Same(path) | Becomes::Whole(path) => {
                     if let Some((_, why)) = self.without.iter().find(|(prefix, _)| path.starts_with(prefix)).copied() {
@@ -302,10 +331,8 @@ impl<'a> Reading<'a> {
                 Becomes::Read(_) if given && self.value(name) == Value::Bool(false) => {
                     self.nothing(name, "off, as here");
                 }
-                // A path without a dot is that of a stage, and the method is the job's.
-                Becomes::Read(path)
-                    if given && (self.parameters.touches(path) || !path.contains('.') || path == "train.method") =>
-                {
+                // The method is the job's, and no parameter.
+                Becomes::Read(path) if given && (self.parameters.touches(path) || path == "train.method") => {
                     let item = self.item(name, Some(path), None);
                     self.lists.same.push(item);
                 }
@@ -359,6 +386,12 @@ impl<'a> Reading<'a> {
 /// What is said of a key that a tool does not have, or that is not known here.
 pub(super) fn unknown_key(key: &str, span: Span, tool: &str) -> Problem {
     Problem::error("unknown-key", span, format!("`{key}` is no key of {tool}"), "not known here")
+}
+
+/// Whether a key holds what only its owner should know.
+fn is_secret(name: &str) -> bool {
+    const ENDS: &[&str] = &["hub_token", "swanlab_token", "_api_key", "_experiment_key", "_secret", "_webhook_url"];
+    ENDS.iter().any(|end| name.ends_with(end))
 }
 
 /// What a parameter holds, where a string can be told to be none.

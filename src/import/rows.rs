@@ -4,6 +4,7 @@ use serde_json::{Value as Json, json};
 
 use super::parameters::{Note, Parameters};
 use super::places::Places;
+use super::reading::Reading;
 
 /// Llama 3's turns without a system message of their own, as torchtune, LLaMA-Factory and axolotl write them.
 pub(super) const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}\
@@ -13,6 +14,15 @@ pub(super) const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|s
 /// A source as a `dataset` stage names it.
 pub(super) fn source(name: &str, hub: &str, places: &Places) -> String {
     if places.is_path(name) { places.written(name) } else { format!("{hub}{name}") }
+}
+
+/// Says of keys that choose among the data of a hub's data set that files of this machine have no such choice.
+pub(super) fn without_hub(below: &mut Reading<'_>, is_local: bool, names: &[&'static str]) {
+    for name in names.iter().copied() {
+        if is_local && below.is_given(name) {
+            below.nothing(name, "without effect on files, there and here");
+        }
+    }
 }
 
 /// The value of a column in an expression, also where a row lacks it or has null there.

@@ -117,13 +117,10 @@ pub(super) fn keys() -> Keys {
         .missing(OTHER_BASE, &["load_in_8bit"])
         .nothing(
             "the reference is scored once, before the first step, without dropout",
-            &[
-                "precompute_ref_log_probs",
-                "precompute_ref_batch_size",
-                "disable_dropout=true",
-                "train_sampling_strategy",
-            ],
+            &["precompute_ref_log_probs", "precompute_ref_batch_size"],
         )
+        .read("disable_dropout=true", "train.lora.dropout")
+        .read("train_sampling_strategy=random", "train.shuffle")
         .missing(preference::OTHERS, &["reward_funcs", "reward_model_name_or_path", "num_generations"])
         .missing(
             "the reference is the model that the run starts from",
@@ -163,9 +160,13 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
         reading.by_default("learning_rate", "1e-6");
         reading.by_default("loss_type", if training == Training::Dpo { "sigmoid" } else { "kto" });
     }
+    if training == Training::Kto {
+        reading.by_default("train_sampling_strategy", "sequential");
+    }
     reading.require("model_name_or_path", Span { len: 0, ..root.span });
     hugging_face::model(reading, ["model_name_or_path", "model_revision"], "", places);
     method(reading, &mut job);
+    dropout(reading, &job, training);
     let shape = rows(reading, &mut job, root, training, places);
     match training {
         Training::Sft => tokens(reading, shape.as_ref()),
@@ -184,11 +185,13 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
         hugging_face::no_quantized_base(reading, &["load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"]);
     }
     loss(reading, training);
+    order(reading, &mut job);
     hugging_face::training(reading, &mut job, &NAMES, devices);
     if !matches!(job.held_out, HeldOut::Nothing) {
         hugging_face::validation(reading);
     }
     job.output = reading.text("output_dir");
+    reading.consumed("output_dir", "publish");
     job
 }
 
@@ -259,6 +262,39 @@ fn method(reading: &mut Reading<'_>, job: &mut Job) {
     }
 }
 
+/// `trl dpo` and `trl kto` have no dropout, in the adapter neither, unless they are told to.
+fn dropout(reading: &mut Reading<'_>, job: &Job, training: Training) {
+    if training == Training::Sft {
+        return reading.nothing("disable_dropout", "of `trl dpo` and `trl kto`");
+    }
+    if reading.flag("disable_dropout") {
+        preference::without_dropout(reading, job);
+    }
+    reading.nothing("disable_dropout", "`dropout` of the adapter");
+}
+
+/// The order of the rows.
+fn order(reading: &mut Reading<'_>, job: &mut Job) {
+    let strategy = reading.text("train_sampling_strategy").unwrap_or_default();
+    match strategy.as_str() {
+        "random" => reading.nothing("train_sampling_strategy", "each epoch is shuffled"),
+        "sequential" => {
+            reading.put("train_sampling_strategy", "train.shuffle", false);
+            if reading.flag("shuffle_dataset") {
+                job.datasets.iter_mut().for_each(|rows| rows.set("shuffle", true, Note::Given));
+                match job.datasets.len() {
+                    ..=1 => reading.consumed("shuffle_dataset", "rows.shuffle"),
+                    _ => reading.differs("shuffle_dataset", "all rows together there, here those of each data set"),
+                }
+            }
+        }
+        _ => reading.missing("train_sampling_strategy", format!("`{strategy}` is not supported by `train`")),
+    }
+    if !reading.is_reported("shuffle_dataset") {
+        reading.nothing("shuffle_dataset", "each epoch is shuffled");
+    }
+}
+
 /// The stages of the rows; returns their shape, as far as it can be seen.
 fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Training, places: &Places) -> Option<Shape> {
     let mut shape = None;
@@ -272,6 +308,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
             let name = files.first().cloned().unwrap_or(path);
             below.put("path", "source", rows::source(&name, "", places));
             below.nothing("data_files", "the source");
+            rows::without_hub(&mut below, places.is_path(&name), &["name"]);
             below.finish();
             let mut rows = reading.take_below("rows", below);
             shape = shaped(reading, "datasets", &mut rows, &name, training, places).or(shape);
@@ -289,7 +326,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
     let of_split = |reading: &mut Reading<'_>, key: &'static str| {
         let mut rows = Parameters::default();
         rows.set("source", source.as_str(), Note::Given);
-        if let Some(config) = &config {
+        if let Some(config) = config.as_ref().filter(|_| !places.is_path(&name)) {
             rows.set("config", config.as_str(), Note::Given);
         }
         let split = reading.text(key).unwrap_or_default();
@@ -305,8 +342,9 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
     };
     let mut train = of_split(reading, "dataset_train_split");
     shape = shaped(reading, "dataset_name", &mut train, &name, training, places);
-    if reading.flag("shuffle_dataset") {
-        reading.nothing("shuffle_dataset", "each epoch is shuffled");
+    rows::without_hub(reading, places.is_path(&name), &["dataset_config"]);
+    if !reading.is_reported("dataset_config") {
+        reading.consumed("dataset_config", "rows.config");
     }
     job.datasets = vec![train];
     let is_evaluated = reading.text("eval_strategy").is_some_and(|strategy| strategy != "no");
@@ -314,6 +352,9 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
         let mut test = of_split(reading, "dataset_test_split");
         shaped(reading, "dataset_name", &mut test, &name, training, places);
         job.held_out = HeldOut::Own(vec![test]);
+    }
+    if !reading.is_reported("dataset_name") {
+        reading.consumed("dataset_name", "rows.source");
     }
     shape
 }
@@ -368,9 +409,15 @@ fn shaped(
     Some(shape.unwrap_or(Shape::Messages("messages".to_owned())))
 }
 
-fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
+/// How long a row may be, and the key that says it, which had another name once; `None` where there is no limit.
+fn length(reading: &mut Reading<'_>) -> Option<(&'static str, i64)> {
     let name = if reading.is_given("max_seq_length") { "max_seq_length" } else { "max_length" };
-    if let Some(length) = reading.whole(name) {
+    let length = if reading.is_nothing(name) { None } else { reading.whole(name) };
+    length.map(|length| (name, length))
+}
+
+fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
+    if let Some((name, length)) = length(reading) {
         reading.put(name, "tokens.max_seq_len", length);
         match reading.text("truncation_mode").as_deref() {
             Some("keep_start") => {
@@ -401,8 +448,8 @@ fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
 }
 
 fn tokens_of_pairs(reading: &mut Reading<'_>) {
-    if let Some(length) = reading.whole("max_length") {
-        reading.put("max_length", "tokens.max_seq_len", length);
+    if let Some((name, length)) = length(reading) {
+        reading.put(name, "tokens.max_seq_len", length);
         match reading.text("truncation_mode").as_deref() {
             Some("keep_start") => reading.put("truncation_mode", "tokens.on_too_long", "truncate"),
             _ => reading.missing("truncation_mode", "responses are cut at their ends"),
@@ -419,7 +466,7 @@ fn packs(reading: &mut Reading<'_>, job: &mut Job) {
     if !job.packs {
         return;
     }
-    let Some(length) = reading.whole("max_length") else {
+    let Some((_, length)) = length(reading) else {
         job.packs = false;
         return reading.missing("packing", "packs need `max_length`");
     };

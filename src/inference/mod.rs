@@ -22,7 +22,7 @@ use stages::compute::precision::Precision;
 use stages::compute::quantize::{BlockFormat, WeightFormat, difference};
 use stages::data::artifact::Message;
 use stages::data::prompt::{ChatTemplateChoice, PROMPT, PromptError, PromptParams, Prompter, ToolForm};
-use stages::data::tokenizer::{Tokenizer, TokenizerError};
+use stages::data::tokenizer::Tokenizer;
 
 use crate::progress::Verbosity;
 use crate::render::Failure;
@@ -198,6 +198,8 @@ pub(crate) struct Vocabulary {
     pub(crate) vocab_size: usize,
     /// From the first request on that has one.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
+    /// By id; from the first request on that asks for log-probabilities.
+    token_bytes: OnceLock<Vec<Vec<u8>>>,
 }
 
 /// The base or an adapter on it.
@@ -266,6 +268,7 @@ impl ModelArgs {
             vocab_size: engine.vocab_size(),
             tokenizer,
             grammars: OnceLock::new(),
+            token_bytes: OnceLock::new(),
         };
         let adapters = source.adapters.iter().enumerate();
         let adapters = adapters.map(|(index, adapter)| (&adapter.name, index + 1, &adapter.facts));
@@ -470,11 +473,9 @@ impl Vocabulary {
         grammars.as_ref().map_err(Clone::clone)
     }
 
-    /// A token as text, special ones written out.
-    ///
-    /// # Errors
-    /// Fails where the tokenizer does.
-    pub(crate) fn token_text(&self, id: u32) -> Result<String, TokenizerError> {
-        self.tokenizer.decode_with_special(&[id])
+    /// The bytes that a token stands for; of a special one, those of its name.
+    pub(crate) fn token_bytes(&self, id: u32) -> &[u8] {
+        let bytes = self.token_bytes.get_or_init(|| self.tokenizer.bytes_by_id());
+        bytes.get(id as usize).map_or(&[], Vec::as_slice)
     }
 }

@@ -39,6 +39,8 @@ pub(super) enum Order {
 pub(super) struct Job {
     pub(super) request: QueuedRequest,
     pub(super) stops: StopStrings,
+    /// Of no tokens yet.
+    pub(super) text: CompletionText,
     /// What it is answered goes here; a client that is gone has closed it.
     pub(super) reply: UnboundedSender<Update>,
     /// Its place among those that the server takes.
@@ -94,7 +96,6 @@ struct Growing {
     reply: UnboundedSender<Update>,
     stops: StopStrings,
     text: CompletionText,
-    ids: Vec<u32>,
     began: Instant,
     last_token: Option<Instant>,
     _place: OwnedSemaphorePermit,
@@ -157,15 +158,13 @@ impl Worker {
     }
 
     fn take(&mut self, job: Job, growing: &mut BTreeMap<RequestId, Growing>) {
-        let Job { request, stops, reply, place } = job;
+        let Job { request, stops, text, reply, place } = job;
         let (tokens, adapter) = (request.prompt.len() as u64, request.adapter);
         match self.engine.push(request) {
             Ok(id) => {
                 self.metrics.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
                 let began = Instant::now();
-                let text = CompletionText::default();
-                let of_job =
-                    Growing { adapter, reply, stops, text, ids: Vec::new(), began, last_token: None, _place: place };
+                let of_job = Growing { adapter, reply, stops, text, began, last_token: None, _place: place };
                 growing.insert(id, of_job);
             }
             Err(error) => drop(reply.send(Update::Failed(refused(&error)))),
@@ -208,7 +207,6 @@ impl Worker {
                 None => self.metrics.first_token.observe(now - it.began),
                 Some(last) => self.metrics.between_tokens.observe(now - last),
             }
-            it.ids.push(token.id);
             match it.text.push(token.id, &self.vocabulary.tokenizer, &it.stops) {
                 Ok(()) => {
                     let text = it.text.take_settled(&it.stops).to_owned();
@@ -223,23 +221,22 @@ impl Worker {
         let Some(finish) = finish else { return };
         self.engine.cancel(id);
         let Some(it) = growing.remove(&id) else { return };
-        let update = finish.and_then(|finish| self.end(it.text, &it.ids, &it.stops, finish, stop_token));
+        let update = finish.and_then(|finish| self.end(it.text, &it.stops, finish, stop_token));
         drop(it.reply.send(update.unwrap_or_else(Update::Failed)));
     }
 
     fn end(
         &self,
         mut text: CompletionText,
-        ids: &[u32],
         stops: &StopStrings,
         finish: Finish,
         stop_token: Option<ChosenToken>,
     ) -> Result<Update, Failed> {
         let tokenizer = &self.vocabulary.tokenizer;
         text.finish(tokenizer, stops).map_err(|error| of_tokenizer(&error))?;
-        let (rest, stopped) = (text.take_rest().to_owned(), text.stopped().map(str::to_owned));
-        let finish = if stopped.is_some() { Finish::Stop } else { finish };
-        let whole = stopped.map_or_else(|| tokenizer.decode(ids), Ok).map_err(|error| of_tokenizer(&error))?;
+        let rest = text.take_rest().to_owned();
+        let finish = if text.stopped().is_some() { Finish::Stop } else { finish };
+        let whole = text.whole().to_owned();
         Ok(Update::Ended { finish, stop_token, rest, whole })
     }
 }

@@ -328,6 +328,246 @@ fn what_is_imported_runs() {
     project.run(&["run", "b.yaml", "--smoke"]).ends_with(0);
 }
 
+/// The first case of a tool, with some keys of its own.
+fn base_with(tool: &str, own: &str) -> String {
+    over(&cases(tool)[0].text, own)
+}
+
+/// What is said of a configuration or of a script, whatever cannot be carried over left out.
+fn said_of(project: &Project, file: &str, text: &str) -> Value {
+    project.write(file, text);
+    project.run(&["import", file, "--partial", "--format", "json", "-o", "out.yaml", "--overwrite"]).json()
+}
+
+/// What a list says of a key.
+fn items<'v>(said: &'v Value, list: &str, key: &str) -> Vec<&'v Value> {
+    said[list].as_array().unwrap().iter().filter(|item| item["key"] == key).collect()
+}
+
+#[track_caller]
+fn is_said(said: &Value, list: &str, key: &str, reason: &str) {
+    let items = items(said, list, key);
+    let is_there = items.iter().any(|item| item["reason"].as_str().unwrap_or_default().contains(reason));
+    assert!(is_there, "{list} does not say `{reason}` of `{key}`: {said:#}");
+}
+
+#[track_caller]
+fn is_written(said: &Value, lines: &[&str]) {
+    let text = said["pipeline"].as_str().unwrap_or_else(|| panic!("nothing is written: {said:#}"));
+    let plain = |line: &str| line.split("   # ").next().unwrap().trim().to_owned();
+    let written: Vec<String> = text.lines().map(plain).collect();
+    for line in lines {
+        assert!(written.iter().any(|known| known == line), "`{line}` is not written: {text}");
+    }
+}
+
+/// The rows of a stage of the file that was imported, which need no model.
+fn rows_of(project: &Project) -> String {
+    project.run(&["run", "out.yaml", "--until", "rows"]).ends_with(0);
+    project.run(&["show", "out.yaml", "rows"]).ends_with(0).stdout
+}
+
+#[test]
+fn a_system_prompt_of_torchtune_takes_the_place_of_the_one_of_the_rows() {
+    let project = project();
+    let cruel = r#"{"role": "system", "content": "Be cruel."}"#;
+    let user = r#"{"role": "user", "content": "hi"}"#;
+    let answer = |text: &str| format!("{{\"role\": \"assistant\", \"content\": \"{text}\"}}");
+    project.write("openai.jsonl", &format!("{{\"messages\": [{cruel}, {user}, {}]}}\n", answer("hello")));
+    let sharegpt = r#"[{"from": "system", "value": "Be cruel."}, {"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]"#;
+    project.write("sharegpt.jsonl", &format!("{{\"conversations\": {sharegpt}}}\n"));
+    let (better, worse) = (answer("hello"), answer("no"));
+    project
+        .write("led.jsonl", &format!("{{\"chosen\": [{cruel}, {user}, {better}], \"rejected\": [{user}, {worse}]}}\n"));
+    let dpo = "loss: { _component_: torchtune.rlhf.loss.DPOLoss }\n";
+    for (builder, rest) in [
+        ("chat_dataset, data_files: openai.jsonl, conversation_column: messages, conversation_style: openai", ""),
+        (
+            "chat_dataset, data_files: sharegpt.jsonl, conversation_column: conversations, conversation_style: sharegpt",
+            "",
+        ),
+        ("slimorca_dataset, data_files: sharegpt.jsonl", ""),
+        ("alpaca_dataset, data_files: alpaca.jsonl", ""),
+        ("preference_dataset, data_files: led.jsonl", dpo),
+    ] {
+        let dataset = format!(
+            "dataset: {{ _component_: torchtune.datasets.{builder}, source: json, new_system_prompt: Be kind. }}\n"
+        );
+        let said = said_of(&project, "a.yaml", &base_with("torchtune", &(dataset + rest)));
+        assert_eq!(items(&said, "carried_over", "new_system_prompt")[0]["becomes"], "rows.map", "{builder}: {said:#}");
+        let shown = rows_of(&project);
+        assert!(shown.contains("Be kind.") && !shown.contains("Be cruel."), "{builder}: {shown}");
+    }
+    let text = "dataset: { _component_: torchtune.datasets.text_completion_dataset, source: json, data_files: texts.jsonl, \
+                new_system_prompt: Be kind. }\n";
+    let said = said_of(&project, "a.yaml", &base_with("torchtune", text));
+    is_said(&said, "not_carried_over", "new_system_prompt", "no turns");
+    let old = "dataset: { _component_: torchtune.datasets.chat_dataset, source: json, data_files: sharegpt.jsonl, \
+               conversation_style: sharegpt, chat_format: torchtune.data.ChatMLFormat }\n";
+    let said = said_of(&project, "a.yaml", &base_with("torchtune", old));
+    is_said(&said, "not_carried_over", "chat_format", "ChatMLFormat");
+}
+
+#[test]
+fn a_key_of_a_data_set_that_nothing_is_written_for_is_not_carried_over() {
+    let project = project();
+    let keys =
+        "roles_to_train: [user], train_on_eos: last, message_property_mappings: { role: speaker }, field_tools: x";
+    let said = said_of(&project, "a.yaml", &AXOLOTL.replace("type: alpaca", &format!("type: alpaca, {keys}")));
+    for key in ["roles_to_train", "train_on_eos", "message_property_mappings", "field_tools"] {
+        assert!(items(&said, "carried_over", key).is_empty(), "{key}: {said:#}");
+        is_said(&said, "other_meaning", key, "nothing is written for it");
+    }
+    let keys = "type: chat_template, train_on_eot: all, roles_to_train: [assistant]";
+    let text = AXOLOTL.replace("path: alpaca.jsonl, type: alpaca", &format!("path: chats.jsonl, {keys}"));
+    let said = said_of(&project, "a.yaml", &text);
+    is_said(&said, "other_meaning", "train_on_eot", "the ends of all turns");
+    is_said(&said, "carried_over", "roles_to_train", "`train_on`");
+}
+
+#[test]
+fn data_sets_of_torchtune_that_differ_in_what_is_one_stages_are_named() {
+    let project = project();
+    let pairs = "{ _component_: torchtune.datasets.instruct_dataset, source: json, data_files: completions.jsonl, \
+                 column_map: { input: prompt, output: completion }";
+    let said = said_of(
+        &project,
+        "a.yaml",
+        &base_with("torchtune", &format!("dataset:\n  - {pairs}, train_on_input: true }}\n  - {pairs} }}\n")),
+    );
+    is_said(
+        &said,
+        "not_carried_over",
+        "dataset",
+        "`train_on_input` is `all` for one data set and `assistant` for another",
+    );
+    is_written(&said, &["train_on: all"]);
+    let said = said_of(
+        &project,
+        "a.yaml",
+        &base_with("torchtune", &format!("dataset:\n  - {pairs}, max_seq_len: 64 }}\n  - {pairs} }}\n")),
+    );
+    is_said(&said, "not_carried_over", "dataset", "`max_seq_len` is `64` for one data set and not set for another");
+    // Those of the validation are measured as the training rows are.
+    let said = said_of(
+        &project,
+        "a.yaml",
+        &base_with("torchtune", &format!("dataset: {pairs} }}\ndataset_val: {pairs}, train_on_input: true }}\n")),
+    );
+    is_said(&said, "other_meaning", "dataset_val", "`train_on_input` is `all` for them there, and `assistant`");
+    is_written(&said, &["train_on: assistant"]);
+}
+
+const TRL: &str = "trl/scripts/sft.py --model_name_or_path a/b --dataset_name chats.jsonl --per_device_train_batch_size 2 \
+                   --learning_rate 1e-4";
+
+#[test]
+fn what_a_launcher_decides_is_carried_over_or_named() {
+    let project = project();
+    project.write(
+        "accelerate.yaml",
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: \
+         2\nnum_processes: 16\ngradient_accumulation_steps: 4\n",
+    );
+    let import = |launcher: &str, rest: &str| said_of(&project, "a.sh", &format!("{launcher} {TRL} {rest}\n"));
+    let said = import("accelerate launch --config_file accelerate.yaml", "--bf16 false");
+    is_written(
+        &said,
+        &["micro_batch_size: 32", "nodes: 2", "count: 8", "dtype: bf16", "gradient_accumulation_steps: 1"],
+    );
+    is_said(&said, "other_meaning", "gradient_accumulation_steps", "without effect there");
+    let said = import("accelerate launch --config_file accelerate.yaml --num_processes 4 --num_machines 1", "--bf16");
+    is_written(&said, &["micro_batch_size: 8", "count: 4", "dtype: bf16"]);
+    let said = import("accelerate launch --config_file nowhere.yaml", "");
+    is_written(&said, &["micro_batch_size: 2"]);
+    is_said(&said, "other_meaning", "config_file", "the number of processes is not known");
+    is_said(&import("accelerate launch --multi_gpu", ""), "other_meaning", "num_processes", "taken for one");
+    is_said(&import("torchrun --nproc_per_node gpu", ""), "other_meaning", "nproc_per_node", "taken for one");
+    let said = import("torchrun --nnodes 2 --nproc_per_node 4", "");
+    is_written(&said, &["micro_batch_size: 16", "nodes: 2", "count: 4"]);
+    // What `trl` passes on to its launcher.
+    project.write("a.sh", "trl sft --model_name_or_path a/b --dataset_name chats.jsonl --accelerate_config zero2\n");
+    let ran = project.run(&["import", "a.sh"]).ends_with(0);
+    assert!(ran.stdout.contains("micro_batch_size: 64") && ran.stdout.contains("count: 8"), "{ran}");
+    let recipe = "full_finetune_distributed --config qwen2_5/0.5B_full batch_size=3";
+    let said = said_of(&project, "a.sh", &format!("tune run --nnodes 2 --nproc_per_node 8 {recipe}\n"));
+    is_written(&said, &["micro_batch_size: 48", "nodes: 2", "count: 8"]);
+    let said = said_of(&project, "a.sh", &format!("tune run --nproc_per_node 8 {recipe} tensor_parallel_dim=2\n"));
+    is_written(&said, &["micro_batch_size: 12", "count: 8"]);
+    is_said(&said, "other_meaning", "tensor_parallel_dim", "8 processes have 4 batches");
+}
+
+#[test]
+fn a_hub_of_ms_swift_that_a_variable_names_is_the_one_of_the_model() {
+    let project = project();
+    let text = "USE_HF=1 swift sft --model a/b --dataset chats.jsonl\n";
+    is_written(&said_of(&project, "a.sh", text), &["repo: a/b"]);
+}
+
+#[test]
+fn batches_that_devices_share_are_not_multiplied() {
+    let project = project();
+    let options = r#"--accelerator_config '{"split_batches": true}'"#;
+    let text = format!("accelerate launch --num_processes 2 {TRL} {options}\n");
+    let said = said_of(&project, "a.sh", &text);
+    is_written(&said, &["micro_batch_size: 2", "count: 2"]);
+    is_said(&said, "carried_over", "accelerator_config", "split_batches");
+}
+
+#[test]
+fn the_order_the_dropout_and_the_length_of_trl_are_carried_over() {
+    let project = project();
+    let import = |own: &str| said_of(&project, "a.yaml", &base_with("trl", own));
+    let said = import("train_sampling_strategy: sequential\nshuffle_dataset: true\ndataset_name: chats.jsonl\n");
+    is_written(&said, &["shuffle: false", "shuffle: true"]);
+    let said = import("train_sampling_strategy: group_by_length\n");
+    is_said(&said, "not_carried_over", "train_sampling_strategy", "not supported");
+    // `trl dpo` disables dropout by default, that of an adapter too.
+    let said = import("dataset_name: preferences.jsonl\nbeta: 0.1\nlora_dropout: 0.2\n");
+    is_written(&said, &["dropout: 0"]);
+    is_said(&said, "other_meaning", "lora_dropout", "`disable_dropout`");
+    assert_eq!(items(&said, "carried_over", "dataset_name")[0]["becomes"], "rows.source");
+    let said = import("dataset_name: preferences.jsonl\nbeta: 0.1\nlora_dropout: 0.2\ndisable_dropout: false\n");
+    is_written(&said, &["dropout: 0.2"]);
+    let said = import("max_seq_length: 4096\npacking: true\n");
+    let text = said["pipeline"].as_str().unwrap();
+    assert_eq!(text.matches("max_seq_len: 4096").count(), 2, "{text}");
+    let said = import("max_length:\n");
+    assert!(!said["pipeline"].as_str().unwrap().contains("max_seq_len"), "{said:#}");
+}
+
+#[test]
+fn a_configuration_of_files_that_only_a_hub_has_is_left_out() {
+    let project = project();
+    let torchtune = "dataset: { _component_: torchtune.datasets.instruct_dataset, source: json, data_files: \
+                     completions.jsonl, column_map: { input: prompt, output: completion }, name: main, subset: main }\n";
+    let trl = "dataset_name:\ndatasets: [{ path: chats.jsonl, name: main }]\n";
+    for (text, key) in [
+        (base_with("torchtune", torchtune), "name"),
+        (AXOLOTL.replace("type: alpaca", "type: alpaca, name: main"), "name"),
+        (base_with("trl", "dataset_name: chats.jsonl\ndataset_config: main\n"), "dataset_config"),
+        (base_with("trl", trl), "name"),
+    ] {
+        let said = said_of(&project, "a.yaml", &text);
+        is_said(&said, "carried_over", key, "without effect on files");
+        assert!(said["pipeline"].is_string(), "{said:#}");
+    }
+    // Rows of preferences in a recipe that has no loss for them.
+    project.write(
+        "a.yaml",
+        &base_with("torchtune", "dataset: { _component_: torchtune.datasets.hh_rlhf_helpful_dataset }\n"),
+    );
+    project.run(&["import", "a.yaml"]).ends_with(2).warns("rows of preferences need a loss of preferences");
+}
+
+#[test]
+fn a_token_is_not_shown() {
+    let project = project();
+    project.write("a.yaml", &base_with("trl", "hub_token: hf_abcdef\npush_to_hub: true\n"));
+    let ran = project.run(&["import", "a.yaml"]).ends_with(0).warns("hub_token: …");
+    assert!(!ran.stderr.contains("hf_abcdef") && !ran.stdout.contains("hf_abcdef"), "{ran}");
+}
+
 /// A data set of a hub cannot be looked at, so its rows are made of whatever columns they turn out to have.
 #[test]
 fn rows_that_cannot_be_seen_are_read_by_the_names_that_ms_swift_looks_for() {

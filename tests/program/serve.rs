@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -657,14 +657,24 @@ fn a_conversation_can_be_corrected_saved_and_compared_with_the_base() {
         "--seed",
         "5",
     ];
-    let say = |lines: &str| {
-        let mut command = project.command(&arguments);
+    let say_with = |more: &[&str], lines: &str| {
+        let mut command = project.command(&[&arguments[..], more].concat());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let said = |output: Output| {
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
+    let say = |lines: &str| said(say_with(&["--commands"], lines));
+    // Whoever writes into a pipe writes prompts, whatever they begin with.
+    project.write("precious.txt", "mine");
+    let prompts = said(say_with(&[], "/quit\n/save precious.txt\n"));
+    assert!(prompts.lines().count() >= 2, "{prompts}");
+    let refused = say_with(&["--commands"], "The rain\n/save precious.txt\n");
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(std::fs::read_to_string(project.path("precious.txt")).unwrap(), "mine");
     let of_adapter = say("The rain\n");
     assert!(!of_adapter.trim().is_empty());
     assert_eq!(say("The rain\n/undo\nThe rain\n"), of_adapter.repeat(2), "what was undone is not forgotten");
@@ -682,7 +692,7 @@ fn a_conversation_can_be_corrected_saved_and_compared_with_the_base() {
 fn an_interrupt_stops_an_answer_and_not_the_program() {
     let project = project();
     project.run(&["run", "serve.yaml", "--only", "fresh"]);
-    let arguments = ["chat", "serve.yaml", "fresh", "--chat-template", "chatml"];
+    let arguments = ["chat", "serve.yaml", "fresh", "--chat-template", "chatml", "--commands"];
     let mut command = project.command(&arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let (mut questions, mut answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

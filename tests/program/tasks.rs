@@ -201,15 +201,19 @@ fn what_is_wrong_with_a_task_is_told_with_its_place() {
         project.write(file, &before);
     };
     let fails = |file: &str, text: &str, expected: &[&str]| fails_with(1, file, text, expected);
-    fails("tasks/sums.yaml", &SUMS.replace("test_split: test\n", ""), &["sums.yaml", "`test_split`"]);
     fails(
         "tasks/sums.yaml",
         &SUMS.replace("test_split: test", "test_split: dev"),
         &["`data_files` has no split `dev`"],
     );
     fails("tasks/sums.yaml", &SUMS.replace("{{b}}", "{{c}}"), &["row 1", "`doc_to_text`"]);
-    fails("tasks/sums.yaml", &SUMS.replace("metric: acc }", "metric: accuracy }"), &["sums.yaml:10", "`accuracy`"]);
-    fails("tasks/sums.yaml", &SUMS.replace("right\n", "!function utils.right\n"), &["`doc_to_target`", "utils.right"]);
+    // What the file alone shows is known before anything runs.
+    fails_with(2, "tasks/sums.yaml", &SUMS.replace("test_split: test\n", ""), &["sums.yaml", "`test_split`"]);
+    let unknown = SUMS.replace("metric: acc }", "metric: accuracy }");
+    fails_with(2, "tasks/sums.yaml", &unknown, &["tasks/sums.yaml:10", "`accuracy`", "tasks.yaml:14:"]);
+    let function = SUMS.replace("right\n", "!function utils.right\n");
+    fails_with(2, "tasks/sums.yaml", &function, &["`doc_to_target`", "utils.right"]);
+    project.run(&["validate", "tasks.yaml", "scores.tasks=./tasks/base.yaml"]).ends_with(2).warns("tasks/base.yaml");
     fails(
         "tasks/sums.jsonl",
         &ROWS.replace("\"right\": 0", "\"right\": 5"),
@@ -328,6 +332,10 @@ gates: { "adapter.sums.acc,none": { above: -1 } }
 publish: { again: ./again }
 "#;
     project.write("trained.yaml", pipeline);
+    project
+        .run(&["validate", "trained.yaml", "adapter.validation_tasks.tasks=./tasks/words.yaml"])
+        .ends_with(2)
+        .warns("the task `words` generates text");
     for count in [1, 2] {
         // Another seed, since the number of workers is in no key.
         let changes = [format!("adapter.resources.count={count}"), format!("adapter.seed={count}")];

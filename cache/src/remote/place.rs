@@ -175,14 +175,19 @@ impl Service {
     }
 }
 
+/// Its name, by which is noted what is there and what is to be sent: two places have two.
 impl fmt::Display for RemotePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.location {
-            Location::Folder(folder) => write!(f, "file://{}", folder.display()),
+            Location::Folder(folder) => write!(f, "file://{}", folder.display())?,
             Location::Bucket { service, bucket, prefix } if prefix.as_ref().is_empty() => {
-                write!(f, "{}://{bucket}", service.scheme())
+                write!(f, "{}://{bucket}", service.scheme())?;
             }
-            Location::Bucket { service, bucket, prefix } => write!(f, "{}://{bucket}/{prefix}", service.scheme()),
+            Location::Bucket { service, bucket, prefix } => write!(f, "{}://{bucket}/{prefix}", service.scheme())?,
+        }
+        match &self.endpoint {
+            Some(endpoint) => write!(f, " at {endpoint}"),
+            None => Ok(()),
         }
     }
 }
@@ -258,6 +263,8 @@ mod tests {
         assert!(parse("/folder").unwrap().with_region("eu").is_err());
         assert!(parse("/folder").unwrap().with_endpoint("http://host").is_err());
         assert!(parse("s3://b").unwrap().with_endpoint("host:9000").is_err());
-        assert!(parse("s3://b").unwrap().with_endpoint("http://host:9000/").is_ok());
+        let places = ["http://host:9000/", "http://host:9001"]
+            .map(|endpoint| parse("s3://b/c").unwrap().with_endpoint(endpoint).unwrap().to_string());
+        assert_eq!(places, ["s3://b/c at http://host:9000", "s3://b/c at http://host:9001"]);
     }
 }

@@ -86,6 +86,22 @@ fn a_gradient_that_is_lost_is_found_though_weight_decay_moves_its_tensor() {
     );
 }
 
+/// Without a tied head the row of a token has a gradient only in steps that read it.
+#[test]
+fn the_row_of_a_token_that_no_step_has_read_is_no_lost_gradient() {
+    let ops = Arc::new(Faulty::new(Fault::None));
+    let mut decoder = support::decoder(&ops, "llama, untied, biases", Trainability::Frozen);
+    let mut config = AdapterConfig::new(RANK, 4.0, vec!["q_proj".to_owned()]);
+    let unread =
+        (0..37).find(|id| (0..5).all(|step| !support::documents(step, &[9, 4]).input_ids.contains(id))).unwrap();
+    config.trainable_token_indices.insert("embed_tokens".to_owned(), vec![unread]);
+    let adapter = decoder.fresh_adapter(&config, 9).unwrap();
+    decoder.attach(&adapter).unwrap();
+    let adamw = Optimizer::AdamW(AdamW::default());
+    let mut trainer = Trainer::new(decoder, TrainOptions::new(Trained::Adapter, adamw)).unwrap();
+    assert_eq!(train(&mut trainer, 5).unwrap().len(), 5);
+}
+
 #[test]
 fn an_update_of_sgd_that_rounds_away_is_no_lost_gradient() {
     let sgd = Optimizer::Sgd(Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });

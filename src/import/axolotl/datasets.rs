@@ -2,7 +2,7 @@
 
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::keys::{dataset_keys, prompter_keys};
 use crate::import::key::Keys;
@@ -75,6 +75,7 @@ fn texts(reading: &mut Reading<'_>, root: &Node, kinds: &mut Vec<Kind>, places: 
         below.require("path", item.span);
         let path = below.text("path").unwrap_or_default();
         below.put("path", "source", rows::source(&path, "", places));
+        rows::without_hub(&mut below, places.is_path(&path), &["name"]);
         let column = below.text("text_column").unwrap_or_default();
         rows::text(&mut below.parameters, &column);
         below.finish();
@@ -100,6 +101,8 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
             below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`");
         }
     }
+    let is_local = places.is_path(&path) || below.parameters.get("source").is_some_and(Json::is_array);
+    rows::without_hub(&mut below, is_local, &["name", "revision"]);
     below.nothing("ds_type", "the extension of the file determines it");
     below.nothing("chat_template", "`chat_template` of the stage `tokens`");
     let kind = match item.get("type").map(|kind| kind.value.clone()) {
@@ -255,12 +258,18 @@ fn conversations(below: &mut Reading<'_>, kind: &str) {
     }
     turns(below);
     let roles = below.texts("roles_to_train");
-    if roles.iter().any(|role| !matches!(role.as_str(), "assistant" | "gpt")) {
-        below.missing("roles_to_train", "`tokenize` trains on assistants' turns, on the last, or on everything");
+    match roles.iter().all(|role| matches!(role.as_str(), "assistant" | "gpt")) {
+        true => below.nothing("roles_to_train", "`train_on` of the stage `tokens`"),
+        false => {
+            below.missing("roles_to_train", "`tokenize` trains on assistants' turns, on the last, or on everything")
+        }
     }
-    match below.text("train_on_eos").as_deref() {
-        Some("turn" | "all") => {}
-        _ => below.missing("train_on_eos", "the end of a trained turn is always trained here, and no other"),
+    for name in ["train_on_eos", "train_on_eot"] {
+        match below.text(name).as_deref() {
+            None | Some("turn") => below.nothing(name, "the end of a trained turn is trained here, too"),
+            Some("all") => below.differs(name, "the ends of all turns are trained there, here those of trained turns"),
+            Some(_) => below.missing(name, "the end of a trained turn is always trained here, and no other"),
+        }
     }
 }
 
@@ -280,6 +289,9 @@ fn turns(below: &mut Reading<'_>) {
         false => {
             below.missing("message_property_mappings", "messages have `role` and `content` here, or `from` and `value`")
         }
+    }
+    for name in ["message_field_role", "message_field_content"] {
+        below.nothing(name, "`message_property_mappings` says whether the names of messages are known");
     }
     let Value::Map(roles) = below.value("roles") else { return };
     let known = |role: &str| match role {
@@ -330,6 +342,12 @@ fn prompter(below: &mut Reading<'_>, item: &Node) {
     below.parameters.set("map", json!({ "prompt": format!("{{{{ {prompt} }}}}") }), Note::Given);
     below.parameters.set("column_map", json!({ "input": "prompt", "output": output }), Note::Given);
     below.parameters.set("template", "none", Note::Given);
+    for name in ["field_instruction", "field_input", "field_system", "system_prompt", "system_format"] {
+        prompter.consumed(name, "map");
+    }
+    for (name, path) in [("format", "map"), ("no_input_format", "map"), ("field_output", "column_map")] {
+        prompter.consumed(name, path);
+    }
     prompter.finish();
     below.take(prompter);
     below.nothing("type", "a separate prompt");

@@ -449,7 +449,7 @@ pub(super) fn dataset_keys() -> Keys {
         .same("name", "config")
         .same("revision", "revision")
         .same("split=train", "split")
-        .read("field", "column_map")
+        .read("field", "column_map.text")
         .read("field_messages=messages", "column_map.messages")
         .read("field_chosen=chosen", "column_map.chosen")
         .read("field_rejected=rejected", "column_map.rejected")

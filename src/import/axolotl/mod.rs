@@ -51,8 +51,14 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     hugging_face::model(reading, ["base_model", revision], "", places);
     method(reading, &mut job, places);
     loss(reading);
+    if reading.parameters.get("train.loss.name").is_some() {
+        preference::without_dropout(reading, &job);
+    }
     let mut kinds = Vec::new();
     job.datasets = datasets(reading, "datasets", root, &mut kinds, places);
+    if reading.is_given("datasets") && reading.is_given("pretraining_dataset") {
+        reading.missing("pretraining_dataset", "rows for pretraining besides `datasets`: a training of its own here");
+    }
     held_out(reading, &mut job, root, &mut kinds, places);
     let own = of_datasets(reading, root);
     tokens(reading, &kinds, words(root), own);
@@ -89,6 +95,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     }
     job.add_tokens(reading, "tokens", "wider.added_tokens", "lora_modules_to_save");
     job.output = reading.text("output_dir");
+    reading.consumed("output_dir", "publish");
     job
 }
 

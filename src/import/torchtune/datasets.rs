@@ -223,30 +223,133 @@ fn builder(name: &str) -> Option<Builder> {
     }
 }
 
-/// The stages of `dataset`, which is one or a list of several.
-pub(super) fn datasets(
+/// What a data set says that one stage has for the rows of all.
+#[derive(Debug, Clone)]
+pub(super) struct Shared {
+    /// The key of its builder.
+    key: &'static str,
+    path: &'static str,
+    value: Option<Json>,
+    note: Note,
+}
+
+/// The path of `packed`, which is no parameter.
+const PACKED: &str = "packs";
+
+/// A data set that was read.
+struct Found {
+    rows: Parameters,
+    /// In one order, so that data sets can be compared; nothing where its builder is not known.
+    shared: Vec<Shared>,
+}
+
+/// The stages of `dataset`, which is one or a list of several. What they say of all rows goes into the parameters of
+/// the job, and is returned.
+pub(super) fn training(
     reading: &mut Reading<'_>,
     job: &mut Job,
+    root: &Node,
+    tokenizer: &Tokenizer,
+    places: &Places,
+) -> Vec<Shared> {
+    let found = datasets(reading, root, "dataset", tokenizer, places);
+    let known: Vec<&Found> = found.iter().filter(|found| !found.shared.is_empty()).collect();
+    let all = known.first().map(|first| first.shared.clone()).unwrap_or_default();
+    for other in &known {
+        if let Some((key, one, other)) = differing(&all, &other.shared) {
+            let reason = format!(
+                "`{key}` is {one} for one data set and {other} for another: here it is of the stage that has the rows \
+                 of all"
+            );
+            reading.missing("dataset", reason);
+        }
+    }
+    for Shared { path, value, note, .. } in &all {
+        match value {
+            Some(_) if *path == PACKED => job.packs = true,
+            Some(value) => reading.parameters.set(path, value.clone(), note.clone()),
+            None => {}
+        }
+    }
+    let shapes: Vec<String> = known.iter().map(|found| shape(&found.rows)).collect();
+    if let Some(other) = shapes.iter().find(|other| **other != shapes[0]) {
+        let reason = format!("{} and {other}: here all rows of a training are of one kind", shapes[0]);
+        reading.missing("dataset", reason);
+    }
+    job.datasets = found.into_iter().map(|found| found.rows).collect();
+    all
+}
+
+/// The stages of `dataset_val`. `training` is what the data sets of the training rows say of all rows, which these rows
+/// have in common with them.
+pub(super) fn validation(
+    reading: &mut Reading<'_>,
+    root: &Node,
+    training: &[Shared],
+    tokenizer: &Tokenizer,
+    places: &Places,
+) -> Vec<Parameters> {
+    let found = datasets(reading, root, "dataset_val", tokenizer, places);
+    // Packs are of the training rows alone.
+    let of_tokens = |shared: &[Shared]| -> Vec<Shared> {
+        shared.iter().filter(|shared| shared.path.starts_with("tokens.")).cloned().collect()
+    };
+    for found in &found {
+        if let Some((key, one, other)) = differing(&of_tokens(training), &of_tokens(&found.shared)) {
+            let reason = format!(
+                "`{key}` is {other} for them there, and {one} for the training rows; here the loss is measured as it is \
+                 trained"
+            );
+            reading.differs("dataset_val", reason);
+        }
+    }
+    found.into_iter().map(|found| found.rows).collect()
+}
+
+/// The first key that two data sets say something else of, and what: `None` where they agree. Plain text has no prompt
+/// to train on.
+fn differing(one: &[Shared], other: &[Shared]) -> Option<(&'static str, String, String)> {
+    let written = |value: Option<&Json>| match value {
+        None => "not set".to_owned(),
+        Some(Json::String(text)) => format!("`{text}`"),
+        Some(value) => format!("`{value}`"),
+    };
+    one.iter().zip(other).find_map(|(one, other)| {
+        let is_of_text = one.path == "tokens.train_on" && (one.value.is_none() || other.value.is_none());
+        let differs = one.value != other.value && !is_of_text;
+        differs.then(|| (one.key, written(one.value.as_ref()), written(other.value.as_ref())))
+    })
+}
+
+/// What rows are, by the columns that they are read from.
+fn shape(rows: &Parameters) -> String {
+    let has = |name: &str| rows.get("column_map").is_some_and(|map| map.get(name).is_some());
+    let known = [("text", "plain text"), ("chosen", "preferences"), ("messages", "conversations")];
+    let known = known.into_iter().find(|(column, _)| has(column)).map(|(_, what)| what.to_owned());
+    known.unwrap_or_else(|| {
+        let template = rows.get("template").and_then(Json::as_str).unwrap_or_default();
+        format!("prompts in the template `{template}`")
+    })
+}
+
+fn datasets(
+    reading: &mut Reading<'_>,
     root: &Node,
     name: &'static str,
     tokenizer: &Tokenizer,
     places: &Places,
-) -> Vec<Parameters> {
+) -> Vec<Found> {
     let Some(node) = root.get(name) else { return Vec::new() };
     reading.nothing(name, "a stage for each");
-    match &node.value {
-        Value::List(items) => items.iter().map(|item| dataset(reading, job, item, tokenizer, places)).collect(),
-        _ => vec![dataset(reading, job, node, tokenizer, places)],
-    }
+    let loss = component(root.get("loss")).map(|(name, _)| name).unwrap_or_default();
+    let items = match &node.value {
+        Value::List(items) => items.iter().collect(),
+        _ => vec![node],
+    };
+    items.into_iter().map(|item| dataset(reading, item, &loss, tokenizer, places)).collect()
 }
 
-fn dataset(
-    reading: &mut Reading<'_>,
-    job: &mut Job,
-    node: &Node,
-    tokenizer: &Tokenizer,
-    places: &Places,
-) -> Parameters {
+fn dataset(reading: &mut Reading<'_>, node: &Node, loss: &str, tokenizer: &Tokenizer, places: &Places) -> Found {
     let mut below = reading.below(keys(), node);
     let (name, span) = component(Some(node)).unwrap_or((String::new(), node.span));
     let Some(Builder { source, config, form, trains_on_input }) = builder(&name) else {
@@ -260,9 +363,18 @@ fn dataset(
             below.missing("_component_", what);
         }
         below.finish();
-        return reading.take_below("rows", below);
+        return Found { rows: reading.take_below("rows", below), shared: Vec::new() };
     };
-    below.nothing("_component_", "the shape of its rows");
+    let is_preference = matches!(form, Form::Preferred(..) | Form::Answers(_));
+    match loss {
+        "DPOLoss" | "RSOLoss" if !is_preference => {
+            below.missing("_component_", format!("`{loss}` is a loss of preferences, and these rows are none"));
+        }
+        "" | "CEWithChunkedOutputLoss" | "CrossEntropyLoss" | "LinearCrossEntropyLoss" if is_preference => {
+            below.missing("_component_", "rows of preferences need a loss of preferences, such as `DPOLoss`");
+        }
+        _ => below.nothing("_component_", "the shape of its rows"),
+    }
     let given = below.text("source");
     let files = below.texts("data_files");
     match (given.as_deref(), files.as_slice()) {
@@ -278,7 +390,10 @@ fn dataset(
             None => below.require("source", node.span),
         },
     }
-    if let Some(config) = config.filter(|_| !below.is_given("subset") && !below.is_given("name")) {
+    let is_local = !files.is_empty() || given.as_deref().is_some_and(|source| places.is_path(source));
+    rows::without_hub(&mut below, is_local, &["name", "subset", "revision"]);
+    let is_named = is_local || below.is_given("subset") || below.is_given("name");
+    if let Some(config) = config.filter(|_| !is_named) {
         below.parameters.set("config", config, Note::Given);
     }
     let folder = match below.text("data_dir") {
@@ -290,38 +405,88 @@ fn dataset(
         below.missing("data_dir", what);
     }
     columns(&mut below, form, tokenizer);
+    system_prompt(&mut below, form, tokenizer);
+    let shared = shared(&mut below, form, trains_on_input);
+    below.finish();
+    Found { rows: reading.take_below("rows", below), shared }
+}
+
+/// What a data set says that one stage has for the rows of all.
+fn shared(below: &mut Reading<'_>, form: Form, trains_on_input: bool) -> Vec<Shared> {
+    let is_text = matches!(form, Form::Text(_));
     let on_input = match below.text("masking_strategy").as_deref() {
         None => below.choice("train_on_input").unwrap_or(trains_on_input),
-        Some("train_on_all") => true,
-        Some("train_on_assistant") => false,
+        Some(strategy @ ("train_on_all" | "train_on_assistant")) => {
+            let is_all = strategy == "train_on_all";
+            below.nothing("masking_strategy", "`train_on` of the stage `tokens`");
+            is_all
+        }
         Some(_) => {
             below.missing("masking_strategy", "`tokenize` trains on assistants' turns, on the last, or on everything");
             false
         }
     };
-    if !matches!(form, Form::Text(_)) {
-        below.nothing("train_on_input", "");
-        // Of preferences every turn of an assistant is scored there, those of the prompt too.
-        let train_on = if on_input { "all" } else { "assistant" };
-        reading.parameters.set("tokens.train_on", train_on, note(&below, "train_on_input"));
+    // Of preferences every turn of an assistant is scored there, those of the prompt too.
+    let train_on = if on_input { "all" } else { "assistant" };
+    let train_on_note = note(below, "train_on_input");
+    match is_text {
+        true => below.nothing("train_on_input", "plain text is trained as a whole"),
+        false => below.nothing("train_on_input", ""),
     }
-    if below.flag("packed") {
-        job.packs = true;
-        below.nothing("packed", "a `pack` stage");
+    let is_packed = below.flag("packed");
+    if is_packed {
+        below.nothing("packed", "the `pack` stage of the training rows");
     }
-    if let Some(split) = below.choice("split_across_pack") {
-        below.nothing("split_across_pack", "a key of the `pack` stage");
-        reading.parameters.set("packs.split_across_pack", split, Note::Given);
+    let split = below.choice("split_across_pack");
+    below.nothing("split_across_pack", "a key of the `pack` stage");
+    let without_eos = is_text && !below.flag("add_eos");
+    below.nothing("add_eos", "`add_eos` of the stage `tokens`");
+    let length = below.whole("max_seq_len");
+    below.nothing("max_seq_len", "a key of the `tokenize` stage");
+    let of = |key, path, value, note| Shared { key, path, value, note };
+    vec![
+        of("train_on_input", "tokens.train_on", (!is_text).then(|| json!(train_on)), train_on_note),
+        of("packed", PACKED, is_packed.then(|| json!(true)), Note::Given),
+        of("split_across_pack", "packs.split_across_pack", split.map(Json::from), Note::Given),
+        of("add_eos", "tokens.add_eos", without_eos.then(|| json!(false)), Note::Given),
+        of("max_seq_len", "tokens.max_seq_len", length.map(Json::from), Note::Given),
+    ]
+}
+
+/// Writes the system message that takes the place of those of the rows.
+fn system_prompt(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
+    let Some(prompt) = below.text("new_system_prompt") else { return };
+    let turn = format!("[{{'role': 'system', 'content': {}}}]", text(&prompt));
+    let key = if below.text("conversation_style").as_deref() == Some("openai") { "role" } else { "from" };
+    let led = |column: &str, key: &str| {
+        format!("{{{{ {turn} + (row[{}]|rejectattr('{key}', 'equalto', 'system')|list) }}}}", Json::from(column))
+    };
+    let of_map = |below: &Reading<'_>, name: &str| {
+        let map = below.parameters.get("column_map");
+        map.and_then(|map| map.get(name)).and_then(Json::as_str).map(str::to_owned).unwrap_or_default()
+    };
+    match form {
+        Form::Chat(_) => {
+            let map = json!({ "messages": led(&of_map(&*below, "messages"), key) });
+            below.parameters.set("map", map, Note::Given);
+            below.parameters.set("column_map", json!({ "messages": "messages" }), Note::Given);
+        }
+        Form::Preferred(..) => {
+            let [chosen, rejected] = ["chosen", "rejected"].map(|name| led(&of_map(&*below, name), "role"));
+            below.parameters.set("map", json!({ "chosen": chosen, "rejected": rejected }), Note::Given);
+            let columns = json!({ "chosen": "chosen", "rejected": "rejected" });
+            below.parameters.set("column_map", columns, Note::Given);
+        }
+        // `columns` has written them.
+        Form::Alpaca | Form::Pair(..) | Form::Answers(_) => {}
+        Form::Text(_) => return below.missing("new_system_prompt", "plain text has no turns"),
     }
-    if matches!(form, Form::Text(_)) && !below.flag("add_eos") {
-        reading.parameters.set("tokens.add_eos", false, Note::Given);
+    match tokenizer.template {
+        None if !matches!(form, Form::Preferred(..) | Form::Answers(_)) => {
+            below.differs("new_system_prompt", "the tokenizer's own chat template renders the turns");
+        }
+        _ => below.consumed("new_system_prompt", "map"),
     }
-    if let Some(length) = below.whole("max_seq_len") {
-        below.nothing("max_seq_len", "a key of the `tokenize` stage");
-        reading.parameters.set("tokens.max_seq_len", length, Note::Given);
-    }
-    below.finish();
-    reading.take_below("rows", below)
 }
 
 fn note(below: &Reading<'_>, name: &str) -> Note {
@@ -342,6 +507,10 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
     };
     let column = |name: &str| mapped(name, name);
     below.nothing("column_map", "the columns of the stage");
+    if let Some(format) = below.text("chat_format") {
+        let reason = format!("`{format}` writes text around each turn: write it as `chat_template` of `tokenize`");
+        below.missing("chat_format", reason);
+    }
     match form {
         Form::Text(default) => {
             let column = below.text("column").unwrap_or_else(|| default.to_owned());
@@ -362,7 +531,8 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
             let names = ["instruction", "input", "output"].map(column);
             let is_plain = names.iter().zip(["instruction", "input", "output"]).all(|(column, name)| column == name);
             let user = alpaca(&names[0], &names[1]);
-            match tokenizer.template {
+            let system = below.text("new_system_prompt").map(|system| text(&system));
+            match tokenizer.template.or(system.is_some().then_some("")) {
                 None if is_plain => {
                     below.parameters.set("template", "alpaca", Note::Given);
                     below.parameters.set("column_map", json!({ "output": "output" }), Note::Given);
@@ -372,7 +542,10 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
                     let map = json!({ "instruction": names[0], "input": names[1], "output": names[2] });
                     below.parameters.set("column_map", map, Note::Given);
                 }
-                Some(_) => rows::conversation(&mut below.parameters, None, &user, &rows::column(&names[2])),
+                Some(_) => {
+                    let response = rows::column(&names[2]);
+                    rows::conversation(&mut below.parameters, system.as_deref(), &user, &response);
+                }
             }
         }
         Form::Pair(input, output) => pair(below, &map, input, output, tokenizer),
@@ -386,7 +559,8 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
             let question = rows::column(&mapped("prompt", question));
             let question = format!("{} ~ {question} ~ {}", text(before), text(behind.trim_end()));
             let [better, worse] = [mapped("chosen", better), mapped("rejected", worse)].map(|name| rows::column(&name));
-            preference::pair(&mut below.parameters, None, &question, [&better, &worse]);
+            let system = below.text("new_system_prompt").map(|system| text(&system));
+            preference::pair(&mut below.parameters, system.as_deref(), &question, [&better, &worse]);
         }
     }
 }
@@ -438,7 +612,6 @@ fn pair(below: &mut Reading<'_>, map: &[(String, String)], input: &str, output: 
         (_, system) => {
             let system = system.map(|system| text(&system));
             rows::conversation(&mut below.parameters, system.as_deref(), &user, &rows::column(&response));
-            below.nothing("new_system_prompt", "the system message");
         }
     }
 }

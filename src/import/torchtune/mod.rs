@@ -50,6 +50,8 @@ pub(super) fn keys() -> Keys {
         .read("lr_scheduler", "train.scheduler")
         .read("loss", "train.loss")
         .read("batch_size=1", "train.micro_batch_size")
+        .read("tensor_parallel_dim=1", "train.micro_batch_size")
+        .read("context_parallel_dim=1", "train.micro_batch_size")
         .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
         .whole("epochs=1", "train.epochs")
         .whole("max_steps_per_epoch", "train.max_steps_per_epoch")
@@ -79,9 +81,7 @@ pub(super) fn keys() -> Keys {
                 "fsdp",
                 "data_parallel_shard_dim",
                 "data_parallel_replicate_dim",
-                "tensor_parallel_dim",
                 "tensor_parallel_plan",
-                "context_parallel_dim",
                 "batch_size_val",
                 "dataloader",
                 "cudnn_deterministic_mode",
@@ -142,25 +142,25 @@ pub(super) fn recipe(reading: &mut Reading<'_>, name: &str, span: Span) {
     reading.problems.push(problem);
 }
 
-/// Reads a config; `is_old` where it is in the dialect of 0.2.1.
-pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places: &Places) -> Job {
+/// Reads a config; `recipe` and `devices` are those that the command names.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, recipe: Option<&str>, devices: i64, places: &Places) -> Job {
     let mut job = Job { merges: true, ..Job::default() };
     reading.require("model", Span { len: 0, ..root.span });
     reading.require("dataset", Span { len: 0, ..root.span });
     let repository = models::model(reading, &mut job, root);
     checkpointer(reading, root, repository, places);
     let tokenizer = datasets::tokenizer(reading, root);
-    job.datasets = datasets::datasets(reading, &mut job, root, "dataset", &tokenizer, places);
+    let shared = datasets::training(reading, &mut job, root, &tokenizer, places);
     if reading.is_given("dataset_val") {
-        let mut own = Job::default();
-        let held_out = datasets::datasets(reading, &mut own, root, "dataset_val", &tokenizer, places);
+        let held_out = datasets::validation(reading, root, &shared, &tokenizer, places);
         job.held_out = HeldOut::Own(held_out);
         if let Some(steps) = reading.whole("run_val_every_n_steps") {
             reading.put("run_val_every_n_steps", "train.eval_steps", steps);
         }
     }
     datasets::length(reading, &mut job, &tokenizer);
-    batch(reading, devices);
+    let ranks = data_parallel(reading, &job, recipe, devices);
+    batch(reading, devices, ranks);
     optimizer(reading, root);
     scheduler(reading, root);
     loss(reading, root);
@@ -175,6 +175,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
         reading.differs("save_adapter_weights_only", reason);
     }
     job.output = reading.text("output_dir");
+    reading.consumed("output_dir", "publish");
     job
 }
 
@@ -280,14 +281,47 @@ fn quantizer(reading: &mut Reading<'_>, job: &Job, root: &Node) {
     }
 }
 
-fn batch(reading: &mut Reading<'_>, devices: i64) {
+/// How many ranks have rows of their own: processes that share a model's matrices, or a row's tokens, have the same
+/// rows.
+fn data_parallel(reading: &mut Reading<'_>, job: &Job, recipe: Option<&str>, devices: i64) -> i64 {
+    // The recipes for adapters, preferences and QAT have no such dimension.
+    let is_read = recipe.map_or(job.method == Method::Full, |recipe| recipe == "full_finetune_distributed");
+    let mut ranks = devices;
+    for name in ["tensor_parallel_dim", "context_parallel_dim"] {
+        match reading.whole(name).unwrap_or(1) {
+            ..=1 => reading.nothing(name, "one, as here"),
+            _ if !is_read => reading.nothing(name, "the recipe does not read it"),
+            size if devices == 1 => {
+                let reason = format!(
+                    "{size} processes have the same rows there; how many are started is not in this file: taken for one \
+                     batch of `batch_size` rows"
+                );
+                reading.differs(name, reason);
+            }
+            size if ranks % size == 0 => {
+                ranks /= size;
+                let reason = format!(
+                    "{size} processes have the same rows there, so that {devices} processes have {ranks} batches at \
+                     once; here no model is split so, and the result is the same"
+                );
+                reading.differs(name, reason);
+            }
+            size => reading.missing(name, format!("{ranks} processes are no multiple of {size}")),
+        }
+    }
+    ranks
+}
+
+fn batch(reading: &mut Reading<'_>, devices: i64, ranks: i64) {
     let size = reading.whole("batch_size").unwrap_or(1);
-    if devices > 1 {
-        let reason = format!("on each rank there, {size} × {devices} ranks; here over all devices together");
-        reading.put_differing("batch_size", "train.micro_batch_size", size * devices, reason);
-        reading.parameters.set("resources.count", devices, Note::Given);
+    if ranks > 1 {
+        let reason = format!("on each rank there, {size} × {ranks} ranks; here over all devices together");
+        reading.put_differing("batch_size", "train.micro_batch_size", size * ranks, reason);
     } else {
         reading.put("batch_size", "train.micro_batch_size", size);
+    }
+    if devices > 1 {
+        reading.parameters.set("resources.count", devices, Note::Given);
     }
     let steps = reading.whole("gradient_accumulation_steps").unwrap_or(1);
     let reason = format!(

@@ -8,17 +8,22 @@ use stages::compute::inference::{ChosenToken, Constraint, TokenLogprobs};
 use stages::data::artifact::{Message, TOOLS};
 use stages::data::prompt::ToolForm;
 
+use super::Head;
 use super::answer::{Chunks, Completed, Usage};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::options::{MOST_LOGPROBS, Options};
 use super::tools::{Tools, calls_json};
-use super::{Head, token_bytes};
 use crate::inference::{Named, Vocabulary};
 use crate::serve::worker::Finish;
 
-/// Why an answer with calls ended.
-const TOOL_CALLS: &str = "tool_calls";
+/// Why an answer with calls ended: for them, unless the limit may have cut another.
+fn finish_of_calls(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "tool_calls",
+        Finish::Length => finish.name(),
+    }
+}
 
 /// What is asked.
 pub(super) struct ChatRequest {
@@ -90,9 +95,9 @@ impl ChatRequest {
             let constraint = grammars()?.json(schema);
             return constraint.map(Some).map_err(wrong("response_format"));
         }
-        let grammar = self.tools.as_ref().zip(form);
-        match grammar.and_then(|(tools, form)| tools.grammar(form, &vocabulary.tokenizer)) {
-            Some(grammar) => grammars()?.lark(grammar).map(Some).map_err(wrong("tools")),
+        let Some((tools, form)) = self.tools.as_ref().zip(form) else { return Ok(None) };
+        match tools.grammar(form, &vocabulary.tokenizer) {
+            Some(grammar) => grammars()?.lark(grammar, tools.schemas()).map(Some).map_err(wrong("tools")),
             None => Ok(None),
         }
     }
@@ -244,9 +249,10 @@ pub(super) fn answer(
         let mut finish = completed.finish.name();
         let said = form.map(|form| form.read(&completed.text)).filter(|said| !said.calls.is_empty());
         if let Some(said) = said {
-            message["content"] = if said.text.is_empty() { Value::Null } else { json!(said.text) };
+            let content = said.text + &said.rest;
+            message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
             message["tool_calls"] = calls_json(&said.calls, &head.id, completed.index).into();
-            finish = TOOL_CALLS;
+            finish = finish_of_calls(completed.finish);
         }
         json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     };
@@ -331,7 +337,8 @@ impl Chunks for ChatChunks {
         }
         let mut calls = calls_json(&said.calls, &self.head.id, index);
         calls.iter_mut().enumerate().for_each(|(number, call)| call["index"] = json!(number));
-        vec![delta("tool_calls", calls.into()), end(TOOL_CALLS)]
+        let rest = (!said.rest.is_empty()).then(|| delta("content", json!(said.rest)));
+        rest.into_iter().chain([delta("tool_calls", calls.into()), end(finish_of_calls(finish))]).collect()
     }
 
     fn usage(&self, usage: Usage) -> Value {
@@ -341,9 +348,8 @@ impl Chunks for ChatChunks {
 
 fn entry(id: u32, found: &TokenLogprobs, vocabulary: &Vocabulary) -> Value {
     let token = |id: u32, logprob: f32| {
-        let text = vocabulary.token_text(id).unwrap_or_default();
-        let bytes = token_bytes(&text);
-        json!({ "token": text, "logprob": finite(logprob), "bytes": bytes })
+        let bytes = vocabulary.token_bytes(id);
+        json!({ "token": String::from_utf8_lossy(bytes), "logprob": finite(logprob), "bytes": bytes })
     };
     let mut value = token(id, found.logprob);
     value["top_logprobs"] = found.top.iter().map(|(id, logprob)| token(*id, *logprob)).collect();

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use stages::compute::inference::{ChosenToken, TokenLogprobs};
+use stages::compute::inference::{ChosenToken, Detokenizer, TokenLogprobs};
+use stages::data::tokenizer::Tokenizer;
 
 use super::Head;
 use super::answer::{Chunks, Completed, Usage};
@@ -39,6 +40,8 @@ pub(super) struct Prompt {
     pub(super) ids: Vec<u32>,
     /// Its text, where the answer repeats it.
     pub(super) text: String,
+    /// How many tokens stand before that text.
+    begins: usize,
 }
 
 impl CompletionRequest {
@@ -74,11 +77,17 @@ impl CompletionRequest {
             let text = match prompt {
                 PromptField::Text(text) => text.clone(),
                 PromptField::Ids(ids) if self.echo => {
-                    ids.iter().filter_map(|id| vocabulary.token_text(*id).ok()).collect()
+                    vocabulary.tokenizer.decode_with_special(ids).map_err(|error| {
+                        ApiError::unprocessable("prompt", format!("the prompt cannot be decoded: {error}"))
+                    })?
                 }
                 PromptField::Ids(_) => String::new(),
             };
-            Ok(Prompt { ids, text })
+            let begins = match prompt {
+                PromptField::Text(_) => usize::from(vocabulary.tokenizer.bos_token_id() == ids.first().copied()),
+                PromptField::Ids(_) => 0,
+            };
+            Ok(Prompt { ids, text, begins })
         };
         self.prompts.iter().map(prompt).collect()
     }
@@ -126,11 +135,23 @@ pub(super) fn answer(
             let mut listed = Listed::new(vocabulary);
             if request.echo {
                 let found = std::iter::once(None).chain(completed.of_prompt.iter().map(Some));
-                prompt.ids.iter().zip(found).for_each(|(id, found)| listed.push(*id, found));
+                let mut offset = Offset { detokenizer: Detokenizer::with_special(), characters: 0 };
+                for (at, (id, found)) in prompt.ids.iter().zip(found).enumerate() {
+                    listed.push(*id, found, offset.characters);
+                    if at >= prompt.begins {
+                        offset.advance(*id, &vocabulary.tokenizer);
+                    }
+                }
             }
-            completed.tokens.iter().for_each(|(id, found)| listed.push(*id, found.as_ref()));
+            let characters = if request.echo { prompt.text.chars().count() } else { 0 };
+            let mut offset = Offset { detokenizer: Detokenizer::behind(&prompt.ids), characters };
+            for (id, found) in &completed.tokens {
+                listed.push(*id, found.as_ref(), offset.characters);
+                offset.advance(*id, &vocabulary.tokenizer);
+            }
             // It is no part of the text, but of what was chosen: a client may count on as many as it asked for.
-            completed.stop_token.iter().for_each(|token| listed.push(token.id, token.logprobs.as_ref()));
+            let stop_token = completed.stop_token.iter();
+            stop_token.for_each(|token| listed.push(token.id, token.logprobs.as_ref(), offset.characters));
             listed.json()
         });
         choice(completed.index, &text, logprobs, Some(completed.finish))
@@ -146,6 +167,29 @@ fn choice(index: usize, text: &str, logprobs: Option<Value>, finish: Option<Fini
     json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish })
 }
 
+/// Where a token begins in a text, in characters; a part of one begins where that does.
+#[derive(Debug, Clone)]
+struct Offset {
+    detokenizer: Detokenizer,
+    characters: usize,
+}
+
+impl Offset {
+    /// Goes on behind a token. What cannot be decoded is no part of the text.
+    fn advance(&mut self, id: u32, tokenizer: &Tokenizer) {
+        let added = self.detokenizer.push(id, tokenizer).unwrap_or_default();
+        self.characters += added.chars().count();
+    }
+}
+
+/// A token as this endpoint writes it: as text, or by its bytes where those are a part of a character.
+fn written(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| format!("{text}\\x{byte:02x}")),
+    }
+}
+
 /// Log-probabilities in lists beside each other, as this endpoint has them.
 struct Listed<'a> {
     vocabulary: &'a Vocabulary,
@@ -153,36 +197,27 @@ struct Listed<'a> {
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<Map<String, Value>>>,
     text_offset: Vec<usize>,
-    /// Characters so far.
-    offset: usize,
 }
 
 impl<'a> Listed<'a> {
     fn new(vocabulary: &'a Vocabulary) -> Self {
-        Self::from(vocabulary, 0)
-    }
-
-    /// Begins after so many characters.
-    fn from(vocabulary: &'a Vocabulary, offset: usize) -> Self {
         let (tokens, token_logprobs, top_logprobs, text_offset) = Default::default();
-        Self { vocabulary, tokens, token_logprobs, top_logprobs, text_offset, offset }
+        Self { vocabulary, tokens, token_logprobs, top_logprobs, text_offset }
     }
 
-    fn push(&mut self, id: u32, found: Option<&TokenLogprobs>) {
-        let text = self.vocabulary.token_text(id).unwrap_or_default();
+    fn push(&mut self, id: u32, found: Option<&TokenLogprobs>, offset: usize) {
+        let text = written(self.vocabulary.token_bytes(id));
         self.top_logprobs.push(found.map(|found| {
             let mut top = Map::new();
             // The likeliest of tokens with the same text is the one that counts.
             for (other, logprob) in &found.top {
-                let text = self.vocabulary.token_text(*other).unwrap_or_default();
-                top.entry(text).or_insert_with(|| json!(finite(*logprob)));
+                top.entry(written(self.vocabulary.token_bytes(*other))).or_insert_with(|| json!(finite(*logprob)));
             }
             top.entry(text.clone()).or_insert_with(|| json!(finite(found.logprob)));
             top
         }));
         self.token_logprobs.push(found.map(|found| finite(found.logprob)));
-        self.text_offset.push(self.offset);
-        self.offset += text.chars().count();
+        self.text_offset.push(offset);
         self.tokens.push(text);
     }
 
@@ -203,17 +238,36 @@ pub(super) struct CompletionChunks {
     pub(super) include_usage: bool,
     pub(super) wants_logprobs: bool,
     pub(super) vocabulary: Arc<Vocabulary>,
-    /// Characters of the listed tokens of each choice so far.
-    pub(super) offsets: BTreeMap<usize, usize>,
+    pub(super) offsets: Offsets,
+}
+
+/// Where the next token of each choice begins.
+pub(super) struct Offsets {
+    prompts: Vec<Vec<u32>>,
+    /// Choices of each prompt.
+    choices: usize,
+    of_choices: BTreeMap<usize, Offset>,
+}
+
+impl Offsets {
+    pub(super) fn new(prompts: Vec<Vec<u32>>, choices: usize) -> Self {
+        Self { prompts, choices, of_choices: BTreeMap::new() }
+    }
+
+    fn of(&mut self, choice: usize) -> &mut Offset {
+        let prompt = &self.prompts[choice / self.choices];
+        let begin = || Offset { detokenizer: Detokenizer::behind(prompt), characters: 0 };
+        self.of_choices.entry(choice).or_insert_with(begin)
+    }
 }
 
 impl CompletionChunks {
     /// The lists of one token, which counts on from those before it.
     fn listed(&mut self, index: usize, id: u32, found: Option<&TokenLogprobs>) -> Value {
-        let offset = self.offsets.entry(index).or_default();
-        let mut listed = Listed::from(&self.vocabulary, *offset);
-        listed.push(id, found);
-        *offset = listed.offset;
+        let offset = self.offsets.of(index);
+        let mut listed = Listed::new(&self.vocabulary);
+        listed.push(id, found, offset.characters);
+        offset.advance(id, &self.vocabulary.tokenizer);
         listed.json()
     }
 

@@ -19,7 +19,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use http_server::{Method, Refusal, Request, Response, Service, StatusCode};
 use serde_json::{Value, json};
-use stages::compute::inference::QueuedRequest;
+use stages::compute::inference::{CompletionText, QueuedRequest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 
 use super::metrics::{Computes, Metrics};
@@ -29,7 +29,7 @@ use crate::progress::Verbosity;
 use crate::terminal;
 use answer::{Choice, Stream, Usage};
 use chat::{ChatChunks, ChatRequest};
-use completions::{CompletionChunks, CompletionRequest};
+use completions::{CompletionChunks, CompletionRequest, Offsets};
 use error::ApiError;
 use options::Options;
 
@@ -112,11 +112,6 @@ impl Head {
 
 fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// The bytes of a token's text; none for a part of a character, whose text is a replacement.
-fn token_bytes(text: &str) -> Option<&[u8]> {
-    (!text.contains(char::REPLACEMENT_CHARACTER)).then_some(text.as_bytes())
 }
 
 /// The paths that there are, each with the method that it takes.
@@ -233,7 +228,8 @@ impl Api {
         // A great schema takes its time, which others on this thread need not wait.
         let constraint = tokio::task::block_in_place(|| request.constraint(form, &self.vocabulary))?;
         let plain = QueuedRequest { logprobs: request.logprobs, constraint, ..self.vocabulary.request(&model, prompt) };
-        let choices = self.begin(&request.options, vec![plain], "messages")?;
+        // The template ends with what parts the response from it.
+        let choices = self.begin(&request.options, vec![(plain, CompletionText::default())], "messages")?;
         let head = self.head("chatcmpl", &request.model);
         let wants_logprobs = request.logprobs.is_some();
         if request.options.stream {
@@ -253,10 +249,13 @@ impl Api {
         let model = self.model(&request.model)?;
         let prompts = request.prompts(&model, &self.vocabulary)?;
         prompts.iter().for_each(|prompt| self.log_prompt(&prompt.ids));
-        let plain = |prompt: &completions::Prompt| QueuedRequest {
-            logprobs: request.logprobs,
-            prompt_logprobs: request.logprobs.filter(|_| request.echo),
-            ..self.vocabulary.request(&model, prompt.ids.clone())
+        let plain = |prompt: &completions::Prompt| {
+            let plain = QueuedRequest {
+                logprobs: request.logprobs,
+                prompt_logprobs: request.logprobs.filter(|_| request.echo),
+                ..self.vocabulary.request(&model, prompt.ids.clone())
+            };
+            (plain, CompletionText::behind(&prompt.ids))
         };
         let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let choices = self.begin(&request.options, prompts.iter().map(plain).collect(), "prompt")?;
@@ -264,7 +263,9 @@ impl Api {
         if request.options.stream {
             let (include_usage, wants_logprobs) = (request.options.include_usage, request.logprobs.is_some());
             let vocabulary = Arc::clone(&self.vocabulary);
-            let chunks = CompletionChunks { head, include_usage, wants_logprobs, vocabulary, offsets: BTreeMap::new() };
+            let prompts = prompts.into_iter().map(|prompt| prompt.ids).collect();
+            let offsets = Offsets::new(prompts, request.options.choices);
+            let chunks = CompletionChunks { head, include_usage, wants_logprobs, vocabulary, offsets };
             return Ok(Response::events(Box::new(Stream::new(choices, chunks, prompt_tokens, include_usage))));
         }
         let (completed, usage) = completed(choices, prompt_tokens).await?;
@@ -282,8 +283,13 @@ impl Api {
     }
 
     /// Hands all completions of a request to the worker, or none.
-    fn begin(&self, options: &Options, prompts: Vec<QueuedRequest>, field: &str) -> Result<Vec<Choice>, ApiError> {
-        for plain in &prompts {
+    fn begin(
+        &self,
+        options: &Options,
+        prompts: Vec<(QueuedRequest, CompletionText)>,
+        field: &str,
+    ) -> Result<Vec<Choice>, ApiError> {
+        for (plain, _) in &prompts {
             let (tokens, positions) = (plain.prompt.len(), self.vocabulary.positions);
             let needs_a_token = options.max_tokens != Some(0);
             if tokens == 0 {
@@ -296,14 +302,15 @@ impl Api {
         }
         let mut places = self.places(prompts.len() * options.choices, if options.choices > 1 { "n" } else { field })?;
         let mut choices = Vec::new();
-        for (prompt, plain) in prompts.into_iter().enumerate() {
+        for (prompt, (plain, text)) in prompts.into_iter().enumerate() {
             let mut request = options.request(plain, prompt, 0);
             request.stop_token_ids.extend(options.stop_tokens(&self.vocabulary));
             for choice in 0..options.choices {
                 let place = places.split(1).ok_or_else(|| ApiError::unavailable("a place was lost"))?;
                 let (reply, updates) = mpsc::unbounded_channel();
                 let request = options.request(request.clone(), prompt, choice);
-                let job = Job { request, stops: options.stop_strings(), reply, place };
+                let (stops, text) = (options.stop_strings(), text.clone());
+                let job = Job { request, stops, text, reply, place };
                 self.order(Order::Complete(Box::new(job)))?;
                 choices.push(Choice { index: choices.len(), prompt, updates });
             }

@@ -66,6 +66,11 @@ impl Tools {
         Ok(Some(Self { json, tools, choice, calls }))
     }
 
+    /// Those of the arguments of each.
+    pub(super) fn schemas(&self) -> impl Iterator<Item = &Value> {
+        self.tools.iter().map(|tool| &tool.parameters)
+    }
+
     /// The grammar of what has to be called, if anything has.
     pub(super) fn grammar(&self, form: ToolForm, tokenizer: &Tokenizer) -> Option<String> {
         let special = |text: &str| tokenizer.token_id(text).filter(|id| tokenizer.is_special(*id));
@@ -133,8 +138,7 @@ fn read_choice(choice: Option<Value>, tools: &[Tool]) -> Result<Option<Choice>, 
 /// Calls as they are answered. Their ids have nine letters and digits, which is what Mistral's template takes.
 pub(super) fn calls_json(calls: &[ToolCall], answer: &str, choice: usize) -> Vec<Value> {
     let json = |(index, call): (usize, &ToolCall)| {
-        let arguments = Value::Object(call.arguments.clone()).to_string();
-        let function = json!({ "name": call.name, "arguments": arguments });
+        let function = json!({ "name": call.name, "arguments": call.arguments });
         json!({ "id": call_id(answer, choice, index), "type": "function", "function": function })
     };
     calls.iter().enumerate().map(json).collect()

@@ -49,15 +49,21 @@ impl<'t> FewShots<'t> {
             return Ok(Vec::new());
         }
         let (rows, count, apart) = (self.rows, self.count, self.task.shows_others());
-        let needed = count + usize::from(apart);
-        let order: Option<Vec<usize>> = match self.task.sampler {
-            Sampler::FirstN => (rows.len() >= count).then(|| (0..rows.len()).collect()),
-            Sampler::Random => self.random.sample(rows.len(), needed),
-        };
-        let order = order.ok_or_else(|| {
-            format!("{count} rows are to be shown before each, and there are {} to choose from", rows.len())
-        })?;
-        let others = order.into_iter().map(|at| &rows[at]).filter(|shown| !apart || *shown != row);
-        Ok(others.take(count).collect())
+        let too_few =
+            || format!("{count} rows are to be shown before each, and there are {} to choose from", rows.len());
+        let is_other = |shown: &&Document| !apart || *shown != row;
+        let others = || rows.iter().filter(is_other).collect::<Vec<_>>();
+        if self.task.sampler == Sampler::FirstN {
+            return others().get(..count).map(<[_]>::to_vec).ok_or_else(too_few);
+        }
+        let order = self.random.sample(rows.len(), count + usize::from(apart)).ok_or_else(too_few)?;
+        let drawn: Vec<&Document> = order.into_iter().map(|at| &rows[at]).filter(is_other).take(count).collect();
+        if drawn.len() == count {
+            return Ok(drawn);
+        }
+        // Several rows like this one were drawn: the harness draws again from the others.
+        let others = others();
+        let order = self.random.sample(others.len(), count).ok_or_else(too_few)?;
+        Ok(order.into_iter().map(|at| others[at]).collect())
     }
 }

@@ -115,11 +115,14 @@ pub struct Task {
     pub doc_to_text: Value,
     pub doc_to_target: Value,
     pub doc_to_choice: Option<Value>,
-    pub description: String,
+    /// As `doc_to_text`, made of the row that is asked about.
+    pub description: Value,
     pub target_delimiter: String,
     pub fewshot_delimiter: String,
-    pub gen_prefix: Option<String>,
-    pub num_fewshot: usize,
+    /// As `doc_to_text`, made of each row.
+    pub gen_prefix: Option<Value>,
+    /// Rows that are shown before each, if the file says.
+    pub num_fewshot: Option<usize>,
     pub generation: Generation,
     /// Responses to each row. Where none is drawn they are all the same, and the model is asked once.
     pub repeats: usize,
@@ -137,6 +140,8 @@ pub struct GroupMetric {
     pub metric: String,
     /// Whether a task counts by its rows; else all count the same.
     pub weight_by_size: bool,
+    /// The filters that it is taken of; all that there are if left out.
+    pub filters: Option<Vec<String>>,
 }
 
 /// A group of tasks.
@@ -162,6 +167,14 @@ impl Generation {
 }
 
 impl Task {
+    /// Rows that are shown before each, where a stage asks for `asked`: a task that says 0 is meant without.
+    pub fn shots(&self, asked: Option<usize>) -> usize {
+        match self.num_fewshot {
+            Some(0) => 0,
+            own => asked.or(own).unwrap_or(0),
+        }
+    }
+
     /// Responses that the model is asked for to each prompt.
     pub fn responses(&self) -> usize {
         if self.generation.draws() { self.repeats } else { 1 }
@@ -305,6 +318,14 @@ impl Keys {
         list.iter().map(object).collect()
     }
 
+    /// Refuses keys of a mapping that are none of these: what is not known is not passed over.
+    fn only(&self, key: &str, mapping: &Map<String, Value>, known: &[&str]) -> Result<(), TaskError> {
+        match mapping.keys().find(|name| !known.contains(&name.as_str())) {
+            Some(other) => Err(self.wrong(key, format!("`{other}` is not supported; {} are", listed(known)))),
+            None => Ok(()),
+        }
+    }
+
     fn group(&self) -> Result<Group, TaskError> {
         let name = self.text("group")?.unwrap_or_default();
         let tasks = match self.value("task") {
@@ -320,7 +341,15 @@ impl Keys {
             if entry.get("aggregation").is_some_and(|aggregation| aggregation != "mean") {
                 return Err(self.wrong("aggregate_metric_list", "the only `aggregation` of a group is `mean`"));
             }
+            self.only("aggregate_metric_list", entry, &["metric", "aggregation", "weight_by_size", "filter_list"])?;
+            let filters = match entry.get("filter_list") {
+                None | Some(Value::Null) => None,
+                Some(Value::String(name)) => Some(vec![name.clone()]),
+                Some(Value::Array(names)) => Some(names.iter().map(super::template::printed).collect()),
+                Some(_) => return Err(self.wrong("aggregate_metric_list", "`filter_list` has names of filters")),
+            };
             Ok(GroupMetric {
+                filters,
                 metric: name.ok_or_else(|| self.wrong("aggregate_metric_list", "lacks `metric`"))?.to_owned(),
                 weight_by_size: entry.get("weight_by_size").is_none_or(|weighs| *weighs == Value::Bool(true)),
             })
@@ -379,8 +408,10 @@ impl Keys {
             return Err(self.wrong("test_split", "is missing, and so is `validation_split`: no rows to evaluate on"));
         }
         let num_fewshot = match self.value("num_fewshot") {
-            None => 0,
-            Some(value) => value.as_u64().ok_or_else(|| self.wrong("num_fewshot", "is to be a number of rows"))?,
+            None => None,
+            Some(value) => {
+                Some(value.as_u64().ok_or_else(|| self.wrong("num_fewshot", "is to be a number of rows"))? as usize)
+            }
         };
         Ok(Task {
             file: self.file.clone(),
@@ -398,12 +429,12 @@ impl Keys {
             doc_to_text: self.field("doc_to_text")?.unwrap_or_else(|| Value::from("")),
             doc_to_target: self.field("doc_to_target")?.ok_or_else(|| self.wrong("doc_to_target", "is missing"))?,
             doc_to_choice,
-            description: self.text("description")?.unwrap_or_default(),
+            description: Value::from(self.text("description")?.unwrap_or_default()),
             target_delimiter: self.text("target_delimiter")?.unwrap_or_else(|| " ".to_owned()),
             generation: self.generation(&fewshot_delimiter)?,
             fewshot_delimiter,
-            gen_prefix: self.text("gen_prefix")?,
-            num_fewshot: num_fewshot as usize,
+            gen_prefix: self.text("gen_prefix")?.filter(|prefix| !prefix.is_empty()).map(Value::from),
+            num_fewshot,
             repeats,
             filters,
             metrics: self.metrics(output_type)?,
@@ -414,6 +445,11 @@ impl Keys {
 
     fn data_files(&self) -> Result<BTreeMap<String, Vec<PathBuf>>, TaskError> {
         let key = "dataset_kwargs";
+        if let Some(arguments) = self.value(key) {
+            let arguments = arguments.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?;
+            // Others of `datasets.load_dataset` change what the rows are.
+            self.only(key, arguments, &["data_files", "trust_remote_code", "cache_dir", "streaming", "revision"])?;
+        }
         let Some(files) = self.value(key).and_then(|arguments| arguments.get("data_files")) else {
             return Ok(BTreeMap::new());
         };
@@ -531,6 +567,11 @@ impl Keys {
             Some(None) => Err(self.wrong(key, "is to be a `!function`")),
         }
     }
+}
+
+/// Names for a message.
+fn listed(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 fn tree(source: SourceId, text: &str, sources: &Sources) -> Result<Node, (String, usize)> {

@@ -1,5 +1,7 @@
 //! How a row and the rows shown before it become the text of a request.
 
+use serde_json::Value;
+
 use super::file::Task;
 use crate::data::artifact::Message;
 use crate::data::prompt::ChatTemplate;
@@ -14,10 +16,30 @@ pub struct PromptOptions<'o> {
     pub system_instruction: Option<&'o str>,
 }
 
-/// A shown row: what is asked, and the answer.
+/// A shown row: what is asked, what its answer begins with, and the answer, if it has one.
 pub struct Shot {
     pub question: String,
-    pub answer: String,
+    pub prefix: Option<String>,
+    pub answer: Option<String>,
+}
+
+/// What a row is asked with.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    pub description: &'a str,
+    pub question: &'a str,
+    /// What the response begins with.
+    pub prefix: Option<&'a str>,
+}
+
+impl Shot {
+    /// What is said for an answer; `None` where nothing is.
+    fn said(&self) -> Option<String> {
+        match (&self.prefix, &self.answer) {
+            (Some(prefix), Some(answer)) => Some(joined(prefix, " ", answer)),
+            (said, None) | (None, said) => said.clone(),
+        }
+    }
 }
 
 /// Two texts with something between, unless white space is there already or one is empty.
@@ -30,24 +52,24 @@ fn joined(first: &str, between: &str, second: &str) -> String {
 impl Task {
     /// What comes between a prompt and a choice.
     pub fn delimiter(&self, options: PromptOptions<'_>) -> &str {
-        let after_prefix = self.gen_prefix.as_ref().is_some_and(|prefix| !prefix.ends_with(char::is_whitespace));
+        let prefix = self.gen_prefix.as_ref().and_then(Value::as_str);
+        let after_prefix = prefix.is_some_and(|prefix| !prefix.ends_with(char::is_whitespace));
         if options.apply_chat_template && !after_prefix { "" } else { &self.target_delimiter }
-    }
-
-    /// The answer of a shown row, with what answers begin with.
-    fn answer(&self, answer: &str) -> String {
-        self.gen_prefix.as_ref().map_or_else(|| answer.to_owned(), |prefix| joined(prefix, " ", answer))
     }
 
     /// Shots one after the other.
     fn shown(&self, shots: &[Shot]) -> String {
         let mut text = String::new();
-        for Shot { question, answer } in shots {
-            match &self.gen_prefix {
-                None => text.extend([question.as_str(), &self.target_delimiter, answer]),
-                Some(_) => text.push_str(&joined(question, &self.target_delimiter, &self.answer(answer))),
+        for shot in shots {
+            match (&shot.prefix, shot.said()) {
+                (None, Some(said)) => text.extend([shot.question.as_str(), &self.target_delimiter, &said]),
+                (_, said) => {
+                    text.push_str(&joined(&shot.question, &self.target_delimiter, &said.unwrap_or_default()));
+                }
             }
-            text.push_str(&self.fewshot_delimiter);
+            if shot.answer.is_some() {
+                text.push_str(&self.fewshot_delimiter);
+            }
         }
         text
     }
@@ -59,14 +81,14 @@ impl Task {
     pub fn context(
         &self,
         shots: &[Shot],
-        question: &str,
+        asked: Asked<'_>,
         options: PromptOptions<'_>,
         chat_template: Option<&ChatTemplate>,
     ) -> Result<String, String> {
-        let system = joined(options.system_instruction.unwrap_or(""), &self.fewshot_delimiter, &self.description);
+        let Asked { description, question, prefix } = asked;
+        let system = joined(options.system_instruction.unwrap_or(""), &self.fewshot_delimiter, description);
         if !options.apply_chat_template {
-            let prefix = self.gen_prefix.as_deref().unwrap_or("");
-            let asked = joined(question, &self.target_delimiter, prefix);
+            let asked = joined(question, &self.target_delimiter, prefix.unwrap_or(""));
             return Ok(format!("{system}{}{asked}", self.shown(shots)));
         }
         let template = chat_template.ok_or("the tokenizer has no chat template to apply")?;
@@ -77,19 +99,19 @@ impl Task {
         if options.fewshot_as_multiturn {
             for shot in shots {
                 messages.push(Message::new("user", &shot.question));
-                messages.push(Message::new("assistant", &self.answer(&shot.answer)));
+                messages.extend(shot.said().map(|said| Message::new("assistant", &said)));
             }
             messages.push(Message::new("user", question));
         } else {
             messages.push(Message::new("user", &format!("{}{question}", self.shown(shots))));
         }
-        let Some(prefix) = &self.gen_prefix else {
+        let Some(prefix) = prefix else {
             return template.render(&messages, true).map_err(|error| error.to_string());
         };
         messages.push(Message::new("assistant", prefix));
         let text = template.render(&messages, false).map_err(|error| error.to_string())?;
         // A template may trim what is said.
-        let said = if text.contains(prefix.as_str()) { prefix.as_str() } else { prefix.trim() };
+        let said = if text.contains(prefix) { prefix } else { prefix.trim() };
         let at = text.rfind(said).ok_or("the chat template leaves out the beginning of the response")?;
         Ok(text[..at + said.len()].to_owned())
     }

@@ -6,7 +6,7 @@ use super::TaskError;
 use super::documents::Document;
 use super::fewshot::{FewShots, SEED};
 use super::file::{OutputType, Task};
-use super::prompt::{PromptOptions, Shot};
+use super::prompt::{Asked, PromptOptions, Shot};
 use super::template::{Field, printed};
 use crate::data::prompt::ChatTemplate;
 
@@ -48,6 +48,8 @@ struct Fields<'t> {
     text: Field<'t>,
     target: Field<'t>,
     choices: Option<Field<'t>>,
+    description: Field<'t>,
+    prefix: Option<Field<'t>>,
 }
 
 impl<'t> Fields<'t> {
@@ -59,6 +61,8 @@ impl<'t> Fields<'t> {
             text: field("doc_to_text", &task.doc_to_text)?,
             target: field("doc_to_target", &task.doc_to_target)?,
             choices: task.doc_to_choice.as_ref().map(|value| field("doc_to_choice", value)).transpose()?,
+            description: field("description", &task.description)?,
+            prefix: task.gen_prefix.as_ref().map(|value| field("gen_prefix", value)).transpose()?,
         })
     }
 
@@ -79,6 +83,18 @@ impl<'t> Fields<'t> {
     fn target(&self, row: &Document) -> Result<Value, TaskError> {
         let target = self.target.target(row, self.choices.is_some());
         target.map_err(|message| self.wrong("doc_to_target", message))
+    }
+
+    fn description(&self, row: &Document) -> Result<String, TaskError> {
+        let description = self.description.of(row).map_err(|message| self.wrong("description", message))?;
+        Ok(printed(&description))
+    }
+
+    /// What an answer begins with.
+    fn prefix(&self, row: &Document) -> Result<Option<String>, TaskError> {
+        let Some(prefix) = &self.prefix else { return Ok(None) };
+        let prefix = prefix.of(row).map_err(|message| self.wrong("gen_prefix", message))?;
+        Ok(Some(printed(&prefix)).filter(|prefix| !prefix.is_empty()))
     }
 
     fn choice<'c>(&self, key: &str, choices: &'c [String], index: &Value) -> Result<(usize, &'c str), TaskError> {
@@ -108,7 +124,7 @@ impl<'t> Fields<'t> {
             }
             text => printed(&text),
         };
-        Ok(Shot { question, answer })
+        Ok(Shot { question, prefix: self.prefix(row)?, answer: Some(answer).filter(|answer| !answer.is_empty()) })
     }
 
     /// The choices that are right.
@@ -142,7 +158,7 @@ impl Asking<'_> {
     /// Fails with the row and the key that give no request.
     pub fn samples(&self, rows: &[Document], shown: &[Document]) -> Result<Vec<Sample>, TaskError> {
         let fields = Fields::new(self.task)?;
-        let mut shots = FewShots::new(self.task, self.num_fewshot.unwrap_or(self.task.num_fewshot), shown, SEED);
+        let mut shots = FewShots::new(self.task, self.task.shots(self.num_fewshot), shown, SEED);
         let sample = |(index, row): (usize, &Document)| {
             let shots = shots.next(row).map_err(|message| fields.wrong("num_fewshot", message))?;
             self.sample(&fields, row, &shots).map_err(|error| error.in_row(index))
@@ -153,8 +169,10 @@ impl Asking<'_> {
     fn sample(&self, fields: &Fields<'_>, row: &Document, shots: &[&Document]) -> Result<Sample, TaskError> {
         let shots: Vec<Shot> = shots.iter().map(|shot| fields.shot(shot)).collect::<Result<_, _>>()?;
         let target = fields.target(row)?;
+        let (description, prefix) = (fields.description(row)?, fields.prefix(row)?);
         let context = |question: &str| {
-            let context = self.task.context(&shots, question, self.options, self.chat_template);
+            let asked = Asked { description: &description, question, prefix: prefix.as_deref() };
+            let context = self.task.context(&shots, asked, self.options, self.chat_template);
             context.map_err(|message| fields.wrong("doc_to_text", message))
         };
         let asked = |question: &Value| context(&printed(question));

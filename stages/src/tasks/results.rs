@@ -249,15 +249,21 @@ impl Task {
 }
 
 impl Group {
-    /// The figures of the group from those of its tasks, in any order.
+    /// The figures of the group from those of its tasks, those of groups in it among them, in any order.
     pub fn results(&self, tasks: &[&Results]) -> Results {
         let rows = |results: &&Results| results.sample_len as f64;
         let total: f64 = tasks.iter().map(rows).sum();
         let mut group = Results { sample_len: total as usize, ..Results::default() };
         for metric in &self.metrics {
             let prefix = format!("{},", metric.metric);
+            let is_meant = |key: &&String| {
+                let filter = key.strip_prefix(&prefix);
+                filter.is_some_and(|filter| {
+                    metric.filters.as_ref().is_none_or(|names| names.iter().any(|name| name == filter))
+                })
+            };
             let keys: std::collections::BTreeSet<&String> =
-                tasks.iter().flat_map(|task| task.figures.keys()).filter(|key| key.starts_with(&prefix)).collect();
+                tasks.iter().flat_map(|task| task.figures.keys()).filter(is_meant).collect();
             for key in keys {
                 let of_tasks: Vec<(f64, Figure)> =
                     tasks.iter().filter_map(|task| Some((task.sample_len as f64, *task.figures.get(key)?))).collect();

@@ -3,11 +3,12 @@
 use std::sync::LazyLock;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value as Object};
-use minijinja::{Environment, UndefinedBehavior};
+use minijinja::value::{Kwargs, Rest, Serde, Value as Object};
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 
 use super::documents::Document;
+use super::filter::expression;
 use super::literal;
 use crate::data::jinja::{self, Form, Program};
 use crate::data::prompt::python;
@@ -20,8 +21,33 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     jinja::bound(&mut environment);
     python::define(&mut environment);
     environment.set_formatter(python::format_lists);
+    environment.add_filter("tojson", python::tojson_of_jinja);
+    environment.add_filter("regex_replace", regex_replace);
     environment
 });
+
+/// The harness's own filter: `re.sub`, of the first `count` matches or all.
+fn regex_replace(text: &str, pattern: &str, replacement: &str, rest: Rest<Object>) -> Result<String, Error> {
+    let count: Option<usize> = match rest.first() {
+        None => None,
+        Some(named) if named.is_kwargs() => Kwargs::try_from(named.clone())?.get("count")?,
+        Some(count) => Some(usize::try_from(count.clone())?),
+    };
+    let pattern = expression(pattern).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))?;
+    let mut written = String::new();
+    let mut letters = replacement.chars();
+    while let Some(letter) = letters.next() {
+        match (letter, letters.clone().next()) {
+            ('\\', Some(digit)) if digit.is_ascii_digit() => {
+                letters.next();
+                written += &format!("${{{digit}}}");
+            }
+            ('$', _) => written.push_str("$$"),
+            _ => written.push(letter),
+        }
+    }
+    Ok(pattern.replacen(text, count.unwrap_or(0), written.as_str()).into_owned())
+}
 
 fn syntax() -> SyntaxConfig {
     SyntaxConfig::builder().keep_trailing_newline(true).build().expect("the syntax is the usual one")

@@ -78,7 +78,7 @@ fn a_file_changes_what_it_includes() {
     std::fs::write(folder.path().join("base.yaml"), TASK).unwrap();
     let task_of = |text: &str| task(folder.path(), text);
     let found = task_of("include: base.yaml\ntask: other\ndescription: 'Answer. '\n").unwrap();
-    assert_eq!((found.name.as_str(), found.description.as_str()), ("other", "Answer. "));
+    assert_eq!((found.name.as_str(), found.description.as_str()), ("other", Some("Answer. ")));
     assert_eq!(found.doc_to_target, json!("answer"));
     let said = task_of("include: task.yaml\n").unwrap_err().message;
     assert_eq!(said, "the file includes itself");
@@ -191,4 +191,66 @@ fn metrics_of_classes_say_what_they_are_not_given() {
     let answers = vec![vec![Answer::Loglikelihood { sum: -1.0, is_greedy: false }; 3]];
     let said = read(&choices).unwrap().results(&samples, &answers, 0).unwrap_err().to_string();
     assert!(said.contains("`f1` is for two choices"), "{said}");
+}
+
+/// The contexts of rows to be completed.
+fn contexts(text: &str, rows: &[Value]) -> Vec<String> {
+    let context = |sample: Sample| match &sample.requests[0] {
+        Request::Generation { context } => context.clone(),
+        other => panic!("no generation: {other:?}"),
+    };
+    samples(text, rows).unwrap().into_iter().map(context).collect()
+}
+
+#[test]
+fn what_stands_around_a_question_is_made_of_the_row() {
+    let text = format!(
+        "{GENERATES}description: 'About {{{{ topic }}}}. '\ngen_prefix: pre\nnum_fewshot: 1\nfewshot_split: test\n\
+         fewshot_config: {{ sampler: first_n }}\n"
+    );
+    let row = |topic: &str, q: &str, pre: &str, t: &str| json!({ "topic": topic, "q": q, "pre": pre, "t": t });
+    // A shown row without an answer is its question alone.
+    let found = contexts(&text, &[row("x", "a?", "P", "A"), row("y", "b?", "", "")]);
+    assert_eq!(found, ["About x. b?a? P", "About y. a? P A\n\nb?"]);
+    let task = read(&text).unwrap();
+    assert_eq!((task.shots(None), task.shots(Some(4))), (1, 4));
+    let without = read(&text.replace("num_fewshot: 1", "num_fewshot: 0")).unwrap();
+    assert_eq!((without.shots(None), without.shots(Some(4))), (0, 0));
+}
+
+#[test]
+fn a_row_is_not_shown_to_itself_however_often_it_is_there() {
+    let text = format!("{GENERATES}num_fewshot: 1\nfewshot_split: test\n");
+    let row = |q: &str| json!({ "q": q, "t": "yes" });
+    let rows = [row("a?"), row("a?"), row("a?"), row("a?"), row("b?")];
+    for found in contexts(&text, &rows)[..4].iter() {
+        assert_eq!(found, "b? yes\n\na?");
+    }
+}
+
+#[test]
+fn templates_are_those_of_the_harness() {
+    let with = |template: &str| GENERATES.replace("doc_to_text: q", &format!("doc_to_text: '{template}'"));
+    let row = json!({ "q": { "b": "é<", "a": 1 }, "t": "x", "s": "a1b22" });
+    for (template, expected) in [
+        ("{{ q|tojson }}", r#"{"a": 1, "b": "\u00e9\u003c"}"#),
+        (r#"{{ s|regex_replace("([0-9])([0-9])?", "<\\1>") }}"#, "a<1>b<2>"),
+        (r#"{{ s|regex_replace("[0-9]+", "$", count=1) }}"#, "a$b22"),
+    ] {
+        assert_eq!(contexts(&with(template), std::slice::from_ref(&row)), [expected], "{template}");
+    }
+}
+
+#[test]
+fn a_group_says_what_it_is_made_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |metric: &str| {
+        let path = folder.path().join("group.yaml");
+        std::fs::write(&path, format!("group: all\ntask: [a]\naggregate_metric_list: [{metric}]\n")).unwrap();
+        TaskFile::read(&path)
+    };
+    let Ok(TaskFile::Group(group)) = read("{ metric: acc, filter_list: strict }") else { panic!("no group") };
+    assert_eq!(group.metrics[0].filters, Some(vec!["strict".to_owned()]));
+    let said = read("{ metric: acc, wieght_by_size: false }").unwrap_err().to_string();
+    assert!(said.contains("`wieght_by_size` is not supported"), "{said}");
 }

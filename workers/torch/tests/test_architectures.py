@@ -6,6 +6,7 @@ Their checkpoints are made here, with transformers itself. What they are compare
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,12 +20,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import processes
 from pipeline_torch_worker import attention
-from pipeline_torch_worker.architecture import shares_state
+from pipeline_torch_worker.architecture import embedding_parameters, hands_attention_over, layers_of, shares_state
 from pipeline_torch_worker.attention import NAME
 from pipeline_torch_worker.data import read_batches
+from pipeline_torch_worker.device import Device
 from pipeline_torch_worker.draws import Draws
 from pipeline_torch_worker.failure import JobFailure
-from pipeline_torch_worker.model import DocumentLoss, load_base, read_config
+from pipeline_torch_worker.model import DocumentLoss, load_base, read_config, recompute_layers
 from support import Ran, Script, Step, TokenRow, encoded, infer_job, run_here, train_job, worst
 
 VOCABULARY = 96
@@ -41,9 +43,25 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+OF_ATTENTION = {"num_attention_heads", "num_key_value_heads", "max_position_embeddings"}
+WITHOUT_ATTENTION = ["mamba", "falcon_mamba", "rwkv"]
+KINDS = ["sliding_attention", "full_attention"]
+# The last two layers attend to keys and values of layers before.
+SHARING: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": KINDS * 3,
+    "num_kv_shared_layers": 2,
+    "head_dim": 8,
+    "sliding_window": 4,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "llama4_text": {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+    "gemma3n_text": {**SHARING, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 6},
+    "gemma4_text": {**SHARING, "num_hidden_layers": 4, "layer_types": KINDS * 2, "global_head_dim": 8},
 }
 BOTH = ["olmo2", "qwen3_moe"]
 
@@ -51,7 +69,9 @@ BOTH = ["olmo2", "qwen3_moe"]
 def checkpoint(folder: Path, family: str, **changes: Any) -> Path:
     """A checkpoint of a family, as transformers writes it."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SHAPE, **OF_FAMILY.get(family, {}), **changes})
+    left_out = OF_ATTENTION if family in WITHOUT_ATTENTION else set()
+    shape = {name: size for name, size in SHAPE.items() if name not in left_out}
+    config = AutoConfig.for_model(family, **{**shape, **OF_FAMILY.get(family, {}), **changes})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -90,7 +110,7 @@ def nll(model: torch.nn.Module, row: TokenRow) -> torch.Tensor:
     for length in row[2]:
         ids = torch.tensor([row[0][start : start + length]])
         labels = torch.tensor(row[1][start : start + length])
-        logits = model(input_ids=ids).logits[0].float()
+        logits = model(input_ids=ids, use_cache=False).logits[0].float()
         losses.append(F.cross_entropy(logits[:-1], labels[1:], reduction="none", ignore_index=-100)[labels[1:] != -100])
         start += length
     return torch.cat(losses)
@@ -129,10 +149,10 @@ def train(root: Path, model: Path, data: list[TokenRow], **changes: Any) -> Ran:
     return run_here(root, job(root, model, **changes), script(root, data))
 
 
-def fresh_adapter(model: Path, folder: Path) -> Path:
-    """An adapter as PEFT makes it, on every linear layer but the head."""
+def fresh_adapter(model: Path, folder: Path, targets: Sequence[str] = ("q_proj", "v_proj", "o_proj")) -> Path:
+    """An adapter as PEFT makes it, on some linear layers."""
     torch.manual_seed(1)
-    adapted = get_peft_model(plain(model), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"]))
+    adapted = get_peft_model(plain(model), LoraConfig(r=4, lora_alpha=8, target_modules=list(targets)))
     adapted.save_pretrained(str(folder))
     return folder
 
@@ -178,6 +198,111 @@ def test_all_weights_train_as_in_a_plain_loop(tmp_path: Path, family: str) -> No
         assert torch.allclose(nll(plain(left), row), nll(trained, row), rtol=1e-3)
 
 
+def without_prefix(folder: Path, prefix: str) -> Path:
+    """Leaves it out of the names in a checkpoint's or an adapter's file."""
+    (path,) = folder.glob("*.safetensors")
+    save_file({name.replace(prefix, "", 1): value for name, value in load_file(path).items()}, path, {"format": "pt"})
+    return folder
+
+
+def test_files_that_name_the_decoders_tensors_are_trained_and_written_as_they_are(tmp_path: Path) -> None:
+    data, runs = rows(4), []
+    for name in ("whole", "bare"):
+        folder = checkpoint(tmp_path / name / "model", "gpt2")
+        if name == "bare":
+            without_prefix(folder, "transformer.")
+        runs.append(train(tmp_path / name, folder, data, method="full", adapter=None).done())
+        assert runs[-1].trained.keys() == load_file(folder / "model.safetensors").keys()
+    whole, bare = runs
+    assert bare.losses == whole.losses
+    assert worst({f"transformer.{name}": value for name, value in bare.trained.items()}, whole.trained) == 0
+
+
+def test_an_adapter_by_the_names_of_such_files_is_refused(tmp_path: Path) -> None:
+    folder = without_prefix(checkpoint(tmp_path / "model", "gpt2"), "transformer.")
+    start = without_prefix(fresh_adapter(folder, tmp_path / "start", ["c_attn"]), "transformer.")
+    failed = train(tmp_path, folder, rows(2), adapter=str(start)).failed
+    assert failed["help"].startswith("the model's files leave `transformer.` out: save the model anew")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_muon_is_of_the_layers_whatever_embeddings_are_called(tmp_path: Path, family: str) -> None:
+    folder = checkpoint(tmp_path / "model", family, tie_word_embeddings=False)
+    optimizer = {"name": "muon", "weight_decay": 0.1, "adamw": {"weight_decay": 0.01}}
+    data = rows(2)
+    ran = train(tmp_path, folder, data, method="full", adapter=None, optimizer=optimizer).done()
+    model = plain(folder)
+    torch.cat([nll(model, row) for row in data]).mean().backward()
+    # They call the list of their layers so.
+    hidden = {name for name, p in model.named_parameters() if p.dim() == 2 and (".h." in name or ".layers." in name)}
+    muon = [parameter for name, parameter in model.named_parameters() if name in hidden]
+    others = [parameter for name, parameter in model.named_parameters() if name not in hidden]
+    torch.optim.Muon(muon, lr=RATE, weight_decay=0.1).step()
+    torch.optim.AdamW(others, lr=RATE, weight_decay=0.01).step()
+    shutil.copytree(folder, tmp_path / "left")
+    save_file(ran.trained, tmp_path / "left" / "model.safetensors", metadata={"format": "pt"})
+    left = plain(tmp_path / "left").state_dict()
+    # The gradient of a bias on keys is rounding.
+    for name, expected in model.state_dict().items():
+        if expected.dim() == 2:
+            # Muon brings a gradient to norm 1 in bf16.
+            limit = 1e-1 * RATE if name in hidden else 1e-3 * RATE
+            assert torch.allclose(left[name], expected, rtol=0, atol=limit), name
+
+
+def test_rows_of_tokens_that_are_not_read_need_not_move(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", "olmo2")
+    config = LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1, 2]})
+    get_peft_model(plain(model), config).save_pretrained(str(tmp_path / "start"))
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    before = load_file(tmp_path / "start" / "adapter_model.safetensors")[name]
+    data = rows(10)
+    # Nothing reads the first of the two.
+    data[9][0][2] = 2
+    changes: dict[str, Any] = {"adapter": str(tmp_path / "start"), "optimizer": {"name": "adamw", "weight_decay": 0.0}}
+    for read in (False, True):
+        root = tmp_path / f"run-{read}"
+        ran = train(root, model, data if read else data[:8], **changes).done()
+        assert len(ran.losses) == (5 if read else 4)
+        assert (ran.trained[name] != before).any(dim=1).tolist() == [False, read]
+
+
+def test_what_adapts_an_embedding_is_of_it(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", "gpt2")
+    model = plain(folder)
+    targets = ["wte", "c_attn", "lm_head"]
+    get_peft_model(model, LoraConfig(r=4, target_modules=targets, modules_to_save=["wpe"], fan_in_fan_out=True))
+    found = {id(parameter) for parameter in embedding_parameters(model)}
+    trained = {name: id(parameter) in found for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name, is_embedding in trained.items() if not is_embedding} == {
+        f"transformer.h.{layer}.attn.c_attn.lora_{matrix}.default.weight" for layer in range(2) for matrix in "AB"
+    }
+    assert len(trained) == 4 + 2 + 2 + 1
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_layers_that_read_keys_of_others_have_the_same_gradients_when_they_are_computed_again(
+    tmp_path: Path, family: str
+) -> None:
+    model = checkpoint(tmp_path / "model", family)
+    start = fresh_adapter(model, tmp_path / "start", ["q_proj", "k_proj", "v_proj"])
+    data = rows(6)
+    kept, again = (
+        train(tmp_path / name, model, data, adapter=str(start), activation_checkpointing=name == "again").done()
+        for name in ("kept", "again")
+    )
+    assert [step["grad_norm"] for step in again.steps] == pytest.approx([step["grad_norm"] for step in kept.steps])
+    assert worst(again.trained, kept.trained) < 1e-5
+
+
+def test_what_a_layer_does_to_an_object_that_cannot_be_copied_is_not_computed_again(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", "olmo2")
+    model = load_base(folder, read_config(folder), torch.float32, NAME)
+    recompute_layers(model, Draws(0), nested=True)
+    with pytest.raises(JobFailure, match=r"`activation_checkpointing` cannot .* to `shared`, a `tuple_iterator`"):
+        layers_of(model)[0](torch.zeros(1, 1, 32), shared=iter(()))
+
+
 @pytest.mark.parametrize("family", BOTH)
 def test_packed_documents_are_computed_as_apart(tmp_path: Path, family: str) -> None:
     folder = checkpoint(tmp_path / "model", family)
@@ -213,6 +338,10 @@ def test_packed_rows_train_to_the_losses_of_their_documents(tmp_path: Path) -> N
     ("family", "changes", "words"),
     [
         ("mamba", {}, "layers of type `linear_attention`"),
+        ("falcon_mamba", {}, "layers of type `linear_attention`"),
+        ("rwkv", {}, "`RwkvBlock`, which carries state from token to token"),
+        ("llama4_text", {}, "layers of type `chunked_attention`"),
+        ("nemotron", {}, "attention that is computed by code of its own"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type `conv`"),
         ("gpt_oss", {}, "attention sinks in `GptOssAttention`"),
         ("bloom", {}, "attention that is computed by code of its own"),
@@ -228,6 +357,15 @@ def test_what_goes_from_document_to_document_is_refused_in_packs_and_computed_al
     alone = rows(4)
     ran = train(tmp_path, model, alone, method="full", adapter=None).done()
     assert ran.losses == pytest.approx(reference(plain(model), alone, 2), rel=1e-5)
+
+
+def test_weights_that_transformers_scales_to_infer_are_trained_as_they_are(tmp_path: Path) -> None:
+    data, runs = rows(4), []
+    for every in (1, 0):
+        folder = checkpoint(tmp_path / f"model-{every}", "rwkv", rescale_every=every)
+        runs.append(train(tmp_path / f"run-{every}", folder, data, method="full", adapter=None).done())
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-6)
+    assert worst(runs[0].trained, runs[1].trained) < 1e-5
 
 
 def test_an_attention_that_does_not_cut_is_found_before_the_first_row(
@@ -253,7 +391,7 @@ def test_what_an_attention_does_not_know_is_an_error() -> None:
         attention.attend(torch.nn.Identity(), query, query, query, None, 1.0, documents, is_causal=False)
 
 
-@pytest.mark.parametrize("family", ["olmo2", "qwen3_moe", "cohere", "granite", "gpt_neox"])
+@pytest.mark.parametrize("family", ["olmo2", "qwen3_moe", "cohere", "granite", "gpt_neox", "rwkv", "nemotron"])
 def test_scores_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     # The scales that cohere and granite put on their logits are part of them.
     changes = {"cohere": {"logit_scale": 0.25}, "granite": {"logits_scaling": 4.0}}.get(family, {})
@@ -266,7 +404,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     assert [nll for _, nll, _, _ in scores] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", [*BOTH, "mamba", "gpt_oss"])
+@pytest.mark.parametrize("family", [*BOTH, "mamba", "gpt_oss", "llama4_text", "nemotron"])
 def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = checkpoint(tmp_path / "model", family)
     prompts = [[5, 9, 31], [7, 8, 9, 10, 11], [40]]
@@ -281,6 +419,26 @@ def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
                 torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=[]
             )
         assert answer == found[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["olmo2", "gpt2", "mamba"])
+def test_completions_end_where_the_positions_do(tmp_path: Path, family: str) -> None:
+    folder = checkpoint(tmp_path / "model", family)
+    prompts = [[5] * 3, [7] * 60]
+    asked = [{"input_ids": prompt, "seed": 0} for prompt in prompts]
+    script = Script().generate(asked, max_new_tokens=8).generate(asked[1:], max_new_tokens=8).close()
+    together, alone = run_here(tmp_path, infer_job("llama31", model=str(folder)), script).done().results
+    # What state models read has no positions.
+    most = 8 if family == "mamba" else 4
+    assert [len(completion["output_ids"]) for completion in together] == [8, most]
+    assert {completion["ended"] for completion in together} == {"length"}
+    assert alone == together[1:]
+    script = Script().generate([{"input_ids": [7] * 64, "seed": 0}]).close()
+    ran = run_here(tmp_path, infer_job("llama31", model=str(folder)), script)
+    if family == "mamba":
+        ran.done()
+    else:
+        assert ran.failed["messages"] == ["a prompt has 64 tokens, and the model has 64 positions"]
 
 
 @pytest.mark.parametrize(("family", "method"), [("olmo2", "lora"), ("olmo2", "full"), ("qwen3_moe", "full")])
@@ -310,3 +468,32 @@ def test_sharded_weights_are_read_share_by_share(tmp_path: Path, family: str, me
 def test_a_native_family_shares_nothing(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", "llama")
     assert shares_state(load_base(folder, read_config(folder), torch.float32, NAME)) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "handed"),
+    [
+        ("mixtral", {"sliding_window": 8}, True),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, True),
+        # Their windows are in the mask alone.
+        ("phimoe", {"sliding_window": 8}, False),
+        (
+            "qwen2_moe",
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2},
+            False,
+        ),
+        ("phimoe", {"sliding_window": None}, True),
+        ("qwen2_moe", {"use_sliding_window": False}, True),
+    ],
+)
+def test_a_window_that_is_in_the_mask_alone_is_left_to_transformers(
+    family: str, changes: dict[str, Any], handed: bool
+) -> None:
+    config = AutoConfig.for_model(family, **{**SHAPE, **OF_FAMILY.get(family, {}), **changes})
+    assert hands_attention_over(config) is handed
+
+
+def test_layers_with_heads_of_several_widths_have_a_kernel() -> None:
+    sizes = {**SHAPE, **OF_FAMILY["gemma4_text"], "global_head_dim": 16}
+    config = AutoConfig.for_model("gemma4_text", **sizes)
+    assert attention.choose("auto", Device("cpu", torch.device("cpu"), "cpu"), "f32", config) == "sdpa"

@@ -134,6 +134,19 @@ def test_a_rank_that_hangs_is_named_with_step_and_collective(tmp_path: Path) -> 
     assert failed["messages"][0].endswith("; ranks that are stopped, gone or out of reach: 1")
 
 
+def test_rank_0_that_hangs_is_named_by_the_others(tmp_path: Path) -> None:
+    job = train_job(tmp_path, "llama31", "attention", watchdog_seconds=3.0)
+    running = processes.start(tmp_path, job, 2, long())
+    running.wait_for_answers(3)
+    running.kill(0, signal.SIGSTOP)
+    running.ranks[1].join(60.0)
+    running.kill(0, signal.SIGKILL)
+    assert running.ranks[1].exitcode == 1
+    said = (tmp_path / "errors-1.txt").read_text()
+    assert "rank 1 has waited 3 s for the store of the ranks" in said
+    assert said.rstrip().endswith("; ranks that are stopped, gone or out of reach: 0")
+
+
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     job = train_job(tmp_path, "llama31", "attention", watchdog_seconds=20.0)
     running = processes.start(tmp_path, job, 2, long())

@@ -46,10 +46,10 @@ pub(super) fn arguments(job: &ClusterJob, folder: &Path) -> Vec<String> {
     let limit = time_limit(job);
     ask("time", limit.map(|limit| limit.as_secs().div_ceil(60).to_string()));
     ask("signal", limit.map(|limit| format!("B:TERM@{}", notice(limit).as_secs())));
-    // `-w n1` is two words.
+    // `-w n1` is two words, `--comment=a b` is one.
     arguments.extend(settings.options.iter().flat_map(|option| match option.split_once(' ') {
-        Some((name, value)) => vec![name.to_owned(), value.trim_start().to_owned()],
-        None => vec![option.clone()],
+        Some((name, value)) if !name.contains('=') => vec![name.to_owned(), value.trim_start().to_owned()],
+        _ => vec![option.clone()],
     }));
     arguments
 }
@@ -191,13 +191,13 @@ mod tests {
         let settings = SlurmSettings {
             time: Some(Period(Duration::from_secs(90))),
             mem: Some(ByteSize(1)),
-            options: vec!["--exclusive".into(), "-w n1".into()],
+            options: vec!["--exclusive".into(), "-w n1".into(), "--comment=a b".into()],
             ..Default::default()
         };
         let job = ClusterJob { timeout: Some(Duration::from_secs(9000)), ..job(settings) };
         let said = said(&job);
         assert!(said.contains("--time=2 --signal=B:TERM@9"), "{said}");
-        assert!(said.ends_with("--exclusive -w n1"), "{said}");
+        assert!(said.ends_with("--exclusive -w n1 --comment=a b"), "{said}");
         assert!(was_nearly_over(3450, 3600) && !was_nearly_over(3300, 3600));
     }
 

@@ -15,16 +15,36 @@ pub struct Detokenizer {
     ids: Vec<u32>,
     /// How many of these have given their text.
     settled: usize,
+    /// Whether special tokens are written out.
+    with_special: bool,
 }
 
+/// Tokens of a prompt that decide how what follows is written: a character has four bytes at most.
+const CONTEXT: usize = 8;
+
 impl Detokenizer {
+    /// For tokens behind a prompt, which go on with its text: where a word follows, its space is written.
+    pub fn behind(prompt: &[u32]) -> Self {
+        let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        Self { settled: ids.len(), ids, with_special: false }
+    }
+
+    /// One that writes special tokens out.
+    pub fn with_special() -> Self {
+        Self { with_special: true, ..Self::default() }
+    }
+
+    fn decode(&self, ids: &[u32], tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        if self.with_special { tokenizer.decode_with_special(ids) } else { tokenizer.decode(ids) }
+    }
+
     /// The text that a token adds; empty while it is unfinished.
     ///
     /// # Errors
     /// Fails where the tokenizer does.
     pub fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
         self.ids.push(token);
-        let text = tokenizer.decode(&self.ids)?;
+        let text = self.decode(&self.ids, tokenizer)?;
         if text.ends_with(UNFINISHED) {
             return Ok(String::new());
         }
@@ -36,13 +56,13 @@ impl Detokenizer {
     /// # Errors
     /// Fails where the tokenizer does.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
-        let text = tokenizer.decode(&self.ids)?;
+        let text = self.decode(&self.ids, tokenizer)?;
         self.settle(text, tokenizer)
     }
 
     fn settle(&mut self, text: String, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
         let (context, fresh) = self.ids.split_at(self.settled);
-        let added = match text.strip_prefix(tokenizer.decode(context)?.as_str()) {
+        let added = match text.strip_prefix(self.decode(context, tokenizer)?.as_str()) {
             Some(added) => added.to_owned(),
             // Tokens that are bytes are decoded as far as they follow each other: one that makes no character takes
             // those before it along, which were characters without it.
@@ -98,6 +118,20 @@ mod tests {
         ] {
             assert_eq!(grown(tokens, &tokenizer), text, "{tokens:?}");
         }
+    }
+
+    #[test]
+    fn behind_a_prompt_a_word_keeps_its_space() {
+        let tokenizer = with_bytes();
+        let prompt = tokenizer.encode("Rain fell on").unwrap();
+        let mut behind = Detokenizer::behind(&prompt);
+        let mut text = String::new();
+        for token in ["▁o", "r", "▁o", "n", "<0xC3>"] {
+            text += &behind.push(tokenizer.token_id(token).unwrap(), &tokenizer).unwrap();
+        }
+        assert_eq!(text + &behind.finish(&tokenizer).unwrap(), " or on\u{fffd}");
+        let mut alone = Detokenizer::behind(&[]);
+        assert_eq!(alone.push(tokenizer.token_id("▁o").unwrap(), &tokenizer).unwrap(), "o");
     }
 
     #[test]

@@ -21,6 +21,9 @@ const OPTIONS: &str = "x-guidance";
 /// The white space that may stand between two parts of a document. Without a bound a model can go on with it for ever.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,32}";
 
+/// States of the automaton of a grammar's expressions, of 1 to 2 kB each.
+const MOST_LEXER_STATES: usize = 20_000;
+
 /// Letters of what llguidance says that are shown.
 const LONGEST_MESSAGE: usize = 500;
 
@@ -65,7 +68,12 @@ impl Grammars {
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| wrong(&error))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        // Work that a schema can ask for: its expressions are not computed ahead over the whole vocabulary, and their
+        // automaton has a bound of some tens of megabytes.
+        limits.precompute_large_lexemes = false;
+        limits.max_lexer_states = MOST_LEXER_STATES;
         Ok(Self { factory })
     }
 
@@ -74,6 +82,7 @@ impl Grammars {
     /// # Errors
     /// Fails where the schema is none, or has what is not supported.
     pub fn json(&self, schema: &Value) -> Result<Box<dyn Constraint>, GrammarError> {
+        check(schema)?;
         let mut schema = schema.clone();
         if let Value::Object(fields) = &mut schema {
             let options = json!({ "whitespace_pattern": WHITE_SPACE });
@@ -84,11 +93,16 @@ impl Grammars {
         self.constraint(TopLevelGrammar::from_json_schema(schema))
     }
 
-    /// A text of a grammar in llguidance's form of Lark.
+    /// A text of a grammar in llguidance's form of Lark, and the schemas in it.
     ///
     /// # Errors
     /// As for [`Grammars::json`].
-    pub fn lark(&self, grammar: String) -> Result<Box<dyn Constraint>, GrammarError> {
+    pub fn lark<'s>(
+        &self,
+        grammar: String,
+        schemas: impl IntoIterator<Item = &'s Value>,
+    ) -> Result<Box<dyn Constraint>, GrammarError> {
+        schemas.into_iter().try_for_each(check)?;
         self.constraint(TopLevelGrammar::from_lark(grammar))
     }
 
@@ -98,6 +112,87 @@ impl Grammars {
             Some(error) => Err(GrammarError::Grammar(shortened(&error))),
             None => Ok(Box::new(Matching { matcher })),
         }
+    }
+}
+
+/// Refuses what llguidance would compute wrongly, or without end.
+fn check(schema: &Value) -> Result<(), GrammarError> {
+    if let Some(bounds) = narrow_bounds(schema) {
+        return Err(GrammarError::Grammar(format!("numbers {bounds} are not supported: the bounds are too close")));
+    }
+    let found = Expressions::of(schema);
+    if found.meet && found.count > MOST_MEETING {
+        let message = format!(
+            "it has {} expressions which may hold at once (`allOf`, `$ref`, `patternProperties`), and at most {MOST_MEETING} are \
+             supported",
+            found.count
+        );
+        return Err(GrammarError::Grammar(message));
+    }
+    Ok(())
+}
+
+/// Expressions that one text may have to match at once. The work to see whether any text does grows with their product,
+/// and no limit of llguidance holds there.
+const MOST_MEETING: usize = 6;
+
+/// The regular expressions of a schema.
+#[derive(Default)]
+struct Expressions {
+    count: usize,
+    /// Whether several may be of one text.
+    meet: bool,
+}
+
+impl Expressions {
+    fn of(schema: &Value) -> Self {
+        let mut found = Self::default();
+        found.add(schema);
+        found
+    }
+
+    fn add(&mut self, schema: &Value) {
+        match schema {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match (name.as_str(), value) {
+                        ("pattern" | "format", Value::String(_)) => self.count += 1,
+                        ("patternProperties", Value::Object(patterns)) => {
+                            self.count += patterns.len();
+                            self.meet = true;
+                        }
+                        ("allOf" | "$ref", _) => self.meet = true,
+                        _ => {}
+                    }
+                    self.add(value);
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.add(item)),
+            _ => {}
+        }
+    }
+}
+
+/// Bounds of numbers, one of them exclusive, that have one integer part: llguidance takes such a bound for one that may
+/// be reached.
+fn narrow_bounds(schema: &Value) -> Option<String> {
+    match schema {
+        Value::Object(fields) => {
+            let bound =
+                |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, fields.get(name)?.as_f64()?)));
+            let (least, most) = (bound(["exclusiveMinimum", "minimum"]), bound(["exclusiveMaximum", "maximum"]));
+            let of_integers = fields.get("type").is_some_and(|kind| kind == "integer");
+            match least.zip(most).filter(|_| !of_integers) {
+                Some(((from, least), (to, most)))
+                    if least.trunc() == most.trunc() && [from, to].iter().any(|name| name.starts_with("exclusive")) =>
+                {
+                    Some(format!("with `{from}: {least}` and `{to}: {most}`"))
+                }
+                _ => fields.values().find_map(narrow_bounds),
+            }
+        }
+        Value::Array(items) => items.iter().find_map(narrow_bounds),
+        _ => None,
     }
 }
 
@@ -202,6 +297,8 @@ mod tests {
             json!({ "type": "object", "dependentSchemas": {} }),
             json!({ "$ref": "https://site.example/schema.json" }),
             json!({ "type": "object", "x-guidance": { "lenient": true } }),
+            json!({ "type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.1 }),
+            json!({ "properties": { "a": { "type": "number", "exclusiveMinimum": -0.1, "maximum": 0 } } }),
             json!(3),
         ] {
             let error = grammars.json(&schema).unwrap_err();
@@ -209,10 +306,25 @@ mod tests {
         }
     }
 
+    /// Expressions whose automaton has a state for each set of places: it would take all memory, and hours.
+    #[test]
+    fn a_schema_cannot_ask_for_endless_work() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let schema = |most: usize| {
+            let patterns = (3..most).map(|i| json!({ "type": "string", "pattern": format!(".*a.{{{i}}}b") }));
+            json!({ "type": "object", "required": ["a"],
+                "properties": { "a": { "allOf": patterns.collect::<Vec<_>>() } } })
+        };
+        let said = grammars.json(&schema(40)).unwrap_err().to_string();
+        assert!(said.contains("37 expressions"), "{said}");
+        assert!(grammars.lark("start: \"a\"".to_owned(), [&schema(40)]).is_err());
+        assert!(grammars.json(&schema(5)).is_ok());
+    }
+
     #[test]
     fn a_copy_goes_its_own_way() {
         let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
-        let one = grammars.lark("start: \"ab\" | \"cd\"".to_owned()).unwrap();
+        let one = grammars.lark("start: \"ab\" | \"cd\"".to_owned(), []).unwrap();
         assert_eq!(follows(one.clone(), "ab"), Some(true));
         assert_eq!(follows(one.clone(), "cd"), Some(true));
         assert_eq!(follows(one, "ad"), None);

@@ -284,12 +284,19 @@ enum Engine {
     Torch(Box<Worker>),
 }
 
+/// What the files of a model say of answers to tasks.
+struct OfTasks {
+    stop_token_ids: Vec<u32>,
+    repetition_penalty: Option<f64>,
+}
+
 /// A model, its tokenizer and the options of its completions.
 pub struct InferenceSession {
     model: Engine,
     pub tokenizer: Tokenizer,
     options: Options,
     stop_strings: StopStrings,
+    of_tasks: OfTasks,
     stats: GenerationStats,
     /// What has been answered and scored, for an attempt after this one.
     pieces: Pieces,
@@ -313,6 +320,10 @@ impl InferenceSession {
             stop_token_ids: stop::token_ids(params, &model.folder, &tokenizer)?,
             sampling,
             batch_size: params.batch_size,
+        };
+        let of_tasks = OfTasks {
+            stop_token_ids: stop::token_ids_of_tasks(params, &model.folder, &tokenizer)?,
+            repetition_penalty: stop::repetition_penalty(&model.folder)?,
         };
         let architecture = checkpoint::architecture(&model.folder)?;
         let adapter_facts = adapter.as_ref().map(|adapter| &adapter.description.facts);
@@ -343,12 +354,16 @@ impl InferenceSession {
         let stop_strings = StopStrings::new(&params.stop_strings);
         let mut pieces = Pieces::open(computed_by, context);
         pieces.complete_as(params.max_new_tokens, &params.stop_strings, sampling);
-        Ok(Self { model, tokenizer, options, stop_strings, stats: GenerationStats::default(), pieces })
+        Ok(Self { model, tokenizer, options, stop_strings, of_tasks, stats: GenerationStats::default(), pieces })
     }
 
-    /// How its next answers come about: when they end, beside the model's own ends (after so many tokens, or before one
-    /// of these texts), and how their tokens are chosen.
-    pub fn answer_as(&mut self, max_new_tokens: usize, stop_strings: &[String], sampling: Sampling) {
+    /// How it answers a task next: when answers end (after so many tokens, at the end of text, or before one of these
+    /// texts), and how their tokens are chosen, beside a penalty that the model itself asks for.
+    pub fn answer_task_as(&mut self, max_new_tokens: usize, stop_strings: &[String], sampling: Sampling) {
+        let repetition_penalty = sampling.repetition_penalty.or(self.of_tasks.repetition_penalty);
+        let sampling = Sampling { repetition_penalty, ..sampling };
+        let special = stop::special(stop_strings, &self.tokenizer);
+        self.options.stop_token_ids = self.of_tasks.stop_token_ids.iter().copied().chain(special).collect();
         self.options.max_new_tokens = max_new_tokens;
         self.options.sampling = sampling;
         self.stop_strings = StopStrings::new(stop_strings);

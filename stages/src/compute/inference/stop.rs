@@ -48,6 +48,49 @@ impl Parameter for StopToken {
 /// Fails if one of the files is no JSON, or the vocabulary has no such token.
 pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
     let mut ids = token_ids_of_model(model, tokenizer)?;
+    ids.extend(of_parameters(params, model, tokenizer)?);
+    ids.extend(special(&params.stop_strings, tokenizer));
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// The ids that end an answer to a task, beside the texts that it names: as for the harness the end of text alone, and
+/// those of the parameters. A chat's end of a turn is none unless the model's configuration says so.
+///
+/// # Errors
+/// As for [`token_ids`].
+pub(super) fn token_ids_of_tasks(
+    params: &InferenceParams,
+    model: &Path,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, StageError> {
+    let mut ids: Vec<u32> = tokenizer.eos_token_id().into_iter().collect();
+    ids.extend(configured(model)?);
+    ids.extend(of_parameters(params, model, tokenizer)?);
+    Ok(ids)
+}
+
+/// Of some texts those that are special tokens, which no decoded text holds.
+pub(super) fn special(texts: &[String], tokenizer: &Tokenizer) -> impl Iterator<Item = u32> {
+    let ids = texts.iter().filter_map(|text| tokenizer.token_id(text));
+    ids.filter(|id| tokenizer.is_special(*id)).collect::<Vec<_>>().into_iter()
+}
+
+/// The penalty for tokens seen before that a model's `generation_config.json` sets.
+///
+/// # Errors
+/// Fails if the file is no JSON.
+pub(super) fn repetition_penalty(model: &Path) -> Result<Option<f64>, StageError> {
+    let config = read_config(model, "generation_config.json")?;
+    Ok(config
+        .and_then(|config| config["repetition_penalty"].as_f64())
+        .filter(|penalty| *penalty > 0.0 && *penalty != 1.0))
+}
+
+/// The ids of `stop_tokens`.
+fn of_parameters(params: &InferenceParams, model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
+    let mut ids = Vec::new();
     let vocab_size = read_config(model, "config.json")?.and_then(|config| config["vocab_size"].as_u64());
     for token in &params.stop_tokens {
         ids.push(match token {
@@ -67,10 +110,6 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
             })?,
         });
     }
-    let special = params.stop_strings.iter().filter_map(|text| tokenizer.token_id(text));
-    ids.extend(special.filter(|id| tokenizer.is_special(*id)));
-    ids.sort_unstable();
-    ids.dedup();
     Ok(ids)
 }
 
@@ -80,6 +119,15 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
 /// Fails if one of the files is no JSON.
 pub fn token_ids_of_model(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
     let mut ids = tokenizer.stop_token_ids();
+    ids.extend(configured(model)?);
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// The ids that the files of a model name.
+fn configured(model: &Path) -> Result<Vec<u32>, StageError> {
+    let mut ids = Vec::new();
     for name in ["generation_config.json", "config.json"] {
         match read_config(model, name)?.and_then(|config| config.get("eos_token_id").cloned()) {
             Some(Value::Array(several)) => ids.extend(several.iter().filter_map(as_id)),
@@ -87,8 +135,6 @@ pub fn token_ids_of_model(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32
             None => {}
         }
     }
-    ids.sort_unstable();
-    ids.dedup();
     Ok(ids)
 }
 

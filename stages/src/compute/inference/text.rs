@@ -15,6 +15,11 @@ pub struct CompletionText {
 }
 
 impl CompletionText {
+    /// For a completion that goes on with the text of its prompt.
+    pub fn behind(prompt: &[u32]) -> Self {
+        Self { detokenizer: Detokenizer::behind(prompt), ..Self::default() }
+    }
+
     /// Adds a token.
     ///
     /// # Errors
@@ -46,6 +51,11 @@ impl CompletionText {
     /// The text before the stop string that ended it, if one did.
     pub fn stopped(&self) -> Option<&str> {
         self.stopped_at.map(|end| &self.text[..end])
+    }
+
+    /// All of it, up to the stop string that ended it.
+    pub fn whole(&self) -> &str {
+        self.stopped().unwrap_or(&self.text)
     }
 
     /// What was not taken before and cannot become part of a stop string any more.

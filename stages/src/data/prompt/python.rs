@@ -182,6 +182,19 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     Ok(text)
 }
 
+/// `tojson` of Jinja itself: keys in order, letters of ASCII, and none that HTML reads.
+pub(crate) fn tojson_of_jinja(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    kwargs.assert_all_used()?;
+    let between_items = if indent.is_some() { "," } else { ", " }.to_owned();
+    let style = Style { indent, between_items, after_key: ": ".to_owned(), ensure_ascii: true, sort_keys: true };
+    let json = serde_json::to_value(value)
+        .map_err(|error| Error::new(minijinja::ErrorKind::BadSerialization, error.to_string()))?;
+    let mut text = String::new();
+    style.write(&mut text, &json, 0);
+    Ok(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026").replace('\'', "\\u0027"))
+}
+
 /// How JSON is laid out.
 struct Style {
     indent: Option<usize>,

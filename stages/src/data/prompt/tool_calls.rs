@@ -3,7 +3,8 @@
 //! How they are written is for the chat template to say: a template is shown a call, and has the form in which that is
 //! read back from what it wrote.
 
-use serde_json::{Map, Value, json};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Value, json};
 
 use super::chat::ChatTemplate;
 use crate::data::artifact::{Message, TOOLS};
@@ -31,7 +32,8 @@ pub struct Tool {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
     pub name: String,
-    pub arguments: Map<String, Value>,
+    /// A JSON object, as the model wrote it.
+    pub arguments: String,
 }
 
 /// What a model said where it may call tools.
@@ -40,6 +42,8 @@ pub struct SaidWithCalls {
     /// What stands before the calls, or all of it where there are none.
     pub text: String,
     pub calls: Vec<ToolCall>,
+    /// What stands behind them.
+    pub rest: String,
 }
 
 /// How many calls may be made.
@@ -86,24 +90,25 @@ impl ToolForm {
                 Self::Bare => said[..begin].rfind('{'),
             };
             start.is_some_and(|start| {
-                let said = form.read_from(&said[start..]);
-                said.calls.len() == 1 && said.calls[0].name == PROBE && said.calls[0].arguments["n"] == 1
+                let (calls, _) = form.read_from(&said[start..]);
+                let arguments = calls.first().and_then(|call| serde_json::from_str::<Value>(&call.arguments).ok());
+                calls.len() == 1 && calls[0].name == PROBE && arguments == Some(json!({ "n": 1 }))
             })
         })
     }
 
     /// What a model said. What begins as a call and is none is text.
     pub fn read(self, text: &str) -> SaidWithCalls {
-        match self.begin(text) {
-            Some(begin) => {
-                let said = self.read_from(&text[begin..]);
-                match said.calls.is_empty() {
-                    true => SaidWithCalls { text: text.to_owned(), calls: Vec::new() },
-                    false => SaidWithCalls { text: text[..begin].trim_end().to_owned(), calls: said.calls },
-                }
-            }
-            None => SaidWithCalls { text: text.to_owned(), calls: Vec::new() },
+        let begin = self.begin(text).unwrap_or(text.len());
+        let (calls, length) = self.read_from(&text[begin..]);
+        if calls.is_empty() {
+            return SaidWithCalls { text: text.to_owned(), calls, rest: String::new() };
         }
+        let rest = text[begin + length..].trim_end();
+        let before = text[..begin].trim_end();
+        // What parts it from the calls is of no use where nothing stands before them.
+        let rest = if before.is_empty() { rest.trim_start() } else { rest };
+        SaidWithCalls { text: before.to_owned(), calls, rest: rest.to_owned() }
     }
 
     /// Where calls begin, or may begin once more text has come; none where there is none yet.
@@ -120,15 +125,42 @@ impl ToolForm {
         }
     }
 
-    /// The calls at the beginning of a text; none where one of them is not as it should be.
-    fn read_from(self, text: &str) -> SaidWithCalls {
-        let calls = match self {
-            Self::Tagged => tagged(text),
-            Self::Listed => listed(text),
-            Self::Bare => first_value(text.strip_prefix(PYTHON).unwrap_or(text))
-                .and_then(|value| Some(vec![call(value, "parameters")?])),
+    /// The calls at the beginning of a text, up to one that is not as it should be, and the length of what they are
+    /// written in.
+    fn read_from(self, text: &str) -> (Vec<ToolCall>, usize) {
+        let mut found = (Vec::new(), 0);
+        let mut rest = text;
+        let mut take = |call: ToolCall, rest: &str| {
+            found.0.push(call);
+            found.1 = text.len() - rest.len();
         };
-        SaidWithCalls { text: String::new(), calls: calls.unwrap_or_default() }
+        match self {
+            Self::Tagged => {
+                while let Some((call, behind)) = tagged(rest) {
+                    take(call, behind);
+                    rest = behind;
+                }
+            }
+            Self::Listed => {
+                rest = rest.strip_prefix(LIST).unwrap_or(rest).trim_start();
+                let mut separator = '[';
+                while let Some((call, behind)) =
+                    rest.strip_prefix(separator).and_then(|rest| read_call(rest, "arguments"))
+                {
+                    rest = behind.trim_start();
+                    take(call, rest.strip_prefix(']').unwrap_or(rest));
+                    separator = ',';
+                }
+            }
+            Self::Bare => {
+                rest = rest.strip_prefix(PYTHON).unwrap_or(rest);
+                while let Some((call, behind)) = read_call(rest, "parameters") {
+                    take(call, behind);
+                    rest = behind.trim_start().strip_prefix(';').unwrap_or(behind);
+                }
+            }
+        }
+        found
     }
 
     /// A grammar of calls of these tools, as llguidance has it; `special` is the id of the special token of a text.
@@ -170,35 +202,45 @@ fn begins_with(text: &str, beginnings: &[&str]) -> Option<usize> {
     begins.then_some(text.len() - said.len())
 }
 
-fn tagged(text: &str) -> Option<Vec<ToolCall>> {
-    let (mut calls, mut rest) = (Vec::new(), text);
-    while let Some(behind) = rest.trim_start().strip_prefix(BEGIN) {
-        let (inside, behind) = behind.split_once(END)?;
-        calls.push(call(serde_json::from_str(inside).ok()?, "arguments")?);
-        rest = behind;
-    }
-    Some(calls)
+/// A call between its tags, and what follows it. A tag in a text of the call ends nothing.
+fn tagged(text: &str) -> Option<(ToolCall, &str)> {
+    let (call, rest) = read_call(text.trim_start().strip_prefix(BEGIN)?, "arguments")?;
+    Some((call, rest.trim_start().strip_prefix(END)?))
 }
 
-fn listed(text: &str) -> Option<Vec<ToolCall>> {
-    let text = text.strip_prefix(LIST).unwrap_or(text);
-    match first_value(text)? {
-        Value::Array(calls) => calls.into_iter().map(|value| call(value, "arguments")).collect(),
-        _ => None,
-    }
+/// The call that a text begins with, and what follows it.
+fn read_call<'a>(text: &'a str, arguments: &str) -> Option<(ToolCall, &'a str)> {
+    let (members, rest) = read_object(text)?;
+    let member = |name: &str| members.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+    let arguments = member(arguments).filter(|value| value.starts_with('{'))?;
+    let call = ToolCall { name: serde_json::from_str(member("name")?).ok()?, arguments: arguments.to_owned() };
+    Some((call, rest))
 }
 
-/// The JSON value that a text begins with, whatever follows it.
-fn first_value(text: &str) -> Option<Value> {
-    serde_json::Deserializer::from_str(text).into_iter().next()?.ok()
+/// Keys and values of the JSON object that a text begins with, each value as it is written, and what follows it.
+fn read_object(text: &str) -> Option<(Vec<(String, &str)>, &str)> {
+    let mut members = Vec::new();
+    let mut rest = text.trim_start().strip_prefix('{')?.trim_start();
+    while !rest.starts_with('}') {
+        let (key, behind) = read_json::<String>(rest)?;
+        let value = behind.trim_start().strip_prefix(':')?.trim_start();
+        let (_, behind) = read_json::<IgnoredAny>(value)?;
+        members.push((key, &value[..value.len() - behind.len()]));
+        rest = behind.trim_start();
+        match rest.strip_prefix(',') {
+            Some(behind) => rest = behind.trim_start(),
+            None if rest.starts_with('}') => {}
+            None => return None,
+        }
+    }
+    Some((members, &rest[1..]))
 }
 
-fn call(value: Value, arguments: &str) -> Option<ToolCall> {
-    let Value::Object(mut fields) = value else { return None };
-    match (fields.remove("name")?, fields.remove(arguments)?) {
-        (Value::String(name), Value::Object(arguments)) => Some(ToolCall { name, arguments }),
-        _ => None,
-    }
+/// The JSON value that a text begins with, and what follows it.
+fn read_json<T: DeserializeOwned>(text: &str) -> Option<(T, &str)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter();
+    let value = values.next()?.ok()?;
+    Some((value, &text[values.byte_offset()..]))
 }
 
 #[cfg(test)]
@@ -207,12 +249,12 @@ mod tests {
 
     fn calls(form: ToolForm, text: &str) -> Vec<(String, String)> {
         let calls = form.read(text).calls.into_iter();
-        calls.map(|call| (call.name, Value::Object(call.arguments).to_string())).collect()
+        calls.map(|call| (call.name, call.arguments)).collect()
     }
 
     #[test]
     fn calls_are_read_in_each_form() {
-        let one = [("weather".to_owned(), r#"{"city":"Zürich","days":2}"#.to_owned())];
+        let one = [("weather".to_owned(), r#"{"city": "Zürich", "days": 2}"#.to_owned())];
         let json = r#"{"name": "weather", "arguments": {"city": "Zürich", "days": 2}}"#;
         let text = format!("Let me see.\n<tool_call>\n{json}\n</tool_call>");
         assert_eq!(calls(ToolForm::Tagged, &text), one);
@@ -229,6 +271,41 @@ mod tests {
     }
 
     #[test]
+    fn arguments_are_as_they_were_written() {
+        let written =
+            r#"{"z": 1.0, "a": 1e5, "big": 12345678901234567890123, "text": "</tool_call> \u00e9", "of": {"b": 0.10}}"#;
+        for (form, arguments, before, behind) in [
+            (ToolForm::Tagged, "arguments", "<tool_call>", "</tool_call>"),
+            (ToolForm::Listed, "arguments", "[TOOL_CALLS] [", "]"),
+            (ToolForm::Bare, "parameters", "", ""),
+        ] {
+            let text = format!("{before}{{\"name\": \"a\", \"{arguments}\": {written}}}{behind}");
+            assert_eq!(calls(form, &text), [("a".to_owned(), written.to_owned())], "{form:?}");
+        }
+    }
+
+    #[test]
+    fn what_stands_behind_calls_is_kept() {
+        let call = |name: &str| format!("{{\"name\": \"{name}\", \"arguments\": {{}}}}");
+        let tagged = |name: &str| format!("<tool_call>\n{}\n</tool_call>", call(name));
+        let said = |form: ToolForm, text: &str| {
+            let said = form.read(text);
+            (said.text, said.calls.into_iter().map(|call| call.name).collect::<Vec<_>>().join(" "), said.rest)
+        };
+        let expected = |text: &str, calls: &str, rest: &str| (text.to_owned(), calls.to_owned(), rest.to_owned());
+        let form = ToolForm::Tagged;
+        assert_eq!(said(form, &format!("{}\nDone.\n", tagged("a"))), expected("", "a", "Done."));
+        assert_eq!(said(form, &format!("So: {}\nDone.\n", tagged("a"))), expected("So:", "a", "\nDone."));
+        // The second is cut.
+        let cut = format!("{}\n<tool_call>\n{{\"name\": \"b\", \"argu", tagged("a"));
+        assert_eq!(said(form, &cut), expected("", "a", "<tool_call>\n{\"name\": \"b\", \"argu"));
+        let two = format!("[{}, {}] and", call("a"), call("b"));
+        assert_eq!(said(ToolForm::Listed, &two), expected("", "a b", "and"));
+        let two = format!("{}; {}", call("a"), call("b")).replace("arguments", "parameters");
+        assert_eq!(said(ToolForm::Bare, &two), expected("", "a b", ""));
+    }
+
+    #[test]
     fn what_is_no_call_is_text() {
         for (form, text) in [
             (ToolForm::Tagged, "It rains."),
@@ -240,7 +317,11 @@ mod tests {
             (ToolForm::Bare, "{\"name\": \"a\"}"),
             (ToolForm::Bare, "{\"rain\": true}"),
         ] {
-            assert_eq!(form.read(text), SaidWithCalls { text: text.to_owned(), calls: Vec::new() }, "{form:?}");
+            assert_eq!(
+                form.read(text),
+                SaidWithCalls { text: text.to_owned(), calls: Vec::new(), rest: String::new() },
+                "{form:?}"
+            );
         }
     }
 

@@ -97,6 +97,8 @@ impl Evaluate {
             ("max_new_tokens", inference.max_new_tokens != DEFAULT_NEW_TOKENS, "`max_gen_toks` of a task is its limit"),
             ("stop_strings", !inference.stop_strings.is_empty(), "`until` of a task says where a response ends"),
             ("system_prompt", prompt.system_prompt.is_some(), "`system_instruction` is that of tasks"),
+            ("add_bos", prompt.add_bos.is_some(), "tasks are encoded as the tokenizer does by default"),
+            ("add_eos", prompt.add_eos.is_some(), "nothing follows a prompt of a task"),
             ("chat_template", template, "set `apply_chat_template: true`, by which tasks become conversations"),
         ];
         let given = given.into_iter().filter(|(_, is_given, _)| *is_given);
@@ -111,7 +113,7 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 9; // 9: marks of the chat template say where a turn begins and ends.
+    const VERSION: u32 = 10; // 10: descriptions, expressions, ends and groups of tasks as in the harness.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
@@ -203,7 +205,9 @@ impl Stage for Evaluate {
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| self.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Forecast { work, ..self.inference.forecast(ahead.expected) }
+        let mut forecast = Forecast { work, ..self.inference.forecast(ahead.expected) };
+        forecast.problems.extend(self.task.0.choice.local(ahead.files).1);
+        forecast
     }
 
     fn threads(&self) -> Threads {

@@ -35,6 +35,7 @@ const MARGIN: f64 = 0.15;
 pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
     let (mut forecast, inputs, model) = (Forecast::default(), ahead.expected, &params.model.reference);
     steps(params, ahead, &mut forecast);
+    forecast.problems.extend(params.validation_tasks.iter().flat_map(|tasks| tasks.problems_of_files(ahead.files)));
     say_not_native(model, inputs, &mut forecast);
     let config = model_config(model, inputs);
     if let Some(config) = &config {

@@ -11,6 +11,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::local_files::LocalFiles;
 use engine::parameter::{Input, Parameters};
 
 use super::learner::Learner;
@@ -23,7 +24,7 @@ use crate::kinds::evaluate::tasks::{
     Prepared, RowRequests, TaskChoice, loglikelihoods, of_groups, prepare, requests_of_rows,
 };
 use crate::tasks::TaskError;
-use crate::tasks::file::{Group, OutputType, Task};
+use crate::tasks::file::{Group, OutputType, Task, TaskFile};
 use crate::tasks::results::{Answer, Results};
 
 /// Evaluation tasks that the model is asked while it trains.
@@ -55,14 +56,29 @@ impl ValidationTasks {
             let problem = Problem::error("missing-key", span, message, "in this stage").at("validation_tasks");
             problems.push(problem.with_help("name some, as in `validation_tasks: { tasks: [arc_easy], limit: 100 }`"));
         }
-        let generates = |task: &&Task| task.output_type == OutputType::GenerateUntil;
-        if let Some(task) = self.choice.shipped().iter().find(generates) {
-            let message = format!("the task `{}` {GENERATES}", task.name);
-            let problem = Problem::error("bad-value", span, message, "in this stage").at("validation_tasks.tasks");
-            problems.push(problem.with_help("name it in a stage with `uses: evaluate` that follows"));
-        }
+        let shipped = self.choice.shipped();
+        let found = shipped.iter().find_map(|task| cannot_be_asked(task, span));
+        problems.extend(found.map(|problem| problem.at("validation_tasks.tasks")));
         problems
     }
+
+    /// What is wrong with the task files that are here.
+    pub(super) fn problems_of_files(&self, files: &LocalFiles) -> Vec<Problem> {
+        let (found, mut problems) = self.choice.local(files);
+        problems.extend(found.iter().filter_map(|(span, file)| match file {
+            TaskFile::Task(task) => cannot_be_asked(task, *span),
+            TaskFile::Group(_) => None,
+        }));
+        problems
+    }
+}
+
+fn cannot_be_asked(task: &Task, span: Span) -> Option<Problem> {
+    (task.output_type == OutputType::GenerateUntil).then(|| {
+        let message = format!("the task `{}` {GENERATES}", task.name);
+        Problem::error("bad-value", span, message, "in this stage")
+            .with_help("name it in a stage with `uses: evaluate` that follows")
+    })
 }
 
 /// The tasks, ready to be asked.

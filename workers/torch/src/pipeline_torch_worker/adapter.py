@@ -202,14 +202,21 @@ def _put_in_place(adapted: PeftModel, folder: Path) -> None:
 
 def _check(adapted: PeftModel, folder: Path) -> None:
     """Fails where the file and the model have different tensors: PEFT passes over those that it does not know."""
-    _compare({file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}, folder)
+    names = {file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    _compare(names, folder, str(adapted.get_base_model().base_model_prefix))
 
 
-def _compare(names: set[str], folder: Path) -> None:
+def _compare(names: set[str], folder: Path, decoder: str = "") -> None:
     # PEFT puts the base's own weight beside an adapter on a head.
     with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
         there = {name for name in file.keys() if ".base_layer." not in name}  # noqa: SIM118
     if names != there:
         odd = ", ".join(f"`{name}`" for name in sorted(names ^ there)[:4])
         message = f"the adapter in `{folder}` and the model have different tensors: {odd}"
-        raise JobFailure("bad_parameters", message, "was it made for another model?")
+        help_ = "was it made for another model?"
+        if there == {name.replace(f"{PREFIX}{decoder}.", PREFIX, 1) for name in names}:
+            # PEFT would not find the tensors of such an adapter.
+            help_ = (
+                f"the model's files leave `{decoder}.` out: save the model anew with the names that transformers gives"
+            )
+        raise JobFailure("bad_parameters", message, help_)

@@ -7,14 +7,22 @@ does; whether its documents really are apart is checked on the model itself, bef
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .failure import JobFailure
@@ -30,6 +38,11 @@ _STATE = re.compile(
 _STATE_PARAMETERS = {"A_log", "time_decay"}
 # What PEFT puts between a module and its path in the base model.
 _WRAPPERS = (".token_adapter", ".base_layer", ".original_module")
+# What a trial found, by the class of the configuration, and the name of its attention function.
+_HANDED_OVER: dict[tuple[type[PretrainedConfig], bool], bool] = {}
+_TRIAL = "pipeline_trial"
+# What configurations call the number of positions, as in `model/src/config/outline.rs`.
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 # Tokens of each of the two documents that separation is checked on.
 _PROBE_TOKENS = 4
 # Share of the greatest hidden value by which two computations of the same document may differ, whatever the dtype rounds.
@@ -39,7 +52,10 @@ _PROBE_TOLERANCE_OF_HALF = 5e-2
 
 def decoder_of(model: PreTrainedModel) -> torch.nn.Module:
     """The model without its head."""
-    return cast(torch.nn.Module, model.get_decoder())
+    decoder = cast(torch.nn.Module, model.get_decoder())
+    # transformers gives the whole where it does not find the part: that of llama4 has another name than its class says.
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)] if decoder is model else []
+    return parts[0] if len(parts) == 1 else decoder
 
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -53,10 +69,28 @@ def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     return list(found)
 
 
+def embedding_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    """Those of embeddings, of positions too, and of the head, with what adapts them."""
+    head = model.get_output_embeddings()
+    paths = tuple(
+        f"{name_in_base(name)}."
+        for name, module in model.named_modules()
+        if module is head or isinstance(module, torch.nn.Embedding)
+    )
+    return [parameter for name, parameter in model.named_parameters() if name.startswith(paths)]
+
+
 def turns_by_length(config: PretrainedConfig) -> bool:
     """Whether rotary positions turn a long document in another way than a short one, so that each has to be computed alone."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "longrope"
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """The positions that a model has for a prompt and its completion together; `None` where nothing bounds them."""
+    # An attribute may be another one by this name: rwkv's is the length of the texts that it has learned.
+    sizes = config.get_text_config().to_dict()
+    return next((int(sizes[name]) for name in _POSITIONS if sizes.get(name)), None)
 
 
 def shares_state(model: PreTrainedModel) -> str | None:
@@ -81,7 +115,60 @@ def shares_state(model: PreTrainedModel) -> str | None:
 
 def hands_attention_over(config: PretrainedConfig) -> bool:
     """Whether models of this configuration call the attention function that they are given, with all that it needs."""
-    return bool(getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_attention_backend", False))
+    if not getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_supports_attention_backend", False):
+        return False
+    if config.model_type in NATIVE_FAMILIES:
+        return True
+    kind = (type(config), _has_windows(config))
+    if kind not in _HANDED_OVER:
+        _HANDED_OVER[kind] = _hands_documents_over(config)
+    return _HANDED_OVER[kind]
+
+
+def _has_windows(config: PretrainedConfig) -> bool:
+    """Whether a layer's attention reaches over a window alone."""
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    is_used = getattr(text, "use_sliding_window", True) is not False
+    return bool(getattr(text, "sliding_window", None)) and is_used and (layers is None or "sliding_attention" in layers)
+
+
+class _Attended(Exception):
+    """An attention function was called."""
+
+    def __init__(self, has_documents: bool, has_window: bool) -> None:
+        self.has_documents = has_documents
+        self.has_window = has_window
+
+
+def _attended(*_: Any, documents: object = None, **more: Any) -> None:
+    raise _Attended(documents is not None, "sliding_window" in more)
+
+
+AttentionInterface.register(_TRIAL, _attended)
+
+
+def _hands_documents_over(config: PretrainedConfig) -> bool:
+    """Whether the first call of the attention function has what the decoder was called with, in a model without weights.
+
+    What transformers says of the class does not tell it: some layers keep it to themselves, and some have their window
+    in the mask alone, which attention within documents does not read.
+    """
+    has_windows = _has_windows(config)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=_TRIAL)
+            model.train(False)
+            ids = torch.zeros(1, _PROBE_TOKENS, dtype=torch.long)
+            decoder_of(model)(
+                input_ids=ids, position_ids=torch.arange(_PROBE_TOKENS)[None], use_cache=False, documents=object()
+            )
+    except _Attended as attended:
+        return attended.has_documents and (attended.has_window or not has_windows)
+    except Exception as error:
+        # A computation that looks at values, which are not there: `check_separation` will see.
+        print(f"no trial of the attention of `{config.model_type}`: {error}", file=sys.stderr)
+    return not has_windows
 
 
 def refuse_packs(model: PreTrainedModel, state: str) -> JobFailure:
@@ -158,13 +245,24 @@ class _Decoded(BaseModelOutputWithPast):
             raise AttributeError(name)
 
 
-def tensors_in_files(model: PreTrainedModel, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by the names and in the form that the model's files have: transformers may hold several of them as one."""
+def tensors_in_files(
+    model: PreTrainedModel, values: Mapping[str, torch.Tensor], there: Set[str]
+) -> dict[str, torch.Tensor]:
+    """Tensors by the names and in the form that the model's files have: transformers may hold several of them as one.
+
+    `there` are the names in the files. They may be those of the decoder alone, as in the first checkpoints of gpt2.
+    """
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
-        return dict(values)
-    return dict(revert_weight_conversion(model, dict(values)))
+        reverted = dict(values)
+    else:
+        reverted = dict(revert_weight_conversion(model, dict(values)))
+    found = {}
+    for name, tensor in reverted.items():
+        in_decoder = name.removeprefix(f"{model.base_model_prefix}.")
+        found[in_decoder if name not in there and in_decoder in there else name] = tensor
+    return found
 
 
 def name_in_base(parameter: str) -> str:

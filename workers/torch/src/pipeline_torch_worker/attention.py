@@ -56,11 +56,12 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
     half = dtype != "f32"
     on_gpu = device.kind in ("cuda", "rocm")
+    width = _head_dim(config) or 0
     # Values of another width than queries and keys are beyond it.
-    even = _head_dim(config) % 8 == 0 and getattr(config, "v_head_dim", None) is None
+    even = width > 0 and width % 8 == 0 and getattr(config, "v_head_dim", None) is None
     flash = on_gpu and half and not softcap and even and _flash_varlen() is not None
     # torch's kernel has no tiles for narrower heads: "NYI: embedding dimension of the query, key, and value must be at least 16".
-    flex = on_gpu and _has("triton") and _head_dim(config) >= 16
+    flex = on_gpu and _has("triton") and width >= 16
     if asked == "auto":
         if device.kind == "npu" and half and not softcap and hasattr(device.npu_module, "npu_fusion_attention"):
             return "npu"
@@ -79,9 +80,15 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     return asked
 
 
-def _head_dim(config: PretrainedConfig) -> int:
-    given: int | None = getattr(config, "head_dim", None)
-    return given or config.hidden_size // config.num_attention_heads
+def _head_dim(config: PretrainedConfig) -> int | None:
+    """The width of a head; `None` of a model without attention, and of one whose layers have several."""
+    try:
+        given: int | None = getattr(config, "head_dim", None)
+    except RuntimeError:
+        # `AmbiguousGlobalPerLayerAttributeError`, which not every transformers 5 has.
+        return None
+    heads: int | None = getattr(config, "num_attention_heads", None)
+    return given or (config.hidden_size // heads if heads else None)
 
 
 # What models hand to their attention besides, and what says nothing that documents and positions do not say already.

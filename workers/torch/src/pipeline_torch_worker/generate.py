@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
-from .architecture import cache_argument, shares_state, turns_by_length
+from .architecture import cache_argument, positions_of, shares_state, turns_by_length
 from .device import Device
 from .failure import JobFailure
 from .job import DType
@@ -58,6 +58,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel, config: PretrainedConfig, dtype: DType, device: Device) -> None:
         self._model, self._config, self._dtype, self._device = model, config, dtype, device
         self.turn = _turning_length(config)
+        self.positions = positions_of(config)
         state = shares_state(model)
         # Padding would enter the state of a model that has one.
         self.is_alone = turns_by_length(config) or state is not None
@@ -134,6 +135,10 @@ class Generator:
     def complete(self, prompts: Sequence[Mapping[str, Any]], options: Options) -> list[dict[str, object]]:
         """Completes prompts, which grow together."""
         growing = [_Growing.of(prompt) for prompt in prompts]
+        positions = self._model.positions
+        longest = max((len(prompt.tokens) for prompt in growing), default=0)
+        if positions is not None and longest >= positions:
+            raise JobFailure("bad_data", f"a prompt has {longest} tokens, and the model has {positions} positions")
         for batch in [[prompt] for prompt in growing] if self._model.is_alone else [growing]:
             if batch:
                 self._grow_together(batch, options)
@@ -147,14 +152,17 @@ class Generator:
         sequences = Sequences(self._model, [growing.tokens for growing in batch])
         while True:
             for growing, of_row in zip(batch, sequences.logits()[:, -1], strict=True):
-                if growing.ended is None:
-                    _grow(growing, of_row, sampling, options)
-            if all(growing.ended for growing in batch):
+                _grow(growing, of_row, sampling, options, self._model.positions)
+            # What has ended may be at the last of its positions.
+            going = [row for row, growing in enumerate(batch) if growing.ended is None]
+            if not going:
                 return
+            sequences.keep(going)
+            batch = [batch[row] for row in going]
             sequences.append([growing.tokens[-1:] for growing in batch])
 
 
-def _grow(growing: _Growing, logits: Any, sampling: Sampling, options: Options) -> None:
+def _grow(growing: _Growing, logits: Any, sampling: Sampling, options: Options, positions: int | None) -> None:
     """Adds the next token to a completion, or ends it."""
     banned = options.stop_ids if len(growing.answer) < options.min_new_tokens else []
     token = sampling.choose(logits, growing.tokens, banned, growing.seed, growing.row)
@@ -163,7 +171,7 @@ def _grow(growing: _Growing, logits: Any, sampling: Sampling, options: Options) 
         growing.ended = STOP
         return
     growing.answer.append(token)
-    if len(growing.answer) == options.max_new_tokens:
+    if len(growing.answer) == options.max_new_tokens or len(growing.tokens) == positions:
         growing.ended = LENGTH
 
 

@@ -65,7 +65,12 @@ class Inference:
             # It was loaded to be trained.
             is_plain = getattr(config, "attn_logit_softcapping", None) is None and model._supports_sdpa
             self._of_family = "sdpa" if is_plain else "eager"
-        self._generator = Generator(CachedModel(model, config, dtype, device))
+        self._config = config
+
+    @functools.cached_property
+    def _generator(self) -> Generator:
+        # A model without a cache can be scored all the same.
+        return Generator(CachedModel(self._model, self._config, self._dtype, self._device))
 
     def serve(self, request: Request) -> dict[str, Any]:
         """The results of each rank, and the most memory that each has had."""

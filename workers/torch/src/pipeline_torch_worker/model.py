@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +54,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise JobFailure(
             "bad_parameters", f"`quantization_config` = {stored} in the model's config.json is not supported"
         )
+    if getattr(config, "rescale_every", 0):
+        # Out of training mode rwkv would divide weights by powers of two, against overflows of f16.
+        config.rescale_every = 0
     return config
 
 
@@ -292,7 +297,8 @@ def recompute_layers(model: PreTrainedModel, draws: Draws, nested: bool) -> None
 
     `nested`: a layer's backward is a backward of its own inside the model's, as with torch's `use_reentrant`. That needs no hook
     for each tensor that a layer would keep, which the processor would have to call, and records no graph until then. FSDP
-    cannot have it, and compiled layers have few tensors.
+    cannot have it, and compiled layers have few tensors. Nor can a layer that hands tensors to later ones in a container, as some
+    do with their keys and values: they would have no graph there.
     """
 
     def recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
@@ -304,13 +310,47 @@ def recompute_layers(model: PreTrainedModel, draws: Draws, nested: bool) -> None
 
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        if nested and _only_first_needs_gradient(args, kwargs):
-            hidden, *rest = args
-            return NestedBackward.apply(lambda hidden: again(hidden, *rest, **kwargs), hidden)
-        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        if _is_constant((*args, *kwargs.values())):
+            if nested and _only_first_needs_gradient(args, kwargs):
+                hidden, *rest = args
+                return NestedBackward.apply(lambda hidden: again(hidden, *rest, **kwargs), hidden)
+            return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        before = _copied(args, "an argument"), {name: _copied(value, f"`{name}`") for name, value in kwargs.items()}
+        is_first = True
+
+        def as_before() -> Any:
+            # The first computation leaves in containers what later layers read; the second one finds them as the first did.
+            nonlocal is_first
+            given, named = (args, kwargs) if is_first else _copied(before, "an argument")
+            is_first = False
+            return again(*given, **named)
+
+        return checkpoint(as_before, use_reentrant=False, preserve_rng_state=False)
 
     for layer in layers_of(model):
         layer.forward = functools.partial(recomputed, layer.forward)
+
+
+# What a layer cannot leave anything in. Documents only keep masks that they were asked for.
+_CONSTANTS = (torch.Tensor, torch.dtype, torch.device, Documents, bool, int, float, str, type(None))
+
+
+def _is_constant(value: Any) -> bool:
+    return all(map(_is_constant, value)) if isinstance(value, tuple) else isinstance(value, _CONSTANTS)
+
+
+def _copied(value: Any, name: str) -> Any:
+    """The same, with other containers where a layer can leave something in them; `name` is for messages."""
+    if _is_constant(value):
+        return value
+    if isinstance(value, (dict, UserDict)):
+        copied = copy.copy(value)
+        copied.update({key: _copied(of_key, name) for key, of_key in value.items()})
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(_copied(element, name) for element in value)
+    message = f"`activation_checkpointing` cannot compute again what a layer does to {name}, a `{type(value).__name__}`"
+    raise JobFailure("bad_parameters", message, "leave `activation_checkpointing` out")
 
 
 def _only_first_needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import torch
@@ -10,19 +10,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .checkpoint import USUAL_SETS, VALUES, SavedTensors, Tensors, write_set
 from .failure import JobFailure
-from .optimizers import OptimizerSettings
+from .optimizers import NONE, OptimizerSettings
 from .parallel import Ranks
 
 Parameters = dict[str, torch.nn.Parameter]
 
 
 class Optimizer:
-    """An optimizer of `OPTIMIZERS` over named parameters."""
+    """An optimizer of `OPTIMIZERS` over named parameters, of which some are of embeddings and of the head."""
 
-    def __init__(self, settings: OptimizerSettings, parameters: Parameters) -> None:
+    def __init__(self, settings: OptimizerSettings, parameters: Parameters, embeddings: Set[str] = NONE) -> None:
         self._parameters = parameters
-        self._state = {name: settings.state(name, parameter) for name, parameter in parameters.items()}
-        self._inner = settings.make(parameters)
+        self._state = {name: settings.state(name, parameter, embeddings) for name, parameter in parameters.items()}
+        self._inner = settings.make(parameters, embeddings)
         self.rate_moves = settings.rate_moves
         self.steps = 0
 

@@ -4,6 +4,7 @@ its state is saved under which name. An optimizer is added by a class here and a
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 Named = dict[str, torch.nn.Parameter]
+NONE: Set[str] = frozenset()
 
 
 class OptimizerSettings(Protocol):
@@ -21,11 +23,11 @@ class OptimizerSettings(Protocol):
         """Whether an update is about as large as the learning rate, however small the gradient."""
         ...
 
-    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
-        """The optimizers that share the parameters."""
+    def make(self, parameters: Named, embeddings: Set[str] = NONE) -> list[torch.optim.Optimizer]:
+        """The optimizers that share the parameters, of which some are of embeddings and of the head."""
         ...
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+    def state(self, name: str, parameter: torch.nn.Parameter, embeddings: Set[str] = NONE) -> dict[str, str]:
         """Names of a parameter's state tensors: in saved states, with that in `torch.optim`."""
         ...
 
@@ -49,7 +51,7 @@ class AdamW:
 
     rate_moves = True
 
-    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+    def make(self, parameters: Named, embeddings: Set[str] = NONE) -> list[torch.optim.Optimizer]:  # noqa: ARG002
         """See the protocol."""
         beta1, beta2 = self.betas
         values = list(parameters.values())
@@ -64,7 +66,7 @@ class AdamW:
             )
         ]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+    def state(self, name: str, parameter: torch.nn.Parameter, embeddings: Set[str] = NONE) -> dict[str, str]:  # noqa: ARG002
         """See the protocol."""
         return {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
@@ -84,7 +86,7 @@ class Sgd:
 
     rate_moves = False
 
-    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+    def make(self, parameters: Named, embeddings: Set[str] = NONE) -> list[torch.optim.Optimizer]:  # noqa: ARG002
         """See the protocol."""
         sgd = torch.optim.SGD(
             list(parameters.values()),
@@ -96,7 +98,7 @@ class Sgd:
         )
         return [sgd]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+    def state(self, name: str, parameter: torch.nn.Parameter, embeddings: Set[str] = NONE) -> dict[str, str]:  # noqa: ARG002
         """See the protocol."""
         return {"exp_avg": "momentum_buffer"} if self.momentum else {}
 
@@ -140,12 +142,12 @@ class Lion:
 
     rate_moves = True
 
-    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+    def make(self, parameters: Named, embeddings: Set[str] = NONE) -> list[torch.optim.Optimizer]:  # noqa: ARG002
         """See the protocol."""
         beta1, beta2 = self.betas
         return [LionStep(list(parameters.values()), (beta1, beta2), self.weight_decay)]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+    def state(self, name: str, parameter: torch.nn.Parameter, embeddings: Set[str] = NONE) -> dict[str, str]:  # noqa: ARG002
         """See the protocol."""
         return {"exp_avg": "exp_avg"}
 
@@ -167,10 +169,11 @@ class Muon:
     # A gradient whose norm is below torch's epsilon is not brought to norm 1.
     rate_moves = False
 
-    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+    def make(self, parameters: Named, embeddings: Set[str] = NONE) -> list[torch.optim.Optimizer]:
         """See the protocol."""
-        matrices = [parameter for name, parameter in parameters.items() if _is_hidden_matrix(name, parameter)]
-        others = {name: parameter for name, parameter in parameters.items() if not _is_hidden_matrix(name, parameter)}
+        hidden = {name for name, parameter in parameters.items() if _is_hidden_matrix(name, parameter, embeddings)}
+        matrices = [parameter for name, parameter in parameters.items() if name in hidden]
+        others = {name: parameter for name, parameter in parameters.items() if name not in hidden}
         made = self.adamw.make(others) if others else []
         if matrices:
             muon = torch.optim.Muon(
@@ -184,9 +187,9 @@ class Muon:
             made.append(muon)
         return made
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+    def state(self, name: str, parameter: torch.nn.Parameter, embeddings: Set[str] = NONE) -> dict[str, str]:
         """See the protocol."""
-        if _is_hidden_matrix(name, parameter):
+        if _is_hidden_matrix(name, parameter, embeddings):
             return {"momentum_buffer": "momentum_buffer"}
         return self.adamw.state(name, parameter)
 
@@ -197,8 +200,9 @@ class Muon:
         return missing + self.adamw.problems()
 
 
-def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    return parameter.dim() == 2 and "embed_tokens" not in name and "lm_head" not in name
+def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter, embeddings: Set[str]) -> bool:
+    is_embedding = name in embeddings or "embed_tokens" in name or "lm_head" in name
+    return parameter.dim() == 2 and not is_embedding
 
 
 OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd, "lion": Lion, "muon": Muon}

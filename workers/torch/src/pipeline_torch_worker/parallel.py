@@ -223,8 +223,15 @@ class Watch(threading.Thread):
         self._waiting: _Waiting | None = None
         self._count = 0
         self._ended = threading.Event()
-        # A store's connection serves one request at a time.
+        # A store's connection serves one request at a time; the number of that one, or nothing.
         self._lock = threading.Lock()
+        self._asked: int | None = None
+        self._requests = 0
+
+    def start(self) -> None:
+        """Begins to watch, and to watch over this watch: a store does not answer where the rank that holds it is stopped."""
+        super().start()
+        threading.Thread(target=self._watch_store, name="watch of the store", daemon=True).start()
 
     def enter(self, step: int, what: str) -> None:
         """This rank comes to a collective."""
@@ -263,7 +270,7 @@ class Watch(threading.Thread):
         self._ended.set()
         # Rank 0 may be gone already, and its store with it.
         with contextlib.suppress(Exception):
-            with self._lock:
+            with self._asking():
                 self._store.compare_set(_FAILED, "", json.dumps({"rank": self._place.rank, **failure.to_json()}))
             deadline = time.monotonic() + TELL_SECONDS
             while time.monotonic() < deadline and not self._has(_TOLD):
@@ -279,17 +286,37 @@ class Watch(threading.Thread):
                 self._post(f"beat/{self._place.rank}", beat)
                 failure = self._look()
             except Exception as error:
-                # The store is gone, and with it whoever held it.
+                # The store is gone, and with it whoever held it: perhaps since all is done, as this rank is about to hear.
+                if self._ended.wait(_SILENT_SECONDS):
+                    return
                 failure = JobFailure("crashed", f"rank {self._place.rank} has lost the others", _LOOK)
                 failure.__cause__ = error
             if failure is not None and not self._ended.is_set():
                 self._end_run(failure)
+
+    def _watch_store(self) -> None:
+        """Ends this rank where the store does not answer. Nobody can be told: rank 0, which says why a run ends, has it."""
+        before, silent = None, 0.0
+        while True:
+            # Not by the clock, which goes on where all ranks are stopped for a while.
+            time.sleep(_POLL_SECONDS)
+            asked, waiting = self._asked, self._waiting
+            silent = silent + _POLL_SECONDS if asked is not None and asked == before else 0.0
+            before = asked
+            if silent > self._seconds:
+                where = "" if waiting is None else f" in {waiting}"
+                message = f"rank {self._place.rank} has waited {self._seconds:g} s for the store of the ranks{where}"
+                print(f"{message}; ranks that are stopped, gone or out of reach: 0", file=sys.stderr, flush=True)
+                os._exit(1)
 
     def _look(self) -> JobFailure | None:
         if self._place.rank == 0:
             first = self._first_failure(wait=0.0)
             if first is not None:
                 return first
+        else:
+            # A store that is stopped takes what it is sent, and answers nothing.
+            self._has(_FAILED)
         waiting, now = self._waiting, time.monotonic()
         if waiting is None:
             return None
@@ -314,7 +341,7 @@ class Watch(threading.Thread):
 
     def let_go(self) -> None:
         """Ranks that have failed need wait no longer."""
-        with contextlib.suppress(Exception), self._lock:
+        with contextlib.suppress(Exception), self._asking():
             self._store.set(_TOLD, "1")
 
     def _first_failure(self, wait: float) -> JobFailure | None:
@@ -324,7 +351,7 @@ class Watch(threading.Thread):
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_SECONDS)
-        with self._lock:
+        with self._asking():
             value: dict[str, Any] = json.loads(self._store.get(_FAILED))
         words = "; ".join(value["messages"])
         # That they were asked to stop is no rank's own.
@@ -347,16 +374,26 @@ class Watch(threading.Thread):
             words.append(f"ranks that are stopped, gone or out of reach: {_listed(silent)}")
         return "".join(f"; {word}" for word in words)
 
-    def _post(self, key: str, count: int) -> None:
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
         with self._lock:
+            self._requests += 1
+            self._asked = self._requests
+            try:
+                yield
+            finally:
+                self._asked = None
+
+    def _post(self, key: str, count: int) -> None:
+        with self._asking():
             self._store.set(key, str(count))
 
     def _posted(self, key: str) -> int:
-        with self._lock:
+        with self._asking():
             return int(self._store.get(key)) if self._store.check([key]) else 0
 
     def _has(self, key: str) -> bool:
-        with self._lock:
+        with self._asking():
             return bool(self._store.check([key]))
 
 

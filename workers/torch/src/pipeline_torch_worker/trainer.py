@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from . import adapter
-from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by_length
+from .architecture import embedding_parameters, refuse_packs, shares_state, tensors_in_files, turns_by_length
 from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import SavedTensors
@@ -30,7 +30,7 @@ from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
-from .weights import check_names
+from .weights import check_names, names_in_files
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -108,9 +108,12 @@ class Trainer:
         else:
             self._loss.to(device.torch)
         self.parameters = self._trained_parameters()
+        self._stored = names_in_files(job.model) if self._adapted is None else set()
         if self._adapted is None:
-            check_names(job.model, self._names_in_files())
-        self._optimizer = Optimizer(job.optimizer, self.parameters)
+            check_names(self._stored, self._names_in_files())
+        of_embeddings = {id(parameter) for parameter in embedding_parameters(self._loss.model)}
+        embeddings = {name for name, parameter in self.parameters.items() if id(parameter) in of_embeddings}
+        self._optimizer = Optimizer(job.optimizer, self.parameters, embeddings)
         self._scaler = None if job.loss_scale is None else LossScaler(job.loss_scale)
         self._largest_gradient: str | None = None
         # Of the micro-batches since the last step, and what their sum is divided by. The step looks at them: earlier, the device
@@ -178,7 +181,7 @@ class Trainer:
 
     def _in_files(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Trained weights by the names and in the form of the base's files."""
-        return tensors_in_files(self._loss.model, values)
+        return tensors_in_files(self._loss.model, values, self._stored)
 
     def restore(self, steps: int, saved: SavedTensors, scaler: ScalerState | None) -> None:
         """Takes up a saved state."""

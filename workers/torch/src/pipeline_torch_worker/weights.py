@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,17 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in set(names.values()))
 
 
-def check_names(base: Path, trained: Iterable[str]) -> None:
+def names_in_files(folder: Path) -> set[str]:
+    """The names of all tensors in the files of weights."""
+    names: set[str] = set()
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as opened:
+            names.update(opened.keys())
+    return names
+
+
+def check_names(there: Set[str], trained: Iterable[str]) -> None:
     """Fails where a trained tensor has no place in the files of the base: it would be left out of the result."""
-    there: set[str] = set()
-    for path in weight_files(base):
-        with safe_open(path, framework="pt") as original:
-            there.update(original.keys())
     missing = sorted(set(trained) - there)
     if missing:
         message = f"the model's files have no tensor `{missing[0]}`, which transformers trains"

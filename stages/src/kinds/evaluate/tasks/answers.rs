@@ -106,7 +106,7 @@ fn complete(
         if prompts.is_empty() {
             continue;
         }
-        session.answer_as(task.generation.max_new_tokens, &task.generation.until, task.generation.sampling);
+        session.answer_task_as(task.generation.max_new_tokens, &task.generation.until, task.generation.sampling);
         let progress =
             BatchProgress { unit: "prompts", done: 0, total: Some(prompts.len() as u64), mode: StreamMode::Count };
         let mut said = session.answer(&prompts, progress, context)?.into_iter();

@@ -9,6 +9,7 @@ use crate::data::artifact::RowsReader;
 use crate::data::overlap::Sought;
 use crate::tasks::TaskError;
 use crate::tasks::documents::Document;
+use crate::tasks::file::Task;
 use crate::tasks::prompt::PromptOptions;
 use crate::tasks::request::{Asking, Gold, Request, Sample};
 
@@ -80,8 +81,8 @@ pub(super) fn look(
 /// The question of each row with its right answer, and nothing before it.
 fn texts(of: &Prepared) -> Result<Vec<String>, TaskError> {
     let documents: Vec<Document> = of.samples.iter().map(|sample| sample.document.clone()).collect();
-    let asking =
-        Asking { task: &of.task, options: PromptOptions::default(), chat_template: None, num_fewshot: Some(0) };
+    let task = &Task { description: Value::from(""), ..(*of.task).clone() };
+    let asking = Asking { task, options: PromptOptions::default(), chat_template: None, num_fewshot: Some(0) };
     let samples = asking.samples(&documents, &[])?;
     let text = |request: &Request, gold: &Gold| match (request, gold) {
         (Request::Continuation { context, continuation }, _) => format!("{context}{continuation}"),
@@ -98,7 +99,5 @@ fn texts(of: &Prepared) -> Result<Vec<String>, TaskError> {
         };
         sample.requests.get(right).map_or_else(String::new, |request| text(request, &sample.gold))
     };
-    let description = of.task.description.as_str();
-    let without = |text: String| text.strip_prefix(description).map(str::to_owned).unwrap_or(text);
-    Ok(samples.iter().map(of_sample).map(without).collect())
+    Ok(samples.iter().map(of_sample).collect())
 }

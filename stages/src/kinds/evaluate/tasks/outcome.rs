@@ -1,6 +1,6 @@
 //! What the answers come to: figures of tasks and groups as files, facts and a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,17 +94,23 @@ pub(in crate::kinds) fn of_groups<'g>(
     groups: &'g [Group],
     results: &BTreeMap<&str, Results>,
 ) -> Vec<(&'g Group, Results)> {
-    let mut found: Vec<(&Group, Results)> = Vec::new();
-    // A group may be part of one that stands before it.
-    for group in groups.iter().rev() {
-        let of = |name: &String| {
-            let of_group = found.iter().find(|(known, _)| known.name == *name).map(|(_, results)| results);
-            results.get(name.as_str()).or(of_group)
-        };
-        let members: Vec<&Results> = group.tasks.iter().filter_map(of).collect();
-        found.insert(0, (group, group.results(&members)));
+    let figures = |group: &'g Group| {
+        let mut names = BTreeSet::new();
+        leaves(group, groups, &mut names);
+        let members: Vec<&Results> = names.iter().filter_map(|name| results.get(*name)).collect();
+        (group, group.results(&members))
+    };
+    groups.iter().map(figures).collect()
+}
+
+/// The tasks of a group, and of the groups in it.
+fn leaves<'g>(group: &'g Group, groups: &'g [Group], names: &mut BTreeSet<&'g str>) {
+    for name in &group.tasks {
+        match groups.iter().find(|known| known.name == *name) {
+            Some(inner) => leaves(inner, groups, names),
+            None => drop(names.insert(name.as_str())),
+        }
     }
-    found
 }
 
 /// The file with what was asked for each row of a task, and what came back.
@@ -207,4 +213,31 @@ fn write_samples(
     let mut writer = TableWriter::new(path.to_owned());
     writer.write(columns.iter().map(|(name, column)| (name.as_str(), Arc::clone(column))))?;
     writer.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::file::GroupMetric;
+    use crate::tasks::results::Figure;
+
+    #[test]
+    fn a_group_of_groups_is_of_their_tasks() {
+        let metrics = vec![GroupMetric { metric: "acc".to_owned(), weight_by_size: false, filters: None }];
+        let group = |name: &str, tasks: &[&str]| Group {
+            name: name.to_owned(),
+            tasks: tasks.iter().map(|&task| task.to_owned()).collect(),
+            metrics: metrics.clone(),
+        };
+        let groups = [group("outer", &["inner", "c"]), group("inner", &["a", "b"])];
+        let results = |value: f64| Results {
+            sample_len: 10,
+            figures: BTreeMap::from([("acc,none".to_owned(), Figure { value, stderr: None })]),
+        };
+        let results = BTreeMap::from([("a", results(0.6)), ("b", results(0.5)), ("c", results(0.7))]);
+        let found = of_groups(&groups, &results);
+        let values: Vec<f64> = found.iter().map(|(_, found)| found.figures["acc,none"].value).collect();
+        assert!((values[0] - 0.6).abs() < 1e-12 && (values[1] - 0.55).abs() < 1e-12, "{values:?}");
+        assert_eq!((found[0].1.sample_len, found[1].1.sample_len), (30, 20));
+    }
 }

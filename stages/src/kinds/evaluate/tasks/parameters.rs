@@ -1,16 +1,19 @@
 //! What a stage says about evaluation tasks: which ones, where their rows are, and how their prompts are put together.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::Node;
+use engine::local_files::{Extent, LocalFiles};
 use engine::parameter::{Given, Input, KeyWriter, LocalPath, OneOrMore, Parameter, Parameters, Reader};
 use engine::stage::{Counted, Outside, PinRequest, Secret};
 use serde_json::{Value, json};
 
 use crate::data::artifact::Rows;
 use crate::hub::Service;
+use crate::tasks::TaskError;
 use crate::tasks::file::{Task, TaskFile};
 use crate::tasks::prompt::PromptOptions;
 use crate::tasks::shipped;
@@ -47,13 +50,13 @@ pub struct TaskChoice {
     /// rows of built-in tasks come from the Hub.
     #[semantic]
     pub task_data: Option<LocalPath>,
-    /// Number of few-shot examples before each question; default: the task's own number.
+    /// Number of few-shot examples before each question; default: the task's own number. A task that sets 0 has none.
     #[semantic]
     pub num_fewshot: Option<usize>,
     /// Whether prompts of tasks are rendered with the tokenizer's chat template; default: no.
     #[semantic]
     pub apply_chat_template: Option<bool>,
-    /// Whether each few-shot example is a separate turn.
+    /// Whether each few-shot example is a separate turn; default: as `apply_chat_template`.
     #[semantic]
     pub fewshot_as_multiturn: Option<bool>,
     /// The system message of a conversation, or the beginning of a prompt.
@@ -169,6 +172,26 @@ impl TaskChoice {
         found
     }
 
+    /// The task files that are named, as far as they are here, and what is wrong with the others.
+    pub(in crate::kinds) fn local(&self, files: &LocalFiles) -> (Vec<(Span, TaskFile)>, Vec<Problem>) {
+        let (mut found, mut problems) = (Vec::new(), Vec::new());
+        for name in self.chosen().filter(|name| name.is_file()) {
+            let [file] = files.files(&name.role()) else { continue };
+            if file.extent != Extent::Whole {
+                continue;
+            }
+            match TaskFile::read(&file.path) {
+                Ok(task) => found.push((name.0.span, task)),
+                Err(error) => {
+                    let path = if error.file == file.path { PathBuf::from(&file.name) } else { error.file.clone() };
+                    let message = TaskError { file: path, ..error }.to_string();
+                    problems.push(Problem::error("bad-value", name.0.span, message, "a task file that cannot be read"));
+                }
+            }
+        }
+        (found, problems)
+    }
+
     /// What is wrong with the values taken together, whose keys begin with `below`.
     pub(in crate::kinds) fn problems(&self, below: &str, span: Span) -> Vec<Problem> {
         let bad = |field: &str, message: &str| {
@@ -191,7 +214,7 @@ impl TaskChoice {
     pub(super) fn options(&self) -> PromptOptions<'_> {
         PromptOptions {
             apply_chat_template: self.apply_chat_template.unwrap_or(false),
-            fewshot_as_multiturn: self.fewshot_as_multiturn.unwrap_or(false),
+            fewshot_as_multiturn: self.fewshot_as_multiturn.or(self.apply_chat_template).unwrap_or(false),
             system_instruction: self.system_instruction.as_deref(),
         }
     }

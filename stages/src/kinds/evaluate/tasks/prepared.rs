@@ -56,8 +56,12 @@ impl Chosen {
         find: &dyn Fn(&str) -> Result<TaskFile, StageError>,
     ) -> Result<(), StageError> {
         match file {
-            TaskFile::Task(task) if self.tasks.iter().any(|known| known.name == task.name) => {}
-            TaskFile::Task(task) => self.tasks.push(*task),
+            TaskFile::Task(task) => match self.tasks.iter().find(|known| known.name == task.name) {
+                Some(known) if known.file != task.file => return Err(same_name(&known.file, &task)),
+                // It is named twice, by itself and by a group.
+                Some(_) => {}
+                None => self.tasks.push(*task),
+            },
             TaskFile::Group(group) if self.groups.iter().any(|known| known.name == group.name) => {
                 let message = format!("the group `{}` is part of itself, or named twice, by `{name}`", group.name);
                 return Err(StageError::new(Cause::BadParameters, message));
@@ -74,6 +78,12 @@ impl Chosen {
     }
 }
 
+fn same_name(file: &Path, task: &Task) -> StageError {
+    let (one, other) = (file.display(), task.file.display());
+    let message = format!("two tasks are called `{}`: of `{one}` and of `{other}`", task.name);
+    StageError::new(Cause::BadParameters, message).with_help("give one of them another name under `task`")
+}
+
 fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageError> {
     let read = |path: &Path| -> Result<TaskFile, StageError> {
         let (file, read) = TaskFile::read_with_includes(path)?;
@@ -85,7 +95,11 @@ fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageErr
         if let Some(definition) = shipped::definition(name) {
             return Ok(TaskFile::shipped(name, &definition)?);
         }
-        let file = granted.files.iter().find(|grant| grant.path.file_stem().is_some_and(|stem| stem == name));
+        let is_meant = |path: &Path| {
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            path.file_stem().is_some_and(|stem| stem == name) && matches!(extension, Some("yaml" | "yml"))
+        };
+        let file = granted.files.iter().find(|grant| is_meant(&grant.path));
         let file = file.ok_or_else(|| {
             StageError::new(Cause::BadParameters, format!("there is no task `{name}`, which a group names"))
                 .with_help("name its file in `tasks`, or have it in the folder of `task_data`")
@@ -121,7 +135,7 @@ fn with_requests(
         return Err(StageError::bad_data(format!("the split `{split}` of the task `{}` has no rows", task.name)));
     }
     rows.truncate(limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX)));
-    let num_fewshot = params.num_fewshot.unwrap_or(task.num_fewshot);
+    let num_fewshot = task.shots(params.num_fewshot);
     let shown = match task.shown_split().filter(|_| num_fewshot > 0) {
         Some(split) => granted.rows(&task, split)?,
         None => Vec::new(),

@@ -23,7 +23,7 @@ pub(super) fn fetched(
     let mut wanted: BTreeMap<(String, Option<String>), BTreeSet<String>> = BTreeMap::new();
     for task in params.on_hub() {
         let Some(dataset) = task.dataset_path.clone() else { continue };
-        let shows = params.num_fewshot.unwrap_or(task.num_fewshot) > 0;
+        let shows = task.shots(params.num_fewshot) > 0;
         let splits = task.evaluated_split().into_iter().chain(task.shown_split().filter(|_| shows));
         wanted.entry((dataset, task.dataset_name.clone())).or_default().extend(splits.map(str::to_owned));
     }
