@@ -210,7 +210,7 @@ fn what_is_wrong_with_a_task_is_told_with_its_place() {
     // What the file alone shows is known before anything runs.
     fails_with(2, "tasks/sums.yaml", &SUMS.replace("test_split: test\n", ""), &["sums.yaml", "`test_split`"]);
     let unknown = SUMS.replace("metric: acc }", "metric: accuracy }");
-    fails_with(2, "tasks/sums.yaml", &unknown, &["tasks/sums.yaml:10", "`accuracy`", "tasks.yaml:14:"]);
+    fails_with(2, "tasks/sums.yaml", &unknown, &["tasks/sums.yaml:10", "`accuracy`", "[tasks.yaml:"]);
     let function = SUMS.replace("right\n", "!function utils.right\n");
     fails_with(2, "tasks/sums.yaml", &function, &["`doc_to_target`", "utils.right"]);
     project.run(&["validate", "tasks.yaml", "scores.tasks=./tasks/base.yaml"]).ends_with(2).warns("tasks/base.yaml");

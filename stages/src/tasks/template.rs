@@ -27,12 +27,18 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
 });
 
 /// The harness's own filter: `re.sub`, of the first `count` matches or all.
-fn regex_replace(text: &str, pattern: &str, replacement: &str, rest: Rest<Object>) -> Result<String, Error> {
+fn regex_replace(
+    text: &str,
+    pattern: &str,
+    replacement: &str,
+    rest: Rest<Object>,
+    named: Kwargs,
+) -> Result<String, Error> {
     let count: Option<usize> = match rest.first() {
-        None => None,
-        Some(named) if named.is_kwargs() => Kwargs::try_from(named.clone())?.get("count")?,
+        None => named.get("count")?,
         Some(count) => Some(usize::try_from(count.clone())?),
     };
+    named.assert_all_used()?;
     let pattern = expression(pattern).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))?;
     let mut written = String::new();
     let mut letters = replacement.chars();
