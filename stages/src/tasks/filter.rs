@@ -108,7 +108,7 @@ fn filter(entry: &Value) -> Result<Filter, String> {
                 pattern: expression(&pattern)?,
                 group_select: match entry.get("group_select") {
                     None => 0,
-                    Some(select) => select.as_i64().ok_or("`group_select` is to be a whole number")?,
+                    Some(select) => select.as_i64().ok_or("`group_select` is to be an integer")?,
                 },
                 fallback: text("fallback", INVALID),
             })
