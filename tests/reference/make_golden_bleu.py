@@ -74,4 +74,5 @@ def main(out):
     print(len(pairs), "pairs,", len(corpus), "corpora")
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -226,7 +226,8 @@ impl Comparison {
 
     /// For a README: the best in bold.
     pub(crate) fn markdown(&self) -> String {
-        let escaped = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+        let escaped =
+            |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|").replace(['\n', '\r'], " ");
         let columns = self.columns();
         let titles: Vec<String> = self.titles().iter().map(|title| escaped(title)).collect();
         let mut text = format!("| | {} |\n|---|{}\n", titles.join(" | "), "---|".repeat(titles.len()));

@@ -1,15 +1,17 @@
 //! Metrics of `evaluate`: a file each, and their list.
 //!
 //! A metric says what it reads of a row, makes a figure of all rows, and which of its numbers are compared with those
-//! of other evaluations. Who asks the model, and what becomes of the figures, is `kinds/evaluate`. Of BLEU and ROUGE
-//! the scores themselves are here, too, each as its reference implementation computes it.
+//! of other evaluations. Who asks the model, and what becomes of the figures, is `kinds/evaluate`. Of BLEU, chrF, TER
+//! and ROUGE the scores themselves are here, too, each as its reference implementation computes it.
 
 pub mod bleu;
+pub mod chrf;
 pub mod exact_match;
 mod perplexity;
 mod preference_accuracy;
 pub mod rouge;
 mod standard_error;
+pub mod ter;
 mod token_accuracy;
 
 use engine::error::StageError;

@@ -47,7 +47,7 @@ pub fn pair(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Result<
 }
 
 /// What `str.isspace` takes: white space of Unicode and four separators.
-pub(super) fn is_python_space(letter: char) -> bool {
+pub(crate) fn is_python_space(letter: char) -> bool {
     letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
 }
 

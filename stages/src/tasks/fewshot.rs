@@ -13,10 +13,18 @@ impl Task {
         self.test_split.as_deref().or(self.validation_split.as_deref())
     }
 
-    /// The split that few shots come from.
+    /// The split that few shots come from; none if the file has them itself.
     pub fn shown_split(&self) -> Option<&str> {
+        if self.shown_samples().is_some() {
+            return None;
+        }
         let splits = [&self.fewshot_split, &self.training_split, &self.validation_split, &self.test_split];
         splits.into_iter().find_map(Option::as_deref)
+    }
+
+    /// The few shots that the file has, unless it names a split of them as well.
+    pub fn shown_samples(&self) -> Option<&[Document]> {
+        self.fewshot.samples.as_deref().filter(|_| self.fewshot_split.is_none())
     }
 
     /// Whether the evaluated row is kept from being shown: where the file names the same split for both, or none. A
@@ -53,7 +61,7 @@ impl<'t> FewShots<'t> {
             || format!("{count} rows are to be shown before each, and there are {} to choose from", rows.len());
         let is_other = |shown: &&Document| !apart || *shown != row;
         let others = || rows.iter().filter(is_other).collect::<Vec<_>>();
-        if self.task.sampler == Sampler::FirstN {
+        if self.task.fewshot.sampler == Sampler::FirstN {
             return others().get(..count).map(<[_]>::to_vec).ok_or_else(too_few);
         }
         let order = self.random.sample(rows.len(), count + usize::from(apart)).ok_or_else(too_few)?;

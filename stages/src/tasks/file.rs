@@ -11,8 +11,10 @@ use model::sampling::{Sampler as TokenSampler, Sampling};
 use serde_json::{Map, Value};
 
 use super::TaskError;
+use super::documents::Document;
 use super::fewshot::SEED;
 use super::filter::Pipeline;
+use super::group::{Group, Overrides};
 use super::metric::Metric;
 use super::processor::RowProcessor;
 
@@ -53,6 +55,10 @@ const KEYS: [&str; 26] = [
 const WITHOUT_EFFECT: [&str; 5] =
     ["task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query", "include"];
 
+/// Keys of a group.
+pub(super) const GROUP_KEYS: [&str; 7] =
+    ["group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag", "include"];
+
 /// What is asked of the model for each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputType {
@@ -73,6 +79,17 @@ pub enum Sampler {
     Random,
     /// The first.
     FirstN,
+}
+
+/// `fewshot_config`: which rows are shown, and how, where that is not as for the row that is asked about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FewshotConfig {
+    pub sampler: Sampler,
+    /// Rows that the file itself has; a split goes before them.
+    pub samples: Option<Vec<Document>>,
+    pub doc_to_text: Option<Value>,
+    pub doc_to_target: Option<Value>,
+    pub doc_to_choice: Option<Value>,
 }
 
 /// What replaces the usual metrics of a row.
@@ -111,7 +128,7 @@ pub struct Task {
     pub validation_split: Option<String>,
     pub test_split: Option<String>,
     pub fewshot_split: Option<String>,
-    pub sampler: Sampler,
+    pub fewshot: FewshotConfig,
     pub doc_to_text: Value,
     pub doc_to_target: Value,
     pub doc_to_choice: Option<Value>,
@@ -132,24 +149,8 @@ pub struct Task {
     pub process_docs: Option<RowProcessor>,
     pub process_results: Option<Processor>,
     pub version: Value,
-}
-
-/// A metric of a group, put together from its tasks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupMetric {
-    pub metric: String,
-    /// Whether a task counts by its rows; else all count the same.
-    pub weight_by_size: bool,
-    /// The filters that it is taken of; all that there are if left out.
-    pub filters: Option<Vec<String>>,
-}
-
-/// A group of tasks.
-#[derive(Debug, Clone)]
-pub struct Group {
-    pub name: String,
-    pub tasks: Vec<String>,
-    pub metrics: Vec<GroupMetric>,
+    /// What a group that names the task sets otherwise than its file.
+    pub overrides: Overrides,
 }
 
 /// What a file holds.
@@ -187,41 +188,60 @@ impl TaskFile {
     /// # Errors
     /// Fails with the file and, where there is one, the line and the key.
     pub fn read(path: &Path) -> Result<Self, TaskError> {
-        Self::read_with_includes(path).map(|(file, _)| file)
+        Self::read_with_includes(path, &Overrides::default()).map(|(file, _)| file)
     }
 
-    /// As [`TaskFile::read`], with all files that were read.
+    /// As [`TaskFile::read`], with all files that were read; a task has these keys in place of its own.
     ///
     /// # Errors
     /// As [`TaskFile::read`].
-    pub fn read_with_includes(path: &Path) -> Result<(Self, Vec<PathBuf>), TaskError> {
+    pub fn read_with_includes(path: &Path, overrides: &Overrides) -> Result<(Self, Vec<PathBuf>), TaskError> {
         let mut read = Vec::new();
         let keys = Keys::read(path, &mut BTreeSet::new(), &mut read)?;
-        Ok((Self::of(&keys)?, read))
+        Ok((Self::of(keys, overrides)?, read))
     }
 
-    /// Reads the definition of a task of the program.
+    /// Reads the definition of a task of the program; it has these keys in place of its own.
     ///
     /// # Errors
     /// As [`TaskFile::read`].
-    pub fn shipped(name: &str, definition: &str) -> Result<Self, TaskError> {
+    pub fn shipped(name: &str, definition: &str, overrides: &Overrides) -> Result<Self, TaskError> {
         let no_includes = |path: &Path| Err(TaskError::in_file(path, "a task of the program includes nothing"));
-        Self::of(&Keys::of_text(Path::new(name), definition, &mut |path| no_includes(&path))?)
+        Self::of(Keys::of_text(Path::new(name), definition, &mut |path| no_includes(&path))?, overrides)
     }
 
-    fn of(keys: &Keys) -> Result<Self, TaskError> {
+    fn of(mut keys: Keys, overrides: &Overrides) -> Result<Self, TaskError> {
         if keys.has("group") {
-            keys.group().map(Self::Group)
-        } else {
-            keys.task().map(|task| Self::Task(Box::new(task)))
+            return Group::read(&keys).map(Self::Group);
         }
+        for (key, value) in &overrides.values {
+            keys.values.insert(key.clone(), (value.clone(), overrides.file.clone(), overrides.line));
+        }
+        let task = keys.task()?;
+        Ok(Self::Task(Box::new(Task { overrides: overrides.clone(), ..task })))
+    }
+
+    /// What a file says that it is, without anything else of it: its name, of a task or group, and its tags. Nothing of
+    /// a file that is neither.
+    pub fn name_and_tags(path: &Path) -> Option<(String, Vec<String>)> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let mut sources = Sources::default();
+        let source = sources.add(path.display().to_string(), text.clone());
+        let root = tree(source, &text, &sources).ok()?;
+        let texts = |key: &str| match root.get(key).map(|node| json(node, &text)) {
+            Some(Value::String(text)) => vec![text],
+            Some(Value::Array(texts)) => texts.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            _ => Vec::new(),
+        };
+        let name = ["group", "task"].iter().find(|key| root.get(key).is_some())?;
+        Some((texts(name).into_iter().next()?, texts("tag")))
     }
 }
 
 /// The keys of a file with the lines where they stand; of what is included, the file too.
 #[derive(Default)]
-struct Keys {
-    file: PathBuf,
+pub(super) struct Keys {
+    pub(super) file: PathBuf,
     values: BTreeMap<String, (Value, PathBuf, usize)>,
 }
 
@@ -262,15 +282,8 @@ impl Keys {
         let is_group = root.get("group").is_some() && root.get("output_type").is_none();
         for entry in entries {
             let line = sources.line_column(entry.key_span).0;
-            let known: Vec<&str> = if is_group {
-                ["group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag", "include"].to_vec()
-            } else {
-                KEYS.into_iter().chain(WITHOUT_EFFECT).collect()
-            };
-            if !known.contains(&entry.key.as_str()) {
-                let nearest = suggest::nearest(&entry.key, known.iter().copied());
-                let hint = nearest.map_or_else(String::new, |name| format!(": did you mean `{name}`?"));
-                return Err(TaskError::at(path, line, Some(&entry.key), format!("no key of a task{hint}")));
+            if let Some(message) = unknown(&entry.key, is_group) {
+                return Err(TaskError::at(path, line, Some(&entry.key), message));
             }
             let value = json(&entry.value, text);
             keys.values.insert(entry.key.clone(), (value, path.to_owned(), line));
@@ -283,18 +296,18 @@ impl Keys {
     }
 
     /// The value of a key, where it is something.
-    fn value(&self, key: &str) -> Option<&Value> {
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
         self.values.get(key).map(|(value, ..)| value).filter(|value| !value.is_null())
     }
 
-    fn wrong(&self, key: &str, message: impl Into<String>) -> TaskError {
+    pub(super) fn wrong(&self, key: &str, message: impl Into<String>) -> TaskError {
         match self.values.get(key) {
             Some((_, file, line)) => TaskError::at(file, *line, Some(key), message),
             None => TaskError::key(&self.file, key, message),
         }
     }
 
-    fn text(&self, key: &str) -> Result<Option<String>, TaskError> {
+    pub(super) fn text(&self, key: &str) -> Result<Option<String>, TaskError> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -311,7 +324,7 @@ impl Keys {
         }
     }
 
-    fn list(&self, key: &str) -> Result<Vec<Map<String, Value>>, TaskError> {
+    pub(super) fn list(&self, key: &str) -> Result<Vec<Map<String, Value>>, TaskError> {
         let Some(value) = self.value(key) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| self.wrong(key, "is to be a list"))?;
         let object = |item: &Value| item.as_object().cloned().ok_or_else(|| self.wrong(key, "must contain mappings"));
@@ -319,43 +332,16 @@ impl Keys {
     }
 
     /// Refuses keys of a mapping that are none of these: what is not known is not passed over.
-    fn only(&self, key: &str, mapping: &Map<String, Value>, known: &[&str]) -> Result<(), TaskError> {
+    pub(super) fn only(&self, key: &str, mapping: &Map<String, Value>, known: &[&str]) -> Result<(), TaskError> {
         match mapping.keys().find(|name| !known.contains(&name.as_str())) {
             Some(other) => Err(self.wrong(key, format!("`{other}` is not supported; {} are", listed(known)))),
             None => Ok(()),
         }
     }
 
-    fn group(&self) -> Result<Group, TaskError> {
-        let name = self.text("group")?.unwrap_or_default();
-        let tasks = match self.value("task") {
-            Some(Value::String(task)) => vec![task.clone()],
-            Some(Value::Array(tasks)) => tasks
-                .iter()
-                .map(|task| task.as_str().map(str::to_owned).ok_or_else(|| self.wrong("task", "must contain names")))
-                .collect::<Result<_, _>>()?,
-            _ => return Err(self.wrong("task", "is missing: the names of the group's tasks")),
-        };
-        let metric = |entry: &Map<String, Value>| {
-            let name = entry.get("metric").and_then(Value::as_str);
-            if entry.get("aggregation").is_some_and(|aggregation| aggregation != "mean") {
-                return Err(self.wrong("aggregate_metric_list", "the only `aggregation` of a group is `mean`"));
-            }
-            self.only("aggregate_metric_list", entry, &["metric", "aggregation", "weight_by_size", "filter_list"])?;
-            let filters = match entry.get("filter_list") {
-                None | Some(Value::Null) => None,
-                Some(Value::String(name)) => Some(vec![name.clone()]),
-                Some(Value::Array(names)) => Some(names.iter().map(super::template::printed).collect()),
-                Some(_) => return Err(self.wrong("aggregate_metric_list", "`filter_list` has names of filters")),
-            };
-            Ok(GroupMetric {
-                filters,
-                metric: name.ok_or_else(|| self.wrong("aggregate_metric_list", "lacks `metric`"))?.to_owned(),
-                weight_by_size: entry.get("weight_by_size").is_none_or(|weighs| *weighs == Value::Bool(true)),
-            })
-        };
-        let metrics = self.list("aggregate_metric_list")?.iter().map(metric).collect::<Result<_, _>>()?;
-        Ok(Group { name, tasks, metrics })
+    /// The line of a key in its file.
+    pub(super) fn line(&self, key: &str) -> usize {
+        self.values.get(key).map_or(0, |(.., line)| *line)
     }
 
     fn task(&self) -> Result<Task, TaskError> {
@@ -396,7 +382,7 @@ impl Keys {
             Some("loglikelihood_rolling") => OutputType::LoglikelihoodRolling,
             Some(other) => return Err(self.wrong("output_type", format!("`{other}` is none"))),
         };
-        let (sampler, config_split) = self.fewshot_config()?;
+        let (fewshot, config_split) = self.fewshot_config()?;
         let fewshot_delimiter = self.text("fewshot_delimiter")?.unwrap_or_else(|| "\n\n".to_owned());
         let doc_to_choice = self.field("doc_to_choice")?;
         if output_type == OutputType::MultipleChoice && doc_to_choice.is_none() {
@@ -424,8 +410,8 @@ impl Keys {
             training_split: self.text("training_split")?,
             validation_split,
             test_split,
-            fewshot_split: self.text("fewshot_split")?.or(config_split),
-            sampler,
+            fewshot_split: config_split.or(self.text("fewshot_split")?),
+            fewshot,
             doc_to_text: self.field("doc_to_text")?.unwrap_or_else(|| Value::from("")),
             doc_to_target: self.field("doc_to_target")?.ok_or_else(|| self.wrong("doc_to_target", "is missing"))?,
             doc_to_choice,
@@ -440,6 +426,7 @@ impl Keys {
             metrics: self.metrics(output_type)?,
             process_results: self.processor()?,
             version: self.value("metadata").and_then(|data| data.get("version")).cloned().unwrap_or(Value::Null),
+            overrides: Overrides::default(),
         })
     }
 
@@ -469,12 +456,16 @@ impl Keys {
         }
     }
 
-    fn fewshot_config(&self) -> Result<(Sampler, Option<String>), TaskError> {
+    fn fewshot_config(&self) -> Result<(FewshotConfig, Option<String>), TaskError> {
         let key = "fewshot_config";
-        let Some(value) = self.value(key) else { return Ok((Sampler::Random, None)) };
-        let config = value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?;
-        if let Some(other) = config.keys().find(|name| !["sampler", "split"].contains(&name.as_str())) {
-            return Err(self.wrong(key, format!("`{other}` is not supported; `sampler` and `split` are")));
+        let none = Map::new();
+        let config = match self.value(key) {
+            None => &none,
+            Some(value) => value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?,
+        };
+        self.only(key, config, &["sampler", "split", "samples", "doc_to_text", "doc_to_target", "doc_to_choice"])?;
+        if let Some((name, function)) = config.iter().find_map(|(name, value)| Some((name, function(value)?))) {
+            return Err(self.wrong(key, format!("`{name}`: the function `{function}` is not known here")));
         }
         let sampler = match config.get("sampler").and_then(Value::as_str) {
             None | Some("default") => Sampler::Random,
@@ -483,7 +474,18 @@ impl Keys {
                 return Err(self.wrong(key, format!("`sampler: {other}` is neither `default` nor `first_n`")));
             }
         };
-        Ok((sampler, config.get("split").and_then(Value::as_str).map(str::to_owned)))
+        let rows = |rows: &Value| -> Option<Vec<Document>> {
+            rows.as_array()?.iter().map(|row| row.as_object().cloned()).collect()
+        };
+        let samples: Option<Vec<Document>> = match config.get("samples").filter(|samples| !samples.is_null()) {
+            None => None,
+            Some(samples) => Some(rows(samples).ok_or_else(|| self.wrong(key, "`samples` is a list of rows"))?),
+        };
+        let field = |name: &str| config.get(name).filter(|value| !value.is_null()).cloned();
+        let (doc_to_text, doc_to_target) = (field("doc_to_text"), field("doc_to_target"));
+        let fewshot =
+            FewshotConfig { sampler, samples, doc_to_text, doc_to_target, doc_to_choice: field("doc_to_choice") };
+        Ok((fewshot, config.get("split").and_then(Value::as_str).map(str::to_owned)))
     }
 
     fn generation(&self, fewshot_delimiter: &str) -> Result<Generation, TaskError> {
@@ -514,6 +516,8 @@ impl Keys {
                     generation.max_new_tokens = tokens as usize;
                 }
                 ("do_sample", _) => {}
+                // That is greedy search.
+                ("num_beams", Value::Number(beams)) if beams.as_u64() == Some(1) => {}
                 ("temperature", Value::Number(number)) => {
                     generation.sampling.temperature = number.as_f64().unwrap_or(f64::NAN);
                 }
@@ -567,6 +571,18 @@ impl Keys {
             Some(None) => Err(self.wrong(key, "is to be a `!function`")),
         }
     }
+}
+
+/// What is wrong with a key that neither a task nor, where it is of one, a group has.
+pub(super) fn unknown(key: &str, is_group: bool) -> Option<String> {
+    let of_task = || KEYS.into_iter().chain(WITHOUT_EFFECT);
+    let known: Vec<&str> = if is_group { GROUP_KEYS.to_vec() } else { of_task().collect() };
+    if known.contains(&key) {
+        return None;
+    }
+    let nearest = suggest::nearest(key, known.iter().copied());
+    let hint = nearest.map_or_else(String::new, |name| format!(": did you mean `{name}`?"));
+    Some(format!("no key of a task{hint}"))
 }
 
 /// Names for a message.

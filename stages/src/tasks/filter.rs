@@ -1,7 +1,11 @@
 //! Filters of generated text: pipelines whose steps run in order.
 
-use regex::{Captures, Regex};
+use std::sync::LazyLock;
+
 use serde_json::{Map, Value};
+
+use super::documents::Document;
+use super::expression::Expression;
 
 /// What the harness has where an expression matches nothing.
 const INVALID: &str = "[invalid]";
@@ -12,11 +16,9 @@ const DEFAULT_PATTERN: &str = r"#### (\-?[0-9\.\,]+)";
 /// A step.
 #[derive(Debug, Clone)]
 enum Filter {
-    Regex {
-        pattern: Regex,
-        group_select: i64,
-        fallback: String,
-    },
+    Regex(Search),
+    /// The same, or else the choice of the row that is said.
+    MultiChoice(Search, Alike),
     RemoveWhitespace,
     Lowercase,
     Uppercase,
@@ -29,6 +31,24 @@ enum Filter {
     TakeFirstK(usize),
     /// The most frequent of the responses; of equally frequent ones the first.
     MajorityVote,
+}
+
+/// What an expression finds in a text.
+#[derive(Debug, Clone)]
+struct Search {
+    pattern: Expression,
+    /// Which of all matches is meant; those below 0 count from the end.
+    group_select: i64,
+    /// What there is where nothing is found.
+    fallback: String,
+}
+
+/// How texts are made alike before they are compared.
+#[derive(Debug, Clone, Default)]
+struct Alike {
+    regexes_to_ignore: Vec<Expression>,
+    ignore_case: bool,
+    ignore_punctuation: bool,
 }
 
 /// A named pipeline.
@@ -63,56 +83,171 @@ impl Pipeline {
     }
 
     /// What it makes of the responses to a row: texts, or what they are mapped to.
-    pub fn apply(&self, responses: Vec<String>) -> Vec<Value> {
-        let mut values: Vec<Value> = responses.into_iter().map(Value::String).collect();
-        for filter in &self.filters {
-            let of_texts = |value: Value, make: &dyn Fn(&str) -> Value| value.as_str().map(make).unwrap_or(value);
-            let made: Option<&dyn Fn(&str) -> Value> = match filter {
-                Filter::Regex { pattern, group_select, fallback } => {
-                    Some(&|text: &str| found(pattern, *group_select, fallback, text).into())
-                }
-                Filter::RemoveWhitespace => Some(&|text: &str| text.trim().into()),
-                Filter::Lowercase => Some(&|text: &str| text.to_lowercase().into()),
-                Filter::Uppercase => Some(&|text: &str| text.to_uppercase().into()),
-                Filter::Map { values, default } => Some(&|text: &str| values.get(text).unwrap_or(default).clone()),
-                Filter::TakeFirst | Filter::TakeFirstK(_) | Filter::MajorityVote => None,
-            };
-            values = match (filter, made) {
-                (_, Some(make)) => values.into_iter().map(|value| of_texts(value, make)).collect(),
-                (Filter::TakeFirstK(k), None) => values.into_iter().take(*k).collect(),
-                (Filter::MajorityVote, None) => majority(values).into_iter().collect(),
-                (_, None) => values.into_iter().take(1).collect(),
-            };
-        }
-        values
+    ///
+    /// # Errors
+    /// Says what a filter cannot be used on.
+    pub fn apply(&self, responses: Vec<String>, row: &Document) -> Result<Vec<Value>, String> {
+        let responses = responses.into_iter().map(Value::String).collect();
+        self.filters.iter().try_fold(responses, |values, filter| filter.apply(values, row))
     }
+}
+
+impl Filter {
+    fn apply(&self, values: Vec<Value>, row: &Document) -> Result<Vec<Value>, String> {
+        let each = |make: &dyn Fn(&str) -> Result<Value, String>| {
+            let of_text = |value: &Value| value.as_str().map_or_else(|| Ok(value.clone()), make);
+            values.iter().map(of_text).collect()
+        };
+        Ok(match self {
+            Self::Regex(search) => {
+                return each(&|text| Ok(search.found(text)?.unwrap_or_else(|| search.fallback.clone()).into()));
+            }
+            Self::MultiChoice(search, alike) => {
+                let choices = Choices::of(row, alike)?;
+                return each(&|text| Ok(search.choice(text, &choices, alike)?.into()));
+            }
+            Self::RemoveWhitespace => return each(&|text| Ok(text.trim().into())),
+            Self::Lowercase => return each(&|text| Ok(text.to_lowercase().into())),
+            Self::Uppercase => return each(&|text| Ok(text.to_uppercase().into())),
+            Self::Map { values, default } => return each(&|text| Ok(values.get(text).unwrap_or(default).clone())),
+            Self::TakeFirst => values.into_iter().take(1).collect(),
+            Self::TakeFirstK(k) => values.into_iter().take(*k).collect(),
+            Self::MajorityVote => majority(values).into_iter().collect(),
+        })
+    }
+}
+
+impl Search {
+    /// The selected one of all matches, as `re.findall` gives them: of several groups the first that is not empty;
+    /// nothing where there is none.
+    fn found(&self, text: &str) -> Result<Option<String>, String> {
+        let matches = self.pattern.find_all(text)?;
+        let at = match usize::try_from(self.group_select) {
+            Ok(at) => Some(at),
+            Err(_) => matches.len().checked_sub(self.group_select.unsigned_abs() as usize),
+        };
+        let Some(groups) = at.and_then(|at| matches.get(at)) else { return Ok(None) };
+        let found = match groups.as_slice() {
+            [whole] => *whole,
+            [_, group] => Some(group.unwrap_or("")),
+            [_, groups @ ..] => groups.iter().flatten().find(|group| !group.is_empty()).copied(),
+            [] => None,
+        };
+        Ok(found.map(|text| text.trim().to_owned()))
+    }
+
+    /// What the expression finds; else the letter of the first choice whose text is said, else that of a letter behind
+    /// a colon: `(B)`.
+    fn choice(&self, text: &str, choices: &Choices, alike: &Alike) -> Result<String, String> {
+        if let Some(found) = self.found(text)?.filter(|found| !found.is_empty()) {
+            return Ok(found);
+        }
+        let select = |pattern: &Expression| Self { pattern: pattern.clone(), ..self.clone() };
+        let by_text = select(&choices.by_text).found(&alike.bared(text)?)?;
+        if let Some(said) = by_text.filter(|said| !said.is_empty()) {
+            return Ok(choices.letter(&said).unwrap_or(said));
+        }
+        let by_letter = select(&choices.by_letter).found(text)?;
+        Ok(by_letter.map_or_else(|| self.fallback.clone(), |letter| format!("({letter})")))
+    }
+}
+
+impl Alike {
+    fn bared(&self, text: &str) -> Result<String, String> {
+        /// Python's categories that begin with `P`.
+        static PUNCTUATION: LazyLock<Expression> =
+            LazyLock::new(|| Expression::new(r"\p{P}").expect("the expression is a right one"));
+        let mut text = text.to_owned();
+        for pattern in &self.regexes_to_ignore {
+            text = pattern.replace(&text, 0, "")?;
+        }
+        if self.ignore_case {
+            text = text.to_lowercase();
+        }
+        if self.ignore_punctuation {
+            text = PUNCTUATION.replace(&text, 0, "")?;
+        }
+        Ok(text)
+    }
+}
+
+/// The choices of a row, and how they are found in a response.
+struct Choices {
+    /// Their texts, made alike, in the order of their letters.
+    texts: Vec<String>,
+    by_text: Expression,
+    by_letter: Expression,
+}
+
+impl Choices {
+    fn of(row: &Document, alike: &Alike) -> Result<Self, String> {
+        let list = row.get("choices").and_then(Value::as_array);
+        let texts: Option<Vec<&str>> = list.and_then(|list| list.iter().map(Value::as_str).collect());
+        let texts = texts.ok_or("`multi_choice_regex` reads the choices of the column `choices`, a list of texts")?;
+        let texts: Vec<String> = texts.iter().map(|text| alike.bared(text.trim())).collect::<Result<_, _>>()?;
+        // The longest first: one choice may begin another one.
+        let mut escaped: Vec<String> = texts.iter().map(|text| fancy_regex::escape(text).into_owned()).collect();
+        escaped.sort_by_key(|text| std::cmp::Reverse(text.chars().count()));
+        let letters: Vec<String> = (0..texts.len()).map(|at| letter(at).to_string()).collect();
+        Ok(Self {
+            by_text: Expression::new(&escaped.join("|"))?,
+            by_letter: Expression::new(&format!(r":[\s]*({})", letters.join("|")))?,
+            texts,
+        })
+    }
+
+    /// The letter of a text; of two choices with one text that of the last.
+    fn letter(&self, text: &str) -> Option<String> {
+        self.texts.iter().rposition(|choice| choice == text).map(|at| format!("({})", letter(at)))
+    }
+}
+
+/// `A`, `B`, …
+fn letter(at: usize) -> char {
+    u32::try_from(at).ok().and_then(|at| char::from_u32('A' as u32 + at)).unwrap_or('?')
 }
 
 fn filter(entry: &Value) -> Result<Filter, String> {
     let function = entry.get("function").and_then(Value::as_str).ok_or("a filter lacks `function`")?;
     let known: &[&str] = match function {
         "regex" => &["regex_pattern", "group_select", "fallback"],
+        "multi_choice_regex" => {
+            &["regex_pattern", "group_select", "fallback", "ignore_case", "ignore_punctuation", "regexes_to_ignore"]
+        }
         "map" => &["mapping_dict", "default_value"],
         "take_first_k" => &["k"],
-        _ => &[],
+        "remove_whitespace" | "lowercase" | "uppercase" | "take_first" | "majority_vote" => &[],
+        other => return Err(format!("the filter `{other}` is not known here")),
     };
     let arguments = entry.as_object().into_iter().flat_map(Map::keys);
     if let Some(other) = arguments.map(String::as_str).find(|name| *name != "function" && !known.contains(name)) {
         return Err(format!("the filter `{function}` has no `{other}`"));
     }
     let text = |name: &str, default: &str| entry.get(name).and_then(Value::as_str).unwrap_or(default).to_owned();
+    let search = || {
+        Ok::<_, String>(Search {
+            pattern: Expression::new(&text("regex_pattern", DEFAULT_PATTERN))?,
+            group_select: match entry.get("group_select") {
+                None => 0,
+                Some(select) => select.as_i64().ok_or("`group_select` is to be an integer")?,
+            },
+            fallback: text("fallback", INVALID),
+        })
+    };
+    let flag = |name: &str| match entry.get(name) {
+        None => Ok(false),
+        Some(flag) => flag.as_bool().ok_or_else(|| format!("`{name}` is to be true or false")),
+    };
     match function {
-        "regex" => {
-            let pattern = text("regex_pattern", DEFAULT_PATTERN);
-            Ok(Filter::Regex {
-                pattern: expression(&pattern)?,
-                group_select: match entry.get("group_select") {
-                    None => 0,
-                    Some(select) => select.as_i64().ok_or("`group_select` is to be an integer")?,
-                },
-                fallback: text("fallback", INVALID),
-            })
-        }
+        "regex" => Ok(Filter::Regex(search()?)),
+        "multi_choice_regex" => Ok(Filter::MultiChoice(
+            search()?,
+            Alike {
+                regexes_to_ignore: expressions(entry.get("regexes_to_ignore").unwrap_or(&Value::Null))?,
+                ignore_case: flag("ignore_case")?,
+                ignore_punctuation: flag("ignore_punctuation")?,
+            },
+        )),
         "remove_whitespace" => Ok(Filter::RemoveWhitespace),
         "lowercase" => Ok(Filter::Lowercase),
         "uppercase" => Ok(Filter::Uppercase),
@@ -126,83 +261,19 @@ fn filter(entry: &Value) -> Result<Filter, String> {
             let k = entry.get("k").and_then(Value::as_u64).filter(|k| *k > 0);
             Ok(Filter::TakeFirstK(k.ok_or("`take_first_k` lacks `k`, a number of responses")? as usize))
         }
-        "majority_vote" => Ok(Filter::MajorityVote),
-        other => Err(format!("the filter `{other}` is not known here")),
+        // All others were refused above.
+        _ => Ok(Filter::MajorityVote),
     }
 }
 
-/// Compiles an expression of Python's, of what both have.
-pub(super) fn expression(pattern: &str) -> Result<Regex, String> {
-    Regex::new(&of_python(pattern)).map_err(|error| format!("the expression `{pattern}` cannot be used: {error}"))
-}
-
-/// An expression of Python's `re`, written so that it means the same here: `$` is also before a last line feed, `\<` is
-/// a letter, and a class has neither classes in it nor operators.
-fn of_python(pattern: &str) -> String {
-    let flags = pattern.strip_prefix("(?").and_then(|rest| rest.split_once(')'));
-    let by_lines = flags.is_some_and(|(flags, _)| flags.bytes().all(|f| f.is_ascii_lowercase()) && flags.contains('m'));
-    let mut written = String::with_capacity(pattern.len() + 8);
-    let mut letters = pattern.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => match letters.next() {
-                Some(angle @ ('<' | '>')) => written.push(angle),
-                Some('Z') => written.push_str("\\z"),
-                Some(escaped) => written.extend(['\\', escaped]),
-                None => written.push('\\'),
-            },
-            '$' if !by_lines => written.push_str(r"(?:\n?\z)"),
-            '{' if letters.peek() == Some(&',') => written.push_str("{0"),
-            '[' => class(&mut letters, &mut written),
-            letter => written.push(letter),
-        }
-    }
-    written
-}
-
-/// A class behind its bracket, to the one that closes it.
-fn class(letters: &mut std::iter::Peekable<std::str::Chars<'_>>, written: &mut String) {
-    written.push('[');
-    if letters.peek() == Some(&'^') {
-        written.extend(letters.next());
-    }
-    // The first may be the bracket that else closes it.
-    let mut is_first = true;
-    // Whether a `-` that follows makes a range of what stands before it.
-    let mut may_begin_range = false;
-    while let Some(letter) = letters.next() {
-        match letter {
-            ']' if !is_first => {
-                written.push(']');
-                return;
-            }
-            '-' if may_begin_range && letters.peek().is_some_and(|next| *next != ']') => {
-                written.push('-');
-                // Its end, which begins no other.
-                match letters.next() {
-                    Some('\\') => written.extend(std::iter::once('\\').chain(letters.next())),
-                    Some(end) => member(end, written),
-                    None => {}
-                }
-                may_begin_range = false;
-                continue;
-            }
-            '\\' => match letters.next() {
-                Some(angle @ ('<' | '>')) => written.push(angle),
-                escaped => written.extend(std::iter::once('\\').chain(escaped)),
-            },
-            letter => member(letter, written),
-        }
-        (is_first, may_begin_range) = (false, true);
-    }
-}
-
-/// A letter of a class.
-fn member(letter: char, written: &mut String) {
-    if matches!(letter, '[' | ']' | '&' | '~' | '-' | '^') {
-        written.push('\\');
-    }
-    written.push(letter);
+/// A list of expressions; none where there is nothing.
+pub(super) fn expressions(list: &Value) -> Result<Vec<Expression>, String> {
+    let patterns = match list {
+        Value::Null => return Ok(Vec::new()),
+        list => list.as_array().ok_or("`regexes_to_ignore` is to be a list")?,
+    };
+    let pattern = |text: &Value| Expression::new(text.as_str().ok_or("must contain expressions")?);
+    patterns.iter().map(pattern).collect()
 }
 
 /// The most frequent of some values; of equally frequent ones the first.
@@ -212,76 +283,56 @@ fn majority(values: Vec<Value>) -> Option<Value> {
     values.iter().find(|value| votes(value) == most).cloned()
 }
 
-/// The selected one of all matches, as `re.findall` gives them: of several groups the first that is not empty.
-fn found(pattern: &Regex, select: i64, fallback: &str, text: &str) -> String {
-    let matches = all_matches(pattern, text);
-    let at = match usize::try_from(select) {
-        Ok(at) => Some(at),
-        Err(_) => matches.len().checked_sub(select.unsigned_abs() as usize),
-    };
-    let Some(captures) = at.and_then(|at| matches.get(at)) else { return fallback.to_owned() };
-    let mut groups = captures.iter().skip(1).flatten().map(|group| group.as_str());
-    let text = match captures.len() {
-        1 => &captures[0],
-        2 => groups.next().unwrap_or(""),
-        _ => groups.find(|group| !group.is_empty()).unwrap_or(fallback),
-    };
-    text.trim().to_owned()
-}
-
-/// All matches; one of nothing may stand right behind another one, as in Python.
-fn all_matches<'t>(pattern: &Regex, text: &'t str) -> Vec<Captures<'t>> {
-    let (mut matches, mut from) = (Vec::new(), 0);
-    while let Some(captures) = (from <= text.len()).then(|| pattern.captures_at(text, from)).flatten() {
-        let whole = captures.get_match();
-        from = match whole.is_empty() {
-            true => text[whole.end()..].chars().next().map_or(text.len() + 1, |letter| whole.end() + letter.len_utf8()),
-            false => whole.end(),
-        };
-        matches.push(captures);
-    }
-    matches
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn read(filter: &str) -> Result<Filter, String> {
+        super::filter(&serde_json::from_str(filter).unwrap())
+    }
+
+    fn applied(filter: &str, text: &str, row: &str) -> Value {
+        let row: Document = serde_json::from_str(row).unwrap();
+        let [made] = &read(filter).unwrap().apply(vec![text.into()], &row).unwrap()[..] else { panic!("{filter}") };
+        made.clone()
+    }
+
     #[test]
-    fn expressions_mean_what_they_mean_in_python() {
-        // What `re.findall(pattern, text)` gives, its strings and the first groups of its tuples.
-        for (pattern, text, all) in [
-            (r"make ([0-9,]+)\.$", "A: make 73.\n", &["73"][..]),
-            (r"(\d+)$", "1\n2", &["2"]),
-            (r"(?m)^(\d+)$", "1\n2", &["1", "2"]),
-            (r"\<answer\>(.*?)\</answer\>", "<answer>7</answer>", &["7"]),
-            (r"([0-9&&5-9]+)", "a 3& b", &["3&"]),
-            (r"([0-9~~5]+)", "4~", &["4~"]),
-            (r"([+--])", "a,b", &[","]),
-            (r"([[a]+)", "x[a", &["[a"]),
-            (r"[]x]", "]", &["]"]),
-            (r"[^]x]", "]a", &["a"]),
-            (r"a{,2}b", "aab", &["aab"]),
-            (r"\d*", "17", &["17", ""]),
-            (r"\d*", "a1", &["", "1", ""]),
-            (r"[a\-z]+", "a-z", &["a-z"]),
-            (r"(-?[$0-9.,]{2,})|(-?[0-9]+)", "it is $18.", &["$18."]),
+    fn of_several_groups_the_first_that_is_not_empty_is_taken() {
+        let filter = r#"{"function": "regex", "regex_pattern": "(QQ)?(ZZ)?1", "fallback": "17"}"#;
+        assert_eq!(applied(filter, "1", "{}"), "17");
+        assert_eq!(applied(filter, "x", "{}"), "17");
+        assert_eq!(applied(filter, "ZZ1", "{}"), "ZZ");
+    }
+
+    #[test]
+    fn a_choice_is_found_by_the_expression_by_its_text_or_by_its_letter() {
+        let filter = |more: &str| {
+            format!(
+                r#"{{"function": "multi_choice_regex", "regex_pattern": "(\\([A-Z]\\))", "group_select": 0{more}}}"#
+            )
+        };
+        let row = r#"{"choices": ["Guilty", "Guilty of Romance", "no: never"]}"#;
+        for (more, text, made) in [
+            ("", "It is (C), not (A).", "(C)"),
+            ("", "It is Guilty of Romance.", "(B)"),
+            ("", "It is Guilty.", "(A)"),
+            ("", "The answer: C", "(C)"),
+            ("", "The answer: D", "[invalid]"),
+            ("", "guilty", "[invalid]"),
+            (r#", "ignore_case": true"#, "guilty", "(A)"),
+            (r#", "ignore_punctuation": true"#, "it is no never!", "(C)"),
+            (r#", "regexes_to_ignore": ["ty"]"#, "Guil", "(A)"),
+            (r#", "group_select": -1"#, "(A) or (B)", "(B)"),
         ] {
-            let pattern = expression(pattern).unwrap_or_else(|error| panic!("{error}"));
-            let found: Vec<String> = all_matches(&pattern, text)
-                .iter()
-                .map(|captures| captures.get(captures.len().min(2) - 1).map_or("", |group| group.as_str()).to_owned())
-                .collect();
-            assert_eq!(found, all, "{pattern}");
+            assert_eq!(applied(&filter(more), text, row), made, "{more} {text}");
         }
-        let none = expression("(QQ)?(ZZ)?1").unwrap();
-        assert_eq!(found(&none, 0, "17", "1"), "17");
-        assert_eq!(found(&none, 0, "17", "x"), "17");
+        let error = read(&filter("")).unwrap().apply(vec!["x".into()], &Document::new()).unwrap_err();
+        assert!(error.contains("`choices`"), "{error}");
     }
 
     #[test]
     fn arguments_of_filters_are_known_ones() {
-        let read = |filter: &str| super::filter(&serde_json::from_str(filter).unwrap()).map(|_| ());
         assert!(read(r#"{"function": "regex", "group_select": -1}"#).is_ok());
         assert!(read(r#"{"function": "regex", "group_selct": -1}"#).unwrap_err().contains("`group_selct`"));
         assert!(read(r#"{"function": "regex", "group_select": "-1"}"#).is_err());

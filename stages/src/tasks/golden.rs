@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use super::documents::{self, Document};
 use super::encode::{self, Pair};
-use super::file::{Group, OutputType, Task, TaskFile};
+use super::file::{OutputType, Task, TaskFile};
+use super::group::Group;
 use super::prompt::PromptOptions;
 use super::random::PythonRandom;
 use super::request::{Asking, Request, Sample};
@@ -201,7 +202,7 @@ fn figures_are_those_of_the_harness() {
             Ok(TaskFile::Group(group)) => group,
             other => panic!("{name}: {other:?}"),
         };
-        let of_tasks: Vec<&Results> = group.tasks.iter().map(|task| &found[task]).collect();
+        let of_tasks: Vec<&Results> = group.names().into_iter().map(|task| &found[task]).collect();
         let ours = group.results(&of_tasks);
         compared += same_figures(&name, &ours, &case["groups"][&group.name]);
     }

@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 
 use engine::figure::Unit;
 use rayon::prelude::*;
-use regex::Regex;
 use serde_json::{Map, Value};
 
+use super::expression::Expression;
 use super::file::OutputType;
-use super::filter::expression;
+use super::filter::expressions;
 use super::random::PythonRandom;
-use crate::metrics::Better;
+use crate::metrics::{Better, bleu, chrf, ter};
 
 /// Draws of a bootstrap, unless told otherwise.
 pub const BOOTSTRAP_ITERATIONS: usize = 100_000;
+
+/// Draws at most where a figure is of words that texts share.
+const ITERATIONS_OF_TEXTS: usize = 100;
 
 /// Draws of one generator.
 const CHUNK: usize = 1000;
@@ -28,6 +31,10 @@ pub enum Kind {
     ExactMatch,
     F1,
     Mcc,
+    Bleu,
+    Chrf,
+    ChrfPlusPlus,
+    Ter,
     Brier,
     Perplexity,
     WordPerplexity,
@@ -38,7 +45,7 @@ pub enum Kind {
 /// How texts are made alike before they are compared.
 #[derive(Debug, Clone, Default)]
 pub struct Alike {
-    regexes_to_ignore: Vec<Regex>,
+    regexes_to_ignore: Vec<Expression>,
     ignore_case: bool,
     ignore_punctuation: bool,
     ignore_numbers: bool,
@@ -64,10 +71,12 @@ pub enum Worth {
     Classes(usize, usize),
     /// The right class of a text, and the one that it is given.
     Labels(String, String),
+    /// What a text shares with the right one: counts that are added up over rows.
+    Counts(Vec<u64>),
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str, Unit, Better); 12] = [
+    const ALL: [(Self, &'static str, Unit, Better); 16] = [
         (Self::Acc, "acc", Unit::Share, Better::Higher),
         (Self::AccNorm, "acc_norm", Unit::Share, Better::Higher),
         (Self::AccBytes, "acc_bytes", Unit::Share, Better::Higher),
@@ -75,6 +84,11 @@ impl Kind {
         (Self::ExactMatch, "exact_match", Unit::Share, Better::Higher),
         (Self::F1, "f1", Unit::Share, Better::Higher),
         (Self::Mcc, "mcc", Unit::Correlation, Better::Higher),
+        (Self::Bleu, "bleu", Unit::Points, Better::Higher),
+        (Self::Chrf, "chrf", Unit::Points, Better::Higher),
+        (Self::ChrfPlusPlus, "chrf++", Unit::Points, Better::Higher),
+        // More edits than words are more than a hundred.
+        (Self::Ter, "ter", Unit::Number, Better::Lower),
         (Self::Brier, "brier_score", Unit::Number, Better::Lower),
         (Self::Perplexity, "perplexity", Unit::Number, Better::Lower),
         (Self::WordPerplexity, "word_perplexity", Unit::Number, Better::Lower),
@@ -114,7 +128,50 @@ impl Kind {
             OutputType::LoglikelihoodRolling => {
                 matches!(self, Self::WordPerplexity | Self::BytePerplexity | Self::BitsPerByte)
             }
-            OutputType::GenerateUntil => matches!(self, Self::ExactMatch | Self::F1 | Self::Mcc),
+            OutputType::GenerateUntil => self.is_of_texts() || matches!(self, Self::ExactMatch | Self::F1 | Self::Mcc),
+        }
+    }
+
+    /// Whether it compares the words or letters of texts.
+    pub fn is_of_texts(self) -> bool {
+        matches!(self, Self::Bleu | Self::Chrf | Self::ChrfPlusPlus | Self::Ter)
+    }
+
+    /// What a text shares with the right one, by a metric of texts.
+    pub fn counts(self, said: &str, right: &str) -> Worth {
+        Worth::Counts(match self {
+            Self::Ter => {
+                let (edits, words) = ter::edits(said, right);
+                vec![edits, words]
+            }
+            Self::Chrf | Self::ChrfPlusPlus => chrf::counts(said, right, self == Self::ChrfPlusPlus).concat(),
+            _ => {
+                let counts = bleu::Counts::of(said, right);
+                let lengths = [counts.hypothesis_length, counts.reference_length];
+                [&counts.matches[..], &counts.totals[..], &lengths[..]].concat()
+            }
+        })
+    }
+
+    /// The score of the counts of some rows.
+    fn of_counts(self, rows: &[&Worth]) -> f64 {
+        let mut sums: Vec<u64> = Vec::new();
+        for row in rows {
+            if let Worth::Counts(counts) = row {
+                sums.resize(counts.len(), 0);
+                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+            }
+        }
+        match (self, sums.as_slice()) {
+            (Self::Ter, [edits, words]) => ter::score(*edits, *words),
+            (Self::Bleu, [sums @ .., hypothesis_length, reference_length]) => {
+                let (matches, totals) = sums.split_at(bleu::MAX_ORDER);
+                let orders = |counts: &[u64]| std::array::from_fn(|n| counts[n]);
+                let (hypothesis_length, reference_length) = (*hypothesis_length, *reference_length);
+                let (matches, totals) = (orders(matches), orders(totals));
+                bleu::Counts { matches, totals, hypothesis_length, reference_length }.corpus().score
+            }
+            (_, sums) => chrf::score(sums.as_chunks().0),
         }
     }
 }
@@ -138,6 +195,7 @@ impl Metric {
                 "aggregation" => {
                     let usual = match kind {
                         Kind::F1 | Kind::Brier | Kind::Perplexity | Kind::BitsPerByte => kind.name(),
+                        kind if kind.is_of_texts() => kind.name(),
                         Kind::Mcc => "matthews_corrcoef",
                         Kind::WordPerplexity | Kind::BytePerplexity => "weighted_perplexity",
                         _ => "mean",
@@ -149,14 +207,12 @@ impl Metric {
                     }
                 }
                 "higher_is_better" => metric.higher_is_better = flag()?,
+                // It is of groups; here the harness passes it over as well.
+                "weight_by_size" => {}
                 "ignore_case" => metric.alike.ignore_case = flag()?,
                 "ignore_punctuation" => metric.alike.ignore_punctuation = flag()?,
                 "ignore_numbers" => metric.alike.ignore_numbers = flag()?,
-                "regexes_to_ignore" => {
-                    let patterns = value.as_array().ok_or("`regexes_to_ignore` is to be a list")?;
-                    let pattern = |text: &Value| expression(text.as_str().ok_or("must contain expressions")?);
-                    metric.alike.regexes_to_ignore = patterns.iter().map(pattern).collect::<Result<_, _>>()?;
-                }
+                "regexes_to_ignore" => metric.alike.regexes_to_ignore = expressions(value)?,
                 other => return Err(format!("`{name}` has no argument `{other}`")),
             }
         }
@@ -174,6 +230,10 @@ impl Metric {
             let number = |row: &Worth| if let Worth::Number(number) = row { Some(*number) } else { None };
             rows.iter().filter_map(number).collect()
         };
+        let bootstrap_iterations = match self.kind.is_of_texts() {
+            true => bootstrap_iterations.min(ITERATIONS_OF_TEXTS),
+            false => bootstrap_iterations,
+        };
         let over = |figure: &(dyn Fn(&[&Worth]) -> f64 + Sync)| {
             let all: Vec<&Worth> = rows.iter().collect();
             (figure(&all), bootstrapped(rows, figure, bootstrap_iterations))
@@ -188,6 +248,7 @@ impl Metric {
                 over(&|rows: &[&Worth]| (-mean(&rows.iter().map(|row| row.number()).collect::<Vec<_>>())).exp())
             }
             Kind::F1 => over(&f1),
+            kind if kind.is_of_texts() => over(&|rows: &[&Worth]| kind.of_counts(rows)),
             Kind::Brier => (brier(rows), None),
             Kind::WordPerplexity | Kind::BytePerplexity => ((-per_unit(rows)).exp(), None),
             Kind::BitsPerByte => (-per_unit(rows) / std::f64::consts::LN_2, None),
@@ -204,14 +265,17 @@ impl Worth {
 
 impl Alike {
     /// Whether two texts are the same but for what is to be ignored.
-    pub fn same(&self, one: &str, other: &str) -> bool {
-        self.bared(one) == self.bared(other)
+    ///
+    /// # Errors
+    /// Says which expression cannot be used on them.
+    pub fn same(&self, one: &str, other: &str) -> Result<bool, String> {
+        Ok(self.bared(one)? == self.bared(other)?)
     }
 
-    fn bared(&self, text: &str) -> String {
+    fn bared(&self, text: &str) -> Result<String, String> {
         let mut text = text.to_owned();
         for pattern in &self.regexes_to_ignore {
-            text = pattern.replace_all(&text, "").into_owned();
+            text = pattern.replace(&text, 0, "")?;
         }
         if self.ignore_case {
             text = text.to_lowercase();
@@ -222,7 +286,7 @@ impl Alike {
         if self.ignore_numbers {
             text.retain(|letter| !letter.is_ascii_digit());
         }
-        text
+        Ok(text)
     }
 }
 

@@ -1,21 +1,23 @@
 //! Evaluation tasks as lm-evaluation-harness has them: the same file gives the same requests and the same figures.
 //!
-//! - [`mod@file`]: task files; [`documents`]: their rows.
+//! - [`mod@file`]: task files; [`group`]: those of groups; [`documents`]: their rows.
 //! - [`template`]: what a key makes of a row; [`fewshot`]: which rows are shown ([`random`]: as CPython draws them);
 //!   [`prompt`]: how rows become the text of a request.
 //! - [`request`]: what the model is asked for a row; [`encode`]: as tokens; [`score`]: by a model.
 //! - [`processor`]: functions that tasks name; [`shipped`]: tasks of the program.
-//! - [`filter`], [`metric`], [`results`]: from answers to figures with their standard errors.
+//! - [`filter`] and [`expression`], [`metric`], [`results`]: from answers to figures with their standard errors.
 //!
 //! All but [`score`] needs no model.
 
 pub mod documents;
 pub mod encode;
+mod expression;
 pub mod fewshot;
 pub mod file;
 pub mod filter;
 #[cfg(test)]
 mod golden;
+pub mod group;
 mod literal;
 pub mod metric;
 pub mod processor;

@@ -50,14 +50,26 @@ struct Fields<'t> {
     choices: Option<Field<'t>>,
     description: Field<'t>,
     prefix: Option<Field<'t>>,
+    /// Of rows that are shown, where they are not as for the row that is asked about: text, target, choices.
+    shown: [Option<Field<'t>>; 3],
 }
 
 impl<'t> Fields<'t> {
     fn new(task: &'t Task) -> Result<Self, TaskError> {
         let field =
             |key: &str, value: &'t Value| Field::new(value).map_err(|message| TaskError::key(&task.file, key, message));
+        let shown = |name: &str, value: &'t Option<Value>| {
+            let of_value = |value| Field::new(value).map_err(|message| format!("`{name}`: {message}"));
+            let field = value.as_ref().map(of_value).transpose();
+            field.map_err(|message| TaskError::key(&task.file, "fewshot_config", message))
+        };
         Ok(Self {
             task,
+            shown: [
+                shown("doc_to_text", &task.fewshot.doc_to_text)?,
+                shown("doc_to_target", &task.fewshot.doc_to_target)?,
+                shown("doc_to_choice", &task.fewshot.doc_to_choice)?,
+            ],
             text: field("doc_to_text", &task.doc_to_text)?,
             target: field("doc_to_target", &task.doc_to_target)?,
             choices: task.doc_to_choice.as_ref().map(|value| field("doc_to_choice", value)).transpose()?,
@@ -71,17 +83,29 @@ impl<'t> Fields<'t> {
     }
 
     fn choices(&self, row: &Document) -> Result<Vec<String>, TaskError> {
-        let Some(choices) = &self.choices else { return Ok(Vec::new()) };
+        self.choices_by(self.choices.as_ref(), row)
+    }
+
+    fn choices_by(&self, choices: Option<&Field<'_>>, row: &Document) -> Result<Vec<String>, TaskError> {
+        let Some(choices) = choices else { return Ok(Vec::new()) };
         choices.choices(row).map_err(|message| self.wrong("doc_to_choice", message))
     }
 
     fn text(&self, row: &Document) -> Result<Value, TaskError> {
-        let text = self.text.index_or_text(row, self.choices.is_some());
+        self.text_by(&self.text, row)
+    }
+
+    fn text_by(&self, text: &Field<'_>, row: &Document) -> Result<Value, TaskError> {
+        let text = text.index_or_text(row, self.choices.is_some());
         text.map_err(|message| self.wrong("doc_to_text", message))
     }
 
     fn target(&self, row: &Document) -> Result<Value, TaskError> {
-        let target = self.target.target(row, self.choices.is_some());
+        self.target_by(&self.target, row)
+    }
+
+    fn target_by(&self, target: &Field<'_>, row: &Document) -> Result<Value, TaskError> {
+        let target = target.target(row, self.choices.is_some());
         target.map_err(|message| self.wrong("doc_to_target", message))
     }
 
@@ -107,14 +131,15 @@ impl<'t> Fields<'t> {
 
     /// A row as it is shown.
     fn shot(&self, row: &Document) -> Result<Shot, TaskError> {
-        let choices = self.choices(row)?;
-        let question = match self.text(row)? {
+        let [text, target, choices] = &self.shown;
+        let choices = self.choices_by(choices.as_ref().or(self.choices.as_ref()), row)?;
+        let question = match self.text_by(text.as_ref().unwrap_or(&self.text), row)? {
             index @ Value::Number(_) if self.choices.is_some() => {
                 self.choice("doc_to_text", &choices, &index)?.1.to_owned()
             }
             text => printed(&text),
         };
-        let target = match self.target(row)? {
+        let target = match self.target_by(target.as_ref().unwrap_or(&self.target), row)? {
             Value::Array(targets) => targets.into_iter().next().unwrap_or_default(),
             target => target,
         };
@@ -152,12 +177,13 @@ pub struct Asking<'t> {
 }
 
 impl Asking<'_> {
-    /// What is asked for these rows; `shown` are those that few shots come from.
+    /// What is asked for these rows; `shown` are those that few shots come from, unless the task's file has its own.
     ///
     /// # Errors
     /// Fails with the row and the key that give no request.
     pub fn samples(&self, rows: &[Document], shown: &[Document]) -> Result<Vec<Sample>, TaskError> {
         let fields = Fields::new(self.task)?;
+        let shown = self.task.shown_samples().unwrap_or(shown);
         let mut shots = FewShots::new(self.task, self.task.shots(self.num_fewshot), shown, SEED);
         let sample = |(index, row): (usize, &Document)| {
             let shots = shots.next(row).map_err(|message| fields.wrong("num_fewshot", message))?;

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::TaskError;
 use super::encode::is_python_space;
-use super::file::{Group, OutputType, Processor, Task};
+use super::file::{OutputType, Processor, Task};
 use super::filter::Pipeline;
+use super::group::Group;
 use super::metric::{Kind, Metric, Worth, mean};
 use super::request::{Gold, Request, Sample};
 use super::template::printed;
@@ -90,7 +91,7 @@ impl Task {
             (OutputType::MultipleChoice, kind) => match self.choice(kind, sample, answers) {
                 Worth::Classes(right, made) if kind == Kind::F1 && right.max(made) > 1 => {
                     let message = format!("`f1` is for two choices, and there is choice {}", right.max(made) + 1);
-                    return Err(TaskError::key(&self.file, "metric_list", message));
+                    return Err(self.wrong("metric_list", message));
                 }
                 worth => worth,
             },
@@ -106,49 +107,71 @@ impl Task {
                 let units = if kind == Kind::WordPerplexity { words(text) } else { text.len() };
                 Worth::Weighted(answers[0].sum(), units as f64)
             }
+            (OutputType::GenerateUntil, kind) if kind.is_of_texts() => {
+                let (right, said) = self.one_right_response(kind, sample, filtered)?;
+                kind.counts(&printed(said), right)
+            }
             (OutputType::GenerateUntil, Kind::F1 | Kind::Mcc) => self.class(metric.kind, sample, filtered)?,
             (OutputType::GenerateUntil, _) => {
                 let Gold::Texts(right) = &sample.gold else { return Ok(Worth::Number(0.0)) };
-                let is_right = |said: &Value| right.iter().any(|text| metric.alike.same(&printed(said), text));
+                let mut right_ones = 0.0;
+                for said in filtered {
+                    let said = printed(said);
+                    let same = right.iter().map(|text| metric.alike.same(&said, text));
+                    let same: Vec<bool> =
+                        same.collect::<Result<_, _>>().map_err(|message| self.wrong("metric_list", message))?;
+                    right_ones += f64::from(u8::from(same.contains(&true)));
+                }
                 // Of several responses their share.
-                Worth::Number(
-                    filtered.iter().filter(|said| is_right(said)).count() as f64 / filtered.len().max(1) as f64,
-                )
+                Worth::Number(right_ones / filtered.len().max(1) as f64)
             }
         })
     }
 
+    fn wrong(&self, key: &str, message: impl Into<String>) -> TaskError {
+        TaskError::key(&self.file, key, message)
+    }
+
     /// What a filter makes of the responses to a row; where none was drawn they are all the same.
-    fn filtered(&self, pipeline: &Pipeline, answers: &[Answer]) -> Vec<Value> {
+    fn filtered(&self, pipeline: &Pipeline, sample: &Sample, answers: &[Answer]) -> Result<Vec<Value>, TaskError> {
         let texts = answers.iter().filter_map(|answer| match answer {
             Answer::Text(text) => Some(text.clone()),
             Answer::Loglikelihood { .. } => None,
         });
         let texts: Vec<String> = texts.collect();
         if texts.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        pipeline.apply(texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect())
+        let texts = texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect();
+        pipeline.apply(texts, &sample.document).map_err(|message| self.wrong("filter_list", message))
+    }
+
+    /// The one right text of a row and the one response to it, for metrics that are of no more.
+    fn one_right_response<'s>(
+        &self,
+        kind: Kind,
+        sample: &'s Sample,
+        filtered: &'s [Value],
+    ) -> Result<(&'s str, &'s Value), TaskError> {
+        let name = kind.name();
+        let [made] = filtered else {
+            let message = format!("`{name}` needs one response per row: end the filter with `take_first`");
+            return Err(self.wrong("filter_list", message));
+        };
+        match &sample.gold {
+            Gold::Texts(right) if right.len() == 1 => Ok((&right[0], made)),
+            _ => Err(self.wrong("doc_to_target", format!("`{name}` is of one right answer, and there are several"))),
+        }
     }
 
     /// The class that a row has, and the one that its answer is.
     fn class(&self, kind: Kind, sample: &Sample, filtered: &[Value]) -> Result<Worth, TaskError> {
-        let name = kind.name();
-        let wrong = |key: &str, message: String| Err(TaskError::key(&self.file, key, message));
-        let [made] = filtered else {
-            let message = format!("`{name}` needs one response per row: end the filter with `take_first`");
-            return wrong("filter_list", message);
-        };
-        let right = match &sample.gold {
-            Gold::Texts(right) if right.len() == 1 => &right[0],
-            _ => return wrong("doc_to_target", format!("`{name}` is of one right class, and there are several")),
-        };
+        let (right, made) = self.one_right_response(kind, sample, filtered)?;
         if made.is_null() {
-            let message = "`map` has neither a value for a response nor a `default_value`";
-            return wrong("filter_list", message.to_owned());
+            return Err(self.wrong("filter_list", "`map` has neither a value for a response nor a `default_value`"));
         }
         if kind == Kind::Mcc {
-            return Ok(Worth::Labels(right.clone(), printed(made)));
+            return Ok(Worth::Labels(right.to_owned(), printed(made)));
         }
         let class = |text: &str| ["0", "1"].iter().position(|class| *class == text);
         match (class(right), class(&printed(made)), made) {
@@ -159,7 +182,7 @@ impl Task {
                      responses to numbers",
                     printed(made)
                 );
-                wrong("metric_list", message)
+                Err(self.wrong("metric_list", message))
             }
         }
     }
@@ -207,11 +230,11 @@ impl Task {
         for pipeline in &self.filters {
             for metric in &self.metrics {
                 let row = |at: usize| {
-                    let filtered = self.filtered(pipeline, &answers[at]);
-                    let worth = self.worth(metric, &samples[at], &answers[at], &filtered);
+                    let filtered = self.filtered(pipeline, &samples[at], &answers[at]);
+                    let worth = filtered.and_then(|filtered| self.worth(metric, &samples[at], &answers[at], &filtered));
                     Ok(match worth.map_err(|error| error.in_row(at))? {
                         Worth::Number(number) | Worth::Weighted(number, _) => Some(number),
-                        Worth::Probabilities(..) | Worth::Classes(..) | Worth::Labels(..) => None,
+                        Worth::Probabilities(..) | Worth::Classes(..) | Worth::Labels(..) | Worth::Counts(_) => None,
                     })
                 };
                 let column = (0..samples.len()).map(row).collect::<Result<_, TaskError>>()?;
@@ -233,7 +256,9 @@ impl Task {
     ) -> Result<Results, TaskError> {
         let mut results = Results { sample_len: samples.len(), ..Results::default() };
         for pipeline in &self.filters {
-            let filtered: Vec<Vec<Value>> = answers.iter().map(|of_row| self.filtered(pipeline, of_row)).collect();
+            let filtered =
+                |at: usize| self.filtered(pipeline, &samples[at], &answers[at]).map_err(|error| error.in_row(at));
+            let filtered: Vec<Vec<Value>> = (0..samples.len()).map(filtered).collect::<Result<_, _>>()?;
             for metric in &self.metrics {
                 let row = |at: usize| {
                     let worth = self.worth(metric, &samples[at], &answers[at], &filtered[at]);

@@ -8,7 +8,7 @@ use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 
 use super::documents::Document;
-use super::filter::expression;
+use super::expression::Expression;
 use super::literal;
 use crate::data::jinja::{self, Form, Program};
 use crate::data::prompt::python;
@@ -39,7 +39,8 @@ fn regex_replace(
         Some(count) => Some(usize::try_from(count.clone())?),
     };
     named.assert_all_used()?;
-    let pattern = expression(pattern).map_err(|message| Error::new(ErrorKind::InvalidOperation, message))?;
+    let wrong = |message: String| Error::new(ErrorKind::InvalidOperation, message);
+    let pattern = Expression::new(pattern).map_err(wrong)?;
     let mut written = String::new();
     let mut letters = replacement.chars();
     while let Some(letter) = letters.next() {
@@ -52,7 +53,7 @@ fn regex_replace(
             _ => written.push(letter),
         }
     }
-    Ok(pattern.replacen(text, count.unwrap_or(0), written.as_str()).into_owned())
+    pattern.replace(text, count.unwrap_or(0), &written).map_err(wrong)
 }
 
 fn syntax() -> SyntaxConfig {

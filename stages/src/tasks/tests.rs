@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::TaskError;
 use super::documents::{self, Document};
 use super::file::{Task, TaskFile};
+use super::group::{Member, Overrides};
 use super::prompt::PromptOptions;
 use super::request::{Asking, Request, Sample};
 use super::results::Answer;
@@ -181,7 +182,7 @@ fn metrics_of_classes_say_what_they_are_not_given() {
         (said("f1", "{ function: take_first }", json!("1"), &["1"]), "the filter `map` converts responses to numbers"),
         (said("f1", map, json!("2"), &["a"]), "`f1` is of the classes 0 and 1, and there are `2` and `1`"),
         (said("mcc", "{ function: lowercase }", json!("1"), &["a"]), "end the filter with `take_first`"),
-        (said("mcc", map, json!(["1", "0"]), &["a"]), "`doc_to_target`: `mcc` is of one right class"),
+        (said("mcc", map, json!(["1", "0"]), &["a"]), "`doc_to_target`: `mcc` is of one right answer"),
     ] {
         assert!(found.contains(expected), "{expected}: {found}");
     }
@@ -229,6 +230,25 @@ fn a_row_is_not_shown_to_itself_however_often_it_is_there() {
 }
 
 #[test]
+fn a_file_may_have_the_rows_that_are_shown_and_say_how() {
+    let text = format!(
+        "{GENERATES}num_fewshot: 2\nfewshot_config:\n  sampler: first_n\n  doc_to_text: 'Q: {{{{ q }}}}'\n  \
+         doc_to_target: said\n  samples:\n  - {{ q: c?, said: C }}\n  - {{ q: d?, said: 7 }}\n"
+    );
+    let row = json!({ "q": "a?", "t": "x" });
+    assert_eq!(contexts(&text, std::slice::from_ref(&row)), ["Q: c? C\n\nQ: d? 7\n\na?"]);
+    // A split goes before them.
+    let split = contexts(&format!("{text}fewshot_split: train\n").replace("said\n", "t\n"), &[row.clone(), row]);
+    assert_eq!(split[0], "Q: a? x\n\nQ: a? x\n\na?");
+    let said = samples(&text.replace("num_fewshot: 2", "num_fewshot: 3"), &[json!({ "q": "a?", "t": "x" })]);
+    assert!(said.unwrap_err().to_string().contains("there are 2 to choose from"));
+    let said = refusal(&text.replace("doc_to_target: said", "doc_to_target: !function utils.target"));
+    assert!(said.contains("`fewshot_config`: `doc_to_target`: the function `utils.target`"), "{said}");
+    let said = refusal(&format!("{GENERATES}fewshot_config: {{ samples: [a] }}\n"));
+    assert!(said.contains("`samples` is a list of rows"), "{said}");
+}
+
+#[test]
 fn templates_are_those_of_the_harness() {
     let with = |template: &str| GENERATES.replace("doc_to_text: q", &format!("doc_to_text: '{template}'"));
     let row = json!({ "q": { "b": "é<", "a": 1 }, "t": "x", "s": "a1b22" });
@@ -253,4 +273,67 @@ fn a_group_says_what_it_is_made_of() {
     assert_eq!(group.metrics[0].filters, Some(vec!["strict".to_owned()]));
     let said = read("{ metric: acc, wieght_by_size: false }").unwrap_err().to_string();
     assert!(said.contains("`wieght_by_size` is not supported"), "{said}");
+}
+
+#[test]
+fn a_group_sets_keys_of_its_tasks_and_has_groups_within() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |members: &str| {
+        let path = folder.path().join("group.yaml");
+        std::fs::write(&path, format!("group: all\ntask: [{members}]\naggregate_metric_list: {{ metric: acc }}\n"))
+            .unwrap();
+        TaskFile::read(&path)
+    };
+    let members = "a, { task: b, num_fewshot: 5, task_alias: B }, { group: part, task: [c], aggregate_metric_list: [{ metric: f1 }] }";
+    let Ok(TaskFile::Group(group)) = read(members) else { panic!("no group") };
+    assert_eq!(group.names(), ["a", "b", "all::part"]);
+    let [Member::Named { .. }, Member::Named { overrides, .. }, Member::Group(part)] = &group.members[..] else {
+        panic!("{group:?}");
+    };
+    assert_eq!((part.names(), part.metrics[0].metric.as_str()), (vec!["c"], "f1"));
+    // The task has them in place of its own; what the group around says holds where it says nothing.
+    let path = folder.path().join("b.yaml");
+    std::fs::write(&path, format!("{GENERATES}num_fewshot: 1\n")).unwrap();
+    let outer = json!({ "num_fewshot": 7, "target_delimiter": ":" }).as_object().unwrap().clone();
+    let outer = Overrides { values: outer, ..Overrides::default() };
+    let Ok((TaskFile::Task(task), _)) = TaskFile::read_with_includes(&path, &overrides.within(&outer)) else {
+        panic!("no task");
+    };
+    assert_eq!((task.num_fewshot, task.target_delimiter.as_str()), (Some(5), ":"));
+    for (members, expected) in [
+        ("{ task: b, num_fewshoot: 5 }", "`num_fewshoot` of `b`: no key of a task: did you mean `num_fewshot`?"),
+        ("{ group: part, num_fewshot: 5 }", "`num_fewshot` is no key of a group"),
+        ("{ num_fewshot: 5 }", "lacks `task`"),
+        ("7", "`7` is neither"),
+    ] {
+        let said = read(members).unwrap_err().to_string();
+        assert!(said.contains("group.yaml:2, `task`") && said.contains(expected), "{said}");
+    }
+    let wrong = Overrides { values: json!({ "num_fewshot": "x" }).as_object().unwrap().clone(), ..overrides.clone() };
+    let said = TaskFile::read_with_includes(&path, &wrong).unwrap_err().to_string();
+    assert!(said.contains("group.yaml:2, `num_fewshot`: is to be a number of rows"), "{said}");
+}
+
+#[test]
+fn metrics_of_texts_are_of_one_right_answer() {
+    let text = format!(
+        "{}metric_list: [{{ metric: bleu }}, {{ metric: ter, aggregation: ter, higher_is_better: false }}]\n",
+        GENERATES.replace("metric_list: [{ metric: exact_match }]\n", "")
+    );
+    let task = read(&text).unwrap();
+    let rows = [json!({ "q": "a?", "t": "a b c d e" }), json!({ "q": "b?", "t": "x y" })];
+    let found = samples(&text, &rows).unwrap();
+    let answers = [vec![Answer::Text("a b c d f".to_owned())], vec![Answer::Text("y x".to_owned())]];
+    let results = task.results(&found, &answers, 100).unwrap();
+    let ter = results.figures["ter,none"];
+    assert!((ter.value - 100.0 * 2.0 / 7.0).abs() < 1e-12 && ter.stderr.is_some(), "{ter:?}");
+    assert!(results.figures["bleu,none"].value > 30.0);
+    let several = samples(&text, &[json!({ "q": "a?", "t": ["a", "b"] })]).unwrap();
+    let said = task.results(&several, &answers[..1], 0).unwrap_err().to_string();
+    assert!(said.contains("`bleu` is of one right answer"), "{said}");
+    // What is of no effect in the harness has none here.
+    let text = TASK.replace("metric: acc", "metric: acc, weight_by_size: true");
+    assert!(read(&text).is_ok());
+    let beams = |number: u32| read(&GENERATES.replace("until: ['.']", &format!("num_beams: {number}"))).is_ok();
+    assert!(beams(1) && !beams(2));
 }

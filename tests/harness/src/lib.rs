@@ -20,13 +20,15 @@
 //! ```
 //!
 //! and `use test_harness::test` in each of its modules that has tests. What tests print is shown as it comes, and one
-//! filter is taken.
+//! filter is taken. The tests that took longest are named at the end.
 
 mod requirement;
 
 use std::env;
 use std::fmt::Display;
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 pub use inventory;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -148,7 +150,9 @@ fn run_on(threads: Option<usize>) -> ExitCode {
     let tests = inventory::iter::<Test>.into_iter();
     let mut trials: Vec<Trial> = tests.flat_map(|test| trials_of(test, &required)).collect();
     trials.sort_by(|one, other| one.name().cmp(other.name()));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    name_the_slowest();
+    conclusion.exit_code()
 }
 
 fn run_child(name: &str) -> ExitCode {
@@ -167,8 +171,30 @@ fn trials_of(test: &'static Test, required: &[Requirement]) -> impl Iterator<Ite
     (test.cases)().into_iter().map(move |case| {
         let of = case.name.map(|name| format!("::{name}")).unwrap_or_default();
         let required = required.to_vec();
-        Trial::ignorable_test(format!("{module}{}{of}", test.name), move || ending((case.run)(), &required))
+        let name = format!("{module}{}{of}", test.name);
+        Trial::ignorable_test(name.clone(), move || {
+            let began = Instant::now();
+            let result = (case.run)();
+            TOOK.lock().expect("no test panics in here").push((began.elapsed(), name));
+            ending(result, &required)
+        })
     })
+}
+
+/// How long each test took that did not panic.
+static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+/// Whatever takes less is not worth a line.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Where the time of a suite goes.
+fn name_the_slowest() {
+    let mut took = TOOK.lock().expect("no test panics in here");
+    took.retain(|(duration, _)| *duration >= SLOW);
+    took.sort_by(|one, other| other.cmp(one));
+    for (duration, name) in took.iter().take(20) {
+        println!("{:>5} s: {name}", duration.as_secs());
+    }
 }
 
 /// A test that lacked something is ignored, unless that is required.

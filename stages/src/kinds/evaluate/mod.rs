@@ -113,7 +113,7 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 10; // 10: descriptions, expressions, ends and groups of tasks as in the harness.
+    const VERSION: u32 = 11; // 11: ends of lines in expressions, and the split of few shots, as in the harness.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];

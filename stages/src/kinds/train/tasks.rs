@@ -24,7 +24,8 @@ use crate::kinds::evaluate::tasks::{
     Prepared, RowRequests, TaskChoice, loglikelihoods, of_groups, prepare, requests_of_rows,
 };
 use crate::tasks::TaskError;
-use crate::tasks::file::{Group, OutputType, Task, TaskFile};
+use crate::tasks::file::{OutputType, Task, TaskFile};
+use crate::tasks::group::Group;
 use crate::tasks::results::{Answer, Results};
 
 /// Evaluation tasks that the model is asked while it trains.

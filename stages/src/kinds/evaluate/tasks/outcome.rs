@@ -16,7 +16,8 @@ use super::contamination::Contamination;
 use super::prepared::Prepared;
 use crate::data::results::TableWriter;
 use crate::kinds::evaluate::write_text;
-use crate::tasks::file::{Group, Task};
+use crate::tasks::file::Task;
+use crate::tasks::group::Group;
 use crate::tasks::metric::BOOTSTRAP_ITERATIONS;
 use crate::tasks::request::{Request, Sample};
 use crate::tasks::results::{Answer, Results};
@@ -105,10 +106,10 @@ pub(in crate::kinds) fn of_groups<'g>(
 
 /// The tasks of a group, and of the groups in it.
 fn leaves<'g>(group: &'g Group, groups: &'g [Group], names: &mut BTreeSet<&'g str>) {
-    for name in &group.tasks {
-        match groups.iter().find(|known| known.name == *name) {
+    for name in group.names() {
+        match groups.iter().find(|known| known.name == name) {
             Some(inner) => leaves(inner, groups, names),
-            None => drop(names.insert(name.as_str())),
+            None => drop(names.insert(name)),
         }
     }
 }
@@ -140,7 +141,7 @@ fn report(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&
     json!({
         "results": all,
         "groups": of_groups,
-        "group_subtasks": groups.iter().map(|(group, _)| (group.name.clone(), json!(group.tasks))).collect::<Map<_, _>>(),
+        "group_subtasks": groups.iter().map(|(group, _)| (group.name.clone(), json!(group.names()))).collect::<Map<_, _>>(),
         "versions": of_tasks(&|of| of.task.version.clone()),
         "n-shot": of_tasks(&|of| of.num_fewshot.into()),
         "higher_is_better": of_tasks(&|of| {
@@ -218,7 +219,7 @@ fn write_samples(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tasks::file::GroupMetric;
+    use crate::tasks::group::{GroupMetric, Member, Overrides};
     use crate::tasks::results::Figure;
 
     #[test]
@@ -226,7 +227,10 @@ mod tests {
         let metrics = vec![GroupMetric { metric: "acc".to_owned(), weight_by_size: false, filters: None }];
         let group = |name: &str, tasks: &[&str]| Group {
             name: name.to_owned(),
-            tasks: tasks.iter().map(|&task| task.to_owned()).collect(),
+            members: tasks
+                .iter()
+                .map(|&name| Member::Named { name: name.to_owned(), overrides: Overrides::default() })
+                .collect(),
             metrics: metrics.clone(),
         };
         let groups = [group("outer", &["inner", "c"]), group("inner", &["a", "b"])];

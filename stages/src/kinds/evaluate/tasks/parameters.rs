@@ -15,6 +15,7 @@ use crate::data::artifact::Rows;
 use crate::hub::Service;
 use crate::tasks::TaskError;
 use crate::tasks::file::{Task, TaskFile};
+use crate::tasks::group::Overrides;
 use crate::tasks::prompt::PromptOptions;
 use crate::tasks::shipped;
 
@@ -163,8 +164,8 @@ impl TaskChoice {
             self.chosen().filter(|name| !name.is_file()).map(|name| name.text().to_owned()).collect();
         while let Some(name) = names.pop() {
             let definition = shipped::definition(&name).unwrap_or_default();
-            match TaskFile::shipped(&name, &definition) {
-                Ok(TaskFile::Group(group)) => names.extend(group.tasks),
+            match TaskFile::shipped(&name, &definition, &Overrides::default()) {
+                Ok(TaskFile::Group(group)) => names.extend(group.names().into_iter().map(str::to_owned)),
                 Ok(TaskFile::Task(task)) if found.iter().all(|known| known.name != task.name) => found.push(*task),
                 _ => {}
             }

@@ -1,6 +1,8 @@
 //! Tasks with their rows as requests.
 
-use std::path::Path;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::context::StageContext;
@@ -9,7 +11,8 @@ use engine::error::{Cause, StageError};
 use super::parameters::TaskChoice;
 use super::rows::{Granted, fetched};
 use crate::data::prompt::ChatTemplate;
-use crate::tasks::file::{Group, Task, TaskFile};
+use crate::tasks::file::{Task, TaskFile};
+use crate::tasks::group::{Group, Member, Overrides};
 use crate::tasks::request::{Asking, Sample};
 use crate::tasks::shipped;
 
@@ -48,74 +51,143 @@ struct Chosen {
     groups: Vec<Group>,
 }
 
+/// What a group names.
+enum Found {
+    File(TaskFile),
+    /// The tasks that have a tag.
+    Tag(BTreeSet<String>),
+}
+
+type Find<'f> = &'f dyn Fn(&str, &Overrides) -> Result<Found, StageError>;
+
 impl Chosen {
-    fn add(
-        &mut self,
-        name: &str,
-        file: TaskFile,
-        find: &dyn Fn(&str) -> Result<TaskFile, StageError>,
-    ) -> Result<(), StageError> {
+    /// Adds a task, or a group with what it consists of; what a group around it sets holds within.
+    fn add(&mut self, file: TaskFile, overrides: &Overrides, find: Find<'_>) -> Result<(), StageError> {
         match file {
             TaskFile::Task(task) => match self.tasks.iter().find(|known| known.name == task.name) {
-                Some(known) if known.file != task.file => return Err(same_name(&known.file, &task)),
+                Some(known) if known.file != task.file || known.overrides.values != task.overrides.values => {
+                    return Err(same_name(known, &task));
+                }
                 // It is named twice, by itself and by a group.
                 Some(_) => {}
                 None => self.tasks.push(*task),
             },
             TaskFile::Group(group) if self.groups.iter().any(|known| known.name == group.name) => {
-                let message = format!("the group `{}` is part of itself, or named twice, by `{name}`", group.name);
+                let message = format!("the group `{}` is part of itself, or named twice", group.name);
                 return Err(StageError::new(Cause::BadParameters, message));
             }
             TaskFile::Group(group) => {
-                let members = group.tasks.clone();
+                let members = group.members.clone();
+                let place = self.groups.len();
                 self.groups.push(group);
-                for member in members {
-                    self.add(&member, find(&member)?, find)?;
-                }
+                self.groups[place].members = self.members(members, overrides, find)?;
             }
         }
         Ok(())
     }
+
+    /// Adds what a group consists of, and gives it with its names alone: for a tag those of its tasks.
+    fn members(&mut self, members: Vec<Member>, outer: &Overrides, find: Find<'_>) -> Result<Vec<Member>, StageError> {
+        let mut resolved = Vec::with_capacity(members.len());
+        for member in members {
+            let named = |name: &str| Member::Named { name: name.to_owned(), overrides: Overrides::default() };
+            let (name, overrides) = match member {
+                Member::Group(group) => {
+                    resolved.push(named(&group.name));
+                    self.add(TaskFile::Group(group), outer, find)?;
+                    continue;
+                }
+                Member::Named { name, overrides } => (name, overrides.within(outer)),
+            };
+            match find(&name, &overrides)? {
+                Found::File(file) => {
+                    resolved.push(named(&name));
+                    self.add(file, &overrides, find)?;
+                }
+                Found::Tag(tasks) => {
+                    let tasks = tasks.into_iter().map(|name| Member::Named { name, overrides: overrides.clone() });
+                    resolved.extend(self.members(tasks.collect(), outer, find)?);
+                }
+            }
+        }
+        Ok(resolved)
+    }
 }
 
-fn same_name(file: &Path, task: &Task) -> StageError {
-    let (one, other) = (file.display(), task.file.display());
+fn same_name(known: &Task, task: &Task) -> StageError {
+    let (one, other) = (known.file.display(), task.file.display());
+    if known.file == task.file {
+        let message = format!("the task `{}` of `{one}` is named twice, with other keys", task.name);
+        return StageError::new(Cause::BadParameters, message)
+            .with_help("name it once, or evaluate it in another stage");
+    }
     let message = format!("two tasks are called `{}`: of `{one}` and of `{other}`", task.name);
     StageError::new(Cause::BadParameters, message).with_help("give one of them another name under `task`")
 }
 
+/// The files of tasks and groups by their names, and the names of tasks by their tags.
+#[derive(Default)]
+struct Registry {
+    files: BTreeMap<String, PathBuf>,
+    tags: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Registry {
+    fn of(granted: &Granted<'_>) -> Self {
+        let mut registry = Self::default();
+        for path in granted.files.iter().map(|grant| &grant.path).filter(|path| is_yaml(path)) {
+            let Some((name, tags)) = TaskFile::name_and_tags(path) else { continue };
+            for tag in tags {
+                registry.tags.entry(tag).or_default().insert(name.clone());
+            }
+            registry.files.entry(name).or_insert_with(|| path.clone());
+        }
+        registry
+    }
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
 fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageError> {
-    let read = |path: &Path| -> Result<TaskFile, StageError> {
-        let (file, read) = TaskFile::read_with_includes(path)?;
+    let read = |path: &Path, overrides: &Overrides| -> Result<TaskFile, StageError> {
+        let (file, read) = TaskFile::read_with_includes(path, overrides)?;
         read.iter().try_for_each(|included| granted.check(path, included))?;
         Ok(file)
     };
-    // What a group names: a task of the program, or a file of that name beside the others.
-    let find = |name: &str| -> Result<TaskFile, StageError> {
+    let registry = OnceCell::new();
+    // What a group names: a task of the program; a task or group of the files beside, or a file of that name; a tag.
+    let find = |name: &str, overrides: &Overrides| -> Result<Found, StageError> {
         if let Some(definition) = shipped::definition(name) {
-            return Ok(TaskFile::shipped(name, &definition)?);
+            return Ok(Found::File(TaskFile::shipped(name, &definition, overrides)?));
         }
-        let is_meant = |path: &Path| {
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            path.file_stem().is_some_and(|stem| stem == name) && matches!(extension, Some("yaml" | "yml"))
-        };
-        let file = granted.files.iter().find(|grant| is_meant(&grant.path));
-        let file = file.ok_or_else(|| {
-            StageError::new(Cause::BadParameters, format!("there is no task `{name}`, which a group names"))
-                .with_help("name its file in `tasks`, or have it in the folder of `task_data`")
-        })?;
-        read(&file.path)
+        let registry = registry.get_or_init(|| Registry::of(granted));
+        let of_stem = |path: &&PathBuf| is_yaml(path) && path.file_stem().is_some_and(|stem| stem == name);
+        let by_stem = || granted.files.iter().map(|grant| &grant.path).find(of_stem);
+        match (registry.files.get(name).or_else(by_stem), registry.tags.get(name)) {
+            (Some(path), _) => Ok(Found::File(read(path, overrides)?)),
+            (None, Some(tasks)) => Ok(Found::Tag(tasks.clone())),
+            (None, None) => {
+                let message = format!("there is no task, group or tag `{name}`, which a group names");
+                let help = "name its file in `tasks`, or have it in the folder of `task_data`";
+                Err(StageError::new(Cause::BadParameters, message).with_help(help))
+            }
+        }
     };
-    let mut chosen = Chosen::default();
+    let (mut chosen, none) = (Chosen::default(), Overrides::default());
     for name in params.chosen() {
         let file = match name.is_file() {
-            false => find(name.text())?,
+            false => match find(name.text(), &none)? {
+                Found::File(file) => file,
+                Found::Tag(_) => continue,
+            },
             true => match granted.context.files(&name.role()) {
-                [file] => read(&file.path.clone())?,
+                [file] => read(&file.path.clone(), &none)?,
                 _ => return Err(StageError::new(Cause::BadParameters, format!("`{}` is no file", name.text()))),
             },
         };
-        chosen.add(name.text(), file, &find)?;
+        chosen.add(file, &none, &find)?;
     }
     Ok(chosen)
 }
