@@ -99,6 +99,32 @@ fn figures_stand_beside_those_of_another_evaluation() {
     assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
 }
 
+/// As the harness has them: `tests/reference/check_harness.py` was run on a group like this one.
+#[test]
+fn a_group_names_tags_sets_keys_of_tasks_and_has_groups_within() {
+    let project = project();
+    // By what it calls itself, whatever the file is called.
+    project.write("tasks/other.yaml", &SUMS.replace("task: sums", "task: tagged\ntag: [arithmetic]"));
+    let group = "group: all\ntask:\n- { task: sums, num_fewshot: 1, task_alias: S }\n- group: part\n  task: arithmetic\n  \
+                 aggregate_metric_list: [{ metric: acc }]\naggregate_metric_list: { metric: acc, weight_by_size: true }\n";
+    project.write("tasks/all.yaml", group);
+    let changes = ["again.tasks=[./tasks/all.yaml]", "again.num_fewshot=null", "again.limit=null"];
+    let run = |more: &[&str]| project.run(&[&["run", "tasks.yaml", "--overwrite"], &changes[..], more].concat());
+    run(&[]).ends_with(0);
+    let found = figures(&project);
+    let subtasks = serde_json::json!({ "all": ["sums", "all::part"], "all::part": ["tagged"] });
+    assert_eq!(found["group_subtasks"], subtasks);
+    assert_eq!(found["n-shot"], serde_json::json!({ "sums": 1, "tagged": 0 }));
+    let acc = |name: &str| found["results"][name]["acc,none"].as_f64().unwrap();
+    assert!((acc("all") - (acc("sums") + acc("tagged")) / 2.0).abs() < 1e-12);
+    assert_eq!(acc("all::part"), acc("tagged"));
+    // One name stands for one evaluation.
+    let twice = run(&["again.tasks=[./tasks/all.yaml, ./tasks/sums.yaml]"]).ends_with(2);
+    twice.warns("the task `sums` of `").warns("is named twice, with other keys");
+    project.write("tasks/all.yaml", &group.replace("task: arithmetic", "task: geometry"));
+    run(&[]).ends_with(2).warns("there is no task, group or tag `geometry`");
+}
+
 /// A project with two more tasks and a pipeline that evaluates some of them with a model that is trained.
 fn several() -> Project {
     let project = project();

@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_compiled_or_searched_for_is_told() {
-        assert!(Expression::new("(?<=a*)b").unwrap_err().contains("`(?<=a*)b` cannot be used"));
-        let endless = Expression::new(r"(?=(a|aa)+b)(a|aa)+c").unwrap();
+        assert!(Expression::new("(a").unwrap_err().contains("the expression `(a` cannot be used"));
+        let endless = Expression::new(r"(a|aa)+\1b").unwrap();
         let error = endless.find_all(&"a".repeat(60)).unwrap_err();
         assert!(error.contains("cannot be used on a text"), "{error}");
     }

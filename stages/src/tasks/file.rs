@@ -52,7 +52,7 @@ const KEYS: [&str; 26] = [
 ];
 
 /// Keys that change no result.
-const WITHOUT_EFFECT: [&str; 5] =
+pub(super) const WITHOUT_EFFECT: [&str; 5] =
     ["task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query", "include"];
 
 /// Keys of a group.
@@ -219,6 +219,14 @@ impl TaskFile {
         }
         let task = keys.task()?;
         Ok(Self::Task(Box::new(Task { overrides: overrides.clone(), ..task })))
+    }
+
+    /// The name that its figures have.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Task(task) => &task.name,
+            Self::Group(group) => &group.name,
+        }
     }
 
     /// What a file says that it is, without anything else of it: its name, of a task or group, and its tags. Nothing of

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::TaskError;
-use super::file::{GROUP_KEYS, Keys, unknown};
+use super::file::{GROUP_KEYS, Keys, WITHOUT_EFFECT, unknown};
 use super::template::printed;
 
 /// A metric of a group, put together from its tasks.
@@ -121,13 +121,13 @@ fn member_of(keys: &Keys, group: &str, member: &Value) -> Result<Member, TaskErr
     let Some(Value::String(name)) = entry.get("task") else {
         return Err(wrong("a mapping in it lacks `task`, the name of a task".to_owned()));
     };
-    let mut values = entry.clone();
-    values.retain(|key, _| key != "task");
-    for key in values.keys() {
+    for key in entry.keys() {
         if let Some(message) = unknown(key, false) {
             return Err(wrong(format!("`{key}` of `{name}`: {message}")));
         }
     }
+    let mut values = entry.clone();
+    values.retain(|key, _| key != "task" && !WITHOUT_EFFECT.contains(&key.as_str()));
     Ok(named(values, name))
 }
 

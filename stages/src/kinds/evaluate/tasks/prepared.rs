@@ -101,7 +101,7 @@ impl Chosen {
             };
             match find(&name, &overrides)? {
                 Found::File(file) => {
-                    resolved.push(named(&name));
+                    resolved.push(named(file.name()));
                     self.add(file, &overrides, find)?;
                 }
                 Found::Tag(tasks) => {
