@@ -5,7 +5,7 @@
 //!   [`prompt`]: how rows become the text of a request.
 //! - [`request`]: what the model is asked for a row; [`encode`]: as tokens; [`score`]: by a model.
 //! - [`processor`]: functions that tasks name; [`shipped`]: tasks of the program.
-//! - [`filter`] and [`expression`], [`metric`], [`results`]: from answers to figures with their standard errors.
+//! - [`filter`], `expression`, [`metric`], [`results`]: from answers to figures with their standard errors.
 //!
 //! All but [`score`] needs no model.
 
