@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use cache::remote::{Pulled, Pushed, PushedAs, Pushing, Remote, RemoteError, RemotePlace};
+use cache::remote::{Check, Pulled, Pushed, PushedAs, Pushing, Remote, RemoteError, RemotePlace};
 use cache::{Class, Digest, KeyDocument, OutputRecord, ResultRecord, Store};
 use s3::{ACCOUNT, S3};
 
@@ -67,7 +67,7 @@ fn in_folder(folder: &Path) -> Remote {
 }
 
 fn push(remote: &Remote, store: &Store, record: &ResultRecord) -> Result<Pushed, RemoteError> {
-    remote.push(store, record, Pushing::Send, |_| {})
+    remote.push(store, record, Pushing::Send, Check::Length, |_| {})
 }
 
 fn look_up(remote: &Remote, record: &ResultRecord) -> Option<ResultRecord> {
@@ -100,7 +100,7 @@ fn a_result_reaches_another_store_by_way_of_a_bucket_and_of_a_folder() {
             assert_eq!(progress.total, LARGE as u64 + 2);
             seen.fetch_max(progress.done, Ordering::SeqCst);
         };
-        let pushed = remote.push(&here.store, &record, Pushing::Send, observe).unwrap();
+        let pushed = remote.push(&here.store, &record, Pushing::Send, Check::Length, observe).unwrap();
         assert_eq!(pushed, Pushed { result: PushedAs::New, files: 3, bytes: LARGE as u64 + 2 });
         assert_eq!(sent.load(Ordering::SeqCst), LARGE as u64 + 2);
 
@@ -122,7 +122,7 @@ fn what_is_there_is_not_sent_again() {
     let remote = connect(&server);
     let here = home();
     let record = result(&here.store, "train", &some_files());
-    let dry = remote.push(&here.store, &record, Pushing::DryRun, |_| {}).unwrap();
+    let dry = remote.push(&here.store, &record, Pushing::DryRun, Check::Length, |_| {}).unwrap();
     assert_eq!((dry.files, server.names().len()), (3, 0));
     push(&remote, &here.store, &record).unwrap();
     let writes = server.writes();
@@ -171,6 +171,34 @@ fn what_is_not_what_its_name_says_is_refused_and_put_right_by_who_has_it() {
         assert_eq!(sent, all.len() as u64, "{what}");
         pull(&remote, &there.store, &record).unwrap();
     }
+}
+
+#[test]
+fn what_is_damaged_is_found_and_put_right_where_contents_are_compared() {
+    let server = S3::start();
+    let here = home();
+    let files = some_files();
+    let record = result(&here.store, "train", &files);
+    push(&connect(&server), &here.store, &record).unwrap();
+    let flip = |name: &str| {
+        let place = server.file(name);
+        let mut content = fs::read(&place).unwrap();
+        let middle = content.len() / 2;
+        content[middle] ^= 1;
+        fs::write(place, content).unwrap();
+    };
+    flip(&object_name(&files[3].1));
+    let tree = record.outputs.values().next().unwrap().tree.to_string();
+    flip(&format!("team/cache/trees/{}/{}", &tree[..2], &tree[2..]));
+    let sent = |how, check| connect(&server).push(&here.store, &record, how, check, |_| {}).unwrap();
+    assert_eq!(sent(Pushing::Send, Check::Length).files, 0);
+    assert_eq!(sent(Pushing::DryRun, Check::Content).files, 1);
+    let repaired = sent(Pushing::Send, Check::Content);
+    assert_eq!((repaired.files, repaired.bytes, repaired.result), (1, LARGE as u64, PushedAs::Same));
+    assert_eq!(sent(Pushing::Send, Check::Content).files, 0);
+    let there = home();
+    pull(&connect(&server), &there.store, &record).unwrap();
+    assert_eq!(there.store.verify(&|_| {}).unwrap().faults, []);
 }
 
 #[test]

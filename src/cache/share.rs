@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use cache::remote::{Pulled, Pushed, PushedAs, Pushing, Remote, RemoteError, TransferProgress};
+use cache::remote::{Check, Pulled, Pushed, PushedAs, Pushing, Remote, RemoteError, TransferProgress};
 use cache::{Digest, ResultRecord, Store};
 use clap::Args;
 use engine::explain::{StageForecast, Status, explain, explain_with};
@@ -30,6 +30,9 @@ pub(super) struct PushArgs {
     /// Only print what would be uploaded.
     #[arg(long)]
     dry_run: bool,
+    /// Read what is there, and upload again what is damaged: else only lengths are compared.
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     remote: RemoteArgs,
 }
@@ -91,6 +94,7 @@ pub(super) fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(
     };
     let remote = Remote::open(&settings.place)?;
     let how = if args.dry_run { Pushing::DryRun } else { Pushing::Send };
+    let check = if args.verify { Check::Content } else { Check::Length };
     let mut lines = Vec::new();
     for (name, record) in results {
         let Some(record) = record else {
@@ -104,9 +108,13 @@ pub(super) fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(
             continue;
         }
         let bar = bar(global.verbosity());
-        let pushed = remote.push(&store, &record, how, show(&bar));
+        let pushed = remote.push(&store, &record, how, check, show(&bar));
         bar.finish_and_clear();
-        lines.push(line(name, key, pushed.map(|Pushed { result, files, bytes }| (word(result, how), files, bytes)))?);
+        lines.push(line(
+            name,
+            key,
+            pushed.map(|Pushed { result, files, bytes }| (word(result, how, files), files, bytes)),
+        )?);
         if how == Pushing::Send {
             store.sent(&key).map_err(Failure::machine)?;
         }
@@ -194,8 +202,10 @@ fn made(
     results.collect()
 }
 
-fn word(result: PushedAs, how: Pushing) -> &'static str {
+fn word(result: PushedAs, how: Pushing, files: u64) -> &'static str {
     match (result, how) {
+        (PushedAs::Same, Pushing::Send) if files > 0 => "repaired",
+        (PushedAs::Same, Pushing::DryRun) if files > 0 => "would be repaired",
         (PushedAs::New, Pushing::Send) => "sent",
         (PushedAs::New, Pushing::DryRun) => "would be sent",
         (PushedAs::Same, _) => "there already",

@@ -25,8 +25,30 @@ impl Shared {
         place: &Path,
         moved: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), RemoteError> {
-        let name = self.object(&file.digest);
         let mut target = block_in_place(|| File::create_new(place)).map_err(StoreError::on("create", place))?;
+        let write = |part: &[u8]| {
+            target.write_all(part).map_err(StoreError::on("write", place))?;
+            moved(part.len() as u64);
+            Ok(())
+        };
+        self.read_through(file, write).await
+    }
+
+    /// Whether an object has the content that its name says: all of it is read.
+    pub(super) async fn is_sound(&self, file: &TreeFile) -> Result<bool, RemoteError> {
+        match self.read_through(file, |_| Ok(())).await {
+            Err(error) if error.is_of_one_result() => Ok(false),
+            read => read.map(|()| true),
+        }
+    }
+
+    /// Reads an object part by part; succeeds if it has the digest and the length that it should have.
+    async fn read_through(
+        &self,
+        file: &TreeFile,
+        mut take: impl FnMut(&[u8]) -> Result<(), StoreError>,
+    ) -> Result<(), RemoteError> {
+        let name = self.object(&file.digest);
         let mut hasher = blake3::Hasher::new();
         let mut done = 0;
         while done < file.size {
@@ -38,11 +60,9 @@ impl Shared {
             }
             block_in_place(|| {
                 hasher.update_rayon(&part);
-                target.write_all(&part)
-            })
-            .map_err(StoreError::on("write", place))?;
+                take(&part)
+            })?;
             done += wanted;
-            moved(wanted);
         }
         if Digest::from(hasher.finalize()) != file.digest {
             return Err(self.refuse(&name, "its content does not have the digest in its name"));

@@ -27,6 +27,6 @@ mod tls;
 pub use error::RemoteError;
 pub use place::{BadPlace, RemotePlace};
 pub use pull::Pulled;
-pub use push::{Pushed, PushedAs, Pushing};
+pub use push::{Check, Pushed, PushedAs, Pushing};
 pub use shared::{Remote, TransferProgress};
 pub use tls::provide_tls;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutMode};
 use tokio::task::{JoinSet, block_in_place};
@@ -24,6 +24,15 @@ const MOST_PARTS: u64 = 9_000;
 
 /// How many parts of one file are under way at a time.
 const PARALLEL_PARTS: usize = 2;
+
+/// How it is found out whether what the remote has is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Check {
+    /// By its length.
+    Length,
+    /// By its content, all of which is read.
+    Content,
+}
 
 /// Whether anything is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +75,7 @@ enum RemoteRecord {
 }
 
 impl Remote {
-    /// Sends a result: its objects, its trees, then its record. What is there with the right length is not sent again.
+    /// Sends a result: its objects, its trees, then its record. What is there and right, by `check`, is not sent again.
     ///
     /// `observe` is called from several threads.
     ///
@@ -78,6 +87,7 @@ impl Remote {
         store: &Store,
         record: &ResultRecord,
         how: Pushing,
+        check: Check,
         observe: impl Fn(TransferProgress) + Send + Sync + 'static,
     ) -> Result<Pushed, RemoteError> {
         let shared = self.shared();
@@ -94,12 +104,12 @@ impl Remote {
             }
             let files: BTreeMap<Digest, TreeFile> =
                 trees.iter().flat_map(|tree| tree.files()).map(|file| (file.digest, file.clone())).collect();
-            let lacking = shared.lacking(files.into_values()).await?;
+            let lacking = shared.lacking(files.into_values(), check).await?;
             let (files, bytes) = (lacking.len() as u64, lacking.iter().map(|(file, _)| file.size).sum());
             let result = if matches!(found, RemoteRecord::Same) { PushedAs::Same } else { PushedAs::New };
             if how == Pushing::Send {
                 shared.send_objects(store, lacking, bytes, Arc::new(observe)).await?;
-                shared.send_trees(&trees).await?;
+                shared.send_trees(&trees, check).await?;
                 let mode = if matches!(found, RemoteRecord::Damaged) { PutMode::Overwrite } else { PutMode::Create };
                 if result == PushedAs::New {
                     let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
@@ -148,6 +158,7 @@ impl Shared {
     async fn lacking(
         self: &Arc<Self>,
         files: impl Iterator<Item = TreeFile>,
+        check: Check,
     ) -> Result<Vec<(TreeFile, PutMode)>, RemoteError> {
         let files: Vec<TreeFile> = files.collect();
         // Where one of them was damaged, nothing is believed of the others either: a fetch ends with the first.
@@ -156,21 +167,43 @@ impl Shared {
         for file in files {
             let shared = Arc::clone(self);
             tasks.spawn(async move {
-                let name = shared.object(&file.digest);
-                let mode = match shared.size(&name).await? {
+                let mode = match shared.size(&shared.object(&file.digest)).await? {
                     None => Some(PutMode::Create),
                     Some(size) if size != file.size || is_damaged => Some(PutMode::Overwrite),
                     Some(_) => None,
                 };
-                Ok(mode.map(|mode| (file, mode)))
+                Ok((file, mode))
             });
         }
-        let mut lacking = Vec::new();
-        while !tasks.is_empty() {
-            lacking.extend(join_one(&mut tasks).await?.flatten());
+        let (mut lacking, mut there) = (Vec::new(), Vec::new());
+        while let Some((file, mode)) = join_one(&mut tasks).await? {
+            match mode {
+                Some(mode) => lacking.push((file, mode)),
+                None => there.push(file),
+            }
+        }
+        if check == Check::Content {
+            lacking.extend(self.damaged(there).await?.into_iter().map(|file| (file, PutMode::Overwrite)));
         }
         lacking.sort_by_key(|(file, _)| file.digest);
         Ok(lacking)
+    }
+
+    /// Those of some files whose content is not what their names say.
+    async fn damaged(self: &Arc<Self>, files: Vec<TreeFile>) -> Result<Vec<TreeFile>, RemoteError> {
+        let damaged = Arc::new(Mutex::new(Vec::new()));
+        let read = |file: TreeFile| {
+            let (shared, damaged) = (Arc::clone(self), Arc::clone(&damaged));
+            async move {
+                if !shared.is_sound(&file).await? {
+                    damaged.lock().expect("nobody fails while they add a file").push(file);
+                }
+                Ok(())
+            }
+        };
+        several(files.into_iter().map(read)).await?;
+        let mut damaged = damaged.lock().expect("nobody fails while they add a file");
+        Ok(std::mem::take(&mut *damaged))
     }
 
     async fn send_objects(
@@ -279,11 +312,18 @@ impl Shared {
         if Digest::from(hasher.finalize()) == file.digest { Ok(()) } else { Err(place.differs(&file.digest).into()) }
     }
 
-    async fn send_trees(self: &Arc<Self>, trees: &[Tree]) -> Result<(), RemoteError> {
+    async fn send_trees(self: &Arc<Self>, trees: &[Tree], check: Check) -> Result<(), RemoteError> {
         for tree in trees {
             let (name, json) = (self.tree(&tree.digest()), tree.to_json());
-            let mode = match self.size(&name).await? {
-                Some(size) if size == json.len() as u64 && !self.is_refused(&name) => continue,
+            let is_right = match check {
+                Check::Length => self.size(&name).await?.map(|size| size == json.len() as u64),
+                Check::Content => match self.read(&name).await {
+                    Err(error) if error.is_of_one_result() => Some(false),
+                    found => found?.map(|found| found == json),
+                },
+            };
+            let mode = match is_right {
+                Some(true) if !self.is_refused(&name) => continue,
                 Some(_) => PutMode::Overwrite,
                 None => PutMode::Create,
             };

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cache::remote::{Pulled, Pushed, Pushing, Remote, RemoteError, RemotePlace, TransferProgress};
+use cache::remote::{Check, Pulled, Pushed, Pushing, Remote, RemoteError, RemotePlace, TransferProgress};
 use cache::{Digest, ResultRecord, Store};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -139,7 +139,7 @@ impl Client {
         let Ok(key) = to_send.recv() else { return false };
         let began = Instant::now();
         let sent = self.guarded(|remote| match self.store.take(&key)? {
-            Some(record) => remote.push(&self.store, &record, Pushing::Send, |_| {}).map(Some),
+            Some(record) => remote.push(&self.store, &record, Pushing::Send, Check::Length, |_| {}).map(Some),
             None => Ok(None),
         });
         let gone = || cache::StoreError::MissingTree { digest: key, path: self.store.root().to_owned() }.into();
