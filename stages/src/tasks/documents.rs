@@ -1,5 +1,6 @@
 //! The rows of a task: local files of JSON, JSON lines or Parquet.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +52,32 @@ pub fn without_split(task: &Task, split: &str) -> TaskError {
 /// Fails where a file cannot be read; the row is named.
 pub fn read_files(files: &[PathBuf]) -> Result<Vec<Document>, TaskError> {
     let rows: Vec<Vec<Document>> = files.iter().map(|file| read_file(file)).collect::<Result<_, _>>()?;
-    Ok(rows.concat())
+    let mut rows = rows.concat();
+    let columns: BTreeSet<String> = rows.iter().flat_map(|row| row.keys().cloned()).collect();
+    for column in &columns {
+        unify(rows.iter_mut().map(|row| row.entry(column).or_insert(Value::Null)).collect());
+    }
+    Ok(rows)
+}
+
+/// Gives the numbers of a column one type, as the harness' tables have it: beside a fraction every number is one.
+fn unify(values: Vec<&mut Value>) {
+    let is_fraction = values.iter().any(|value| value.is_f64());
+    let mut items = Vec::new();
+    for value in values {
+        match value {
+            Value::Number(number) if is_fraction => {
+                if let Some(fraction) = number.as_f64() {
+                    *value = Value::from(fraction);
+                }
+            }
+            Value::Array(list) => items.extend(list),
+            _ => {}
+        }
+    }
+    if !items.is_empty() {
+        unify(items);
+    }
 }
 
 /// A Parquet file by its name, else one with a list of objects or with an object on each line.
@@ -82,4 +108,26 @@ fn read_parquet(path: &Path) -> Result<Vec<Document>, Box<dyn std::error::Error>
         rows.extend(written);
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_of_one_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one.jsonl"), folder.path().join("other.json"));
+        std::fs::write(&one, "{\"n\": 1, \"of\": {\"a\": 1}, \"list\": [1, 2]}\n{\"n\": 2.5, \"list\": [0.5]}\n")
+            .unwrap();
+        std::fs::write(&other, "[{\"of\": {\"b\": [{\"x\": 1}, {}]}, \"whole\": 7}]").unwrap();
+        let rows = read_files(&[one, other]).unwrap();
+        let expected = [
+            r#"{"n":1.0,"of":{"a":1},"list":[1.0,2.0],"whole":null}"#,
+            r#"{"n":2.5,"list":[0.5],"of":null,"whole":null}"#,
+            r#"{"of":{"b":[{"x":1},{}]},"whole":7,"list":null,"n":null}"#,
+        ];
+        let written: Vec<String> = rows.iter().map(|row| serde_json::to_string(row).unwrap()).collect();
+        assert_eq!(written, expected);
+    }
 }
