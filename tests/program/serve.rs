@@ -153,7 +153,7 @@ fn clients_that_go_away_free_their_places_and_a_server_drains() {
     assert!(server.metric("pipeline_completion_tokens_total") < 100 * LONG, "they were completed");
     assert_eq!(server.post("/v1/chat/completions", &chat()).0, 200);
     server.signal(Signal::SIGTERM);
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.ended().0, Some(0));
 }
 
 /// Tokens of a completion that takes a while.
@@ -292,7 +292,7 @@ fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
     let (status, answer) = server.post("/v1/chat/completions", &long_whole());
     assert_eq!((status, &answer["error"]["code"]), (503, &json!("timeout")), "{answer}");
     server.signal(Signal::SIGTERM);
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.ended().0, Some(0));
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_draining_server_completes_what_is_in_progress_and_a_second_signal_ends_it()
     assert!(TcpStream::connect(&server.address).is_err(), "further connections are accepted");
     write!(half, "{}", &body[5..]).unwrap();
     assert!(head_of(&mut half).starts_with("HTTP/1.1 503"));
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.ended().0, Some(0));
 
     let mut server = start(&[]);
     let _streaming = server.send(&head("/v1/chat/completions"), &long_chat().to_string());
@@ -323,7 +323,7 @@ fn a_draining_server_completes_what_is_in_progress_and_a_second_signal_ends_it()
     while TcpStream::connect(&server.address).is_ok() {}
     let began = Instant::now();
     server.signal(Signal::SIGTERM);
-    assert_ne!(server.child.wait().unwrap().code(), Some(0));
+    assert_ne!(server.ended().0, Some(0));
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 

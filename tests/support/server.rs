@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Child;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -18,6 +19,7 @@ pub(crate) struct Server<P = Project> {
     pub address: String,
     /// What it has printed on standard error.
     pub said: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
     pub project: P,
 }
 
@@ -44,8 +46,17 @@ impl<P> Server<P> {
         said.lock().unwrap().push_str(&heard);
         let more = Arc::clone(&said);
         // Else the program's next line would find its pipe closed.
-        std::thread::spawn(move || lines.for_each(|line| *more.lock().unwrap() += &format!("{line}\n")));
-        Self { child, address, said, project }
+        let reader = std::thread::spawn(move || lines.for_each(|line| *more.lock().unwrap() += &format!("{line}\n")));
+        Self { child, address, said, reader: Some(reader), project }
+    }
+
+    /// Waits until it has ended: its exit code, and all that it has printed on standard error.
+    pub(crate) fn ended(&mut self) -> (Option<i32>, String) {
+        let code = self.child.wait().unwrap().code();
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        (code, self.said.lock().unwrap().clone())
     }
 
     pub(crate) fn send(&self, head: &str, body: &str) -> TcpStream {

@@ -208,14 +208,14 @@ fn clients_that_go_away_free_their_rows_and_a_worker_that_dies_ends_the_server()
     let mut rest = String::new();
     streaming.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("was killed (SIGKILL)"), "{rest}");
-    assert_eq!(server.child.wait().unwrap().code(), Some(1));
-    let said = server.said.lock().unwrap().clone();
+    let (code, said) = server.ended();
+    assert_eq!(code, Some(1));
     assert!(said.contains("was killed (SIGKILL)"), "{said}");
 
     // Also where nobody asks anything.
     let mut server = start();
     kill(bench.ranks()["0"], Signal::SIGKILL).unwrap();
-    assert_eq!(server.child.wait().unwrap().code(), Some(1));
+    assert_eq!(server.ended().0, Some(1));
 
     // And no worker stays when its server is gone.
     let mut server = start();
