@@ -99,7 +99,7 @@ fn figures_stand_beside_those_of_another_evaluation() {
     assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
 }
 
-/// As the harness has them: `tests/reference/check_harness.py` was run on a group like this one.
+/// As the harness has them: `check_harness.py` compares such a group with it (`tests/reference/harness`).
 #[test]
 fn a_group_names_tags_sets_keys_of_tasks_and_has_groups_within() {
     let project = project();

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::tasks::encode::is_python_space;
+use crate::data::prompt::python::is_space;
 
 /// The longest n-gram of characters.
 const CHARACTERS: usize = 6;
@@ -26,8 +26,7 @@ pub type Counts = Vec<[u64; 3]>;
 
 /// Counts one pair; with n-grams of words for chrF++.
 pub fn counts(hypothesis: &str, reference: &str, words: bool) -> Counts {
-    let characters =
-        |text: &str| -> Vec<String> { text.chars().filter(|c| !is_python_space(*c)).map(String::from).collect() };
+    let characters = |text: &str| -> Vec<String> { text.chars().filter(|c| !is_space(*c)).map(String::from).collect() };
     let mut counts = of_orders(&characters(hypothesis), &characters(reference), CHARACTERS);
     if words {
         counts.extend(of_orders(&split(hypothesis), &split(reference), WORDS));
@@ -58,7 +57,7 @@ fn of_orders(hypothesis: &[String], reference: &[String], longest: usize) -> Cou
 /// Words, a punctuation mark at an end apart from its word: of two ends the last.
 fn split(text: &str) -> Vec<String> {
     let mut words = Vec::new();
-    for word in text.split(is_python_space).filter(|word| !word.is_empty()) {
+    for word in text.split(is_space).filter(|word| !word.is_empty()) {
         let is_mark = |letter: Option<char>| letter.is_some_and(|letter| letter.is_ascii_punctuation());
         let (first, last) = (word.chars().next(), word.chars().next_back());
         match word.chars().nth(1) {

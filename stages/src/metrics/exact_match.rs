@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::standard_error::Mean;
 use super::{Better, Column, Definition, Found, Headline, Measurement, Observed, Reads};
+use crate::data::prompt::python::is_space;
 
 pub(super) const DEFINITION: Definition = Definition {
     reads: Reads::Answer,
@@ -99,18 +100,13 @@ fn squad(text: &str) -> String {
         words.push_str(if matches!(run, "a" | "an" | "the") { " " } else { run });
         rest = after;
     }
-    let words = words.split(is_blank).filter(|word| !word.is_empty());
+    let words = words.split(is_space).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ")
 }
 
 /// A text without the white space around it, as Python's `strip` gives it.
 pub(crate) fn strip(text: &str) -> &str {
-    text.trim_matches(is_blank)
-}
-
-/// What Python takes for white space: four separators more than Unicode.
-fn is_blank(letter: char) -> bool {
-    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
+    text.trim_matches(is_space)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::tasks::encode::is_python_space;
+use crate::data::prompt::python::is_space;
 
 /// The longest phrase that is shifted, in words.
 const LONGEST_SHIFT: usize = 10;
@@ -40,7 +40,7 @@ pub fn edits(hypothesis: &str, reference: &str) -> (u64, u64) {
     let mut numbers = HashMap::new();
     let (hypothesis, reference) = (hypothesis.to_lowercase(), reference.to_lowercase());
     let mut words = |text: &str| -> Vec<usize> {
-        let words = text.split(is_python_space).filter(|word| !word.is_empty());
+        let words = text.split(is_space).filter(|word| !word.is_empty());
         words
             .map(|word| {
                 let next = numbers.len();

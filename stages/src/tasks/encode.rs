@@ -1,5 +1,6 @@
 //! Contexts and continuations as tokens, and the windows of a long text.
 
+use crate::data::prompt::python::is_space;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
 /// A context and a continuation as tokens.
@@ -39,16 +40,11 @@ pub fn pair(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Result<
         }
         return Ok(Some(Pair { context_ids: vec![prefix], continuation_ids }));
     }
-    let kept = context.trim_end_matches(is_python_space);
+    let kept = context.trim_end_matches(is_space);
     let whole = text(tokenizer, &format!("{context}{continuation}"))?;
     let context_ids = text(tokenizer, kept)?;
     let continuation_ids = whole.get(context_ids.len()..).unwrap_or_default().to_vec();
     Ok(Some(Pair { context_ids, continuation_ids }))
-}
-
-/// What `str.isspace` takes: white space of Unicode and four separators.
-pub(crate) fn is_python_space(letter: char) -> bool {
-    letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
 }
 
 /// The windows in which a text is scored: each token once, with a context of a token at least; an input has at most

@@ -7,17 +7,17 @@ const BACKTRACKS: usize = 50_000_000;
 
 /// An expression, compiled.
 #[derive(Debug, Clone)]
-pub(super) struct Expression(Regex);
+pub struct Expression(Regex);
 
 /// A match: the text of each group, that of the whole first.
-pub(super) type Groups<'t> = Vec<Option<&'t str>>;
+pub type Groups<'t> = Vec<Option<&'t str>>;
 
 impl Expression {
     /// Compiles an expression of Python's, of what both have.
     ///
     /// # Errors
     /// Says what of it is not known.
-    pub(super) fn new(pattern: &str) -> Result<Self, String> {
+    pub fn new(pattern: &str) -> Result<Self, String> {
         let compiled = RegexBuilder::new(&of_python(pattern)).backtrack_limit(BACKTRACKS).build();
         compiled.map(Self).map_err(|error| format!("the expression `{pattern}` cannot be used: {error}"))
     }
@@ -26,7 +26,7 @@ impl Expression {
     ///
     /// # Errors
     /// Fails where a search takes too many steps.
-    pub(super) fn find_all<'t>(&self, text: &'t str) -> Result<Vec<Groups<'t>>, String> {
+    pub fn find_all<'t>(&self, text: &'t str) -> Result<Vec<Groups<'t>>, String> {
         let groups = |captures: Captures<'t>| captures.iter().map(|group| group.map(|group| group.as_str())).collect();
         let mut matches = Vec::new();
         let mut from = 0;
@@ -48,7 +48,7 @@ impl Expression {
     ///
     /// # Errors
     /// As for [`Expression::find_all`].
-    pub(super) fn replace(&self, text: &str, count: usize, replacement: &str) -> Result<String, String> {
+    pub fn replace(&self, text: &str, count: usize, replacement: &str) -> Result<String, String> {
         let replaced = self.0.try_replacen(text, count, replacement).map_err(|error| self.too_long(&error))?;
         Ok(replaced.into_owned())
     }

@@ -1,9 +1,8 @@
 //! Filters of generated text: pipelines whose steps run in order.
 
-use std::sync::LazyLock;
-
 use serde_json::{Map, Value};
 
+use super::alike::{Alike, Punctuation};
 use super::documents::Document;
 use super::expression::Expression;
 
@@ -41,14 +40,6 @@ struct Search {
     group_select: i64,
     /// What there is where nothing is found.
     fallback: String,
-}
-
-/// How texts are made alike before they are compared.
-#[derive(Debug, Clone, Default)]
-struct Alike {
-    regexes_to_ignore: Vec<Expression>,
-    ignore_case: bool,
-    ignore_punctuation: bool,
 }
 
 /// A named pipeline.
@@ -152,25 +143,6 @@ impl Search {
     }
 }
 
-impl Alike {
-    fn bared(&self, text: &str) -> Result<String, String> {
-        /// Python's categories that begin with `P`.
-        static PUNCTUATION: LazyLock<Expression> =
-            LazyLock::new(|| Expression::new(r"\p{P}").expect("the expression is a right one"));
-        let mut text = text.to_owned();
-        for pattern in &self.regexes_to_ignore {
-            text = pattern.replace(&text, 0, "")?;
-        }
-        if self.ignore_case {
-            text = text.to_lowercase();
-        }
-        if self.ignore_punctuation {
-            text = PUNCTUATION.replace(&text, 0, "")?;
-        }
-        Ok(text)
-    }
-}
-
 /// The choices of a row, and how they are found in a response.
 struct Choices {
     /// Their texts, made alike, in the order of their letters.
@@ -216,13 +188,8 @@ fn filter(entry: &Value) -> Result<Filter, String> {
         }
         "map" => &["mapping_dict", "default_value"],
         "take_first_k" => &["k"],
-        "remove_whitespace" | "lowercase" | "uppercase" | "take_first" | "majority_vote" => &[],
-        other => return Err(format!("the filter `{other}` is not known here")),
+        _ => &[],
     };
-    let arguments = entry.as_object().into_iter().flat_map(Map::keys);
-    if let Some(other) = arguments.map(String::as_str).find(|name| *name != "function" && !known.contains(name)) {
-        return Err(format!("the filter `{function}` has no `{other}`"));
-    }
     let text = |name: &str, default: &str| entry.get(name).and_then(Value::as_str).unwrap_or(default).to_owned();
     let search = || {
         Ok::<_, String>(Search {
@@ -238,42 +205,38 @@ fn filter(entry: &Value) -> Result<Filter, String> {
         None => Ok(false),
         Some(flag) => flag.as_bool().ok_or_else(|| format!("`{name}` is to be true or false")),
     };
-    match function {
-        "regex" => Ok(Filter::Regex(search()?)),
-        "multi_choice_regex" => Ok(Filter::MultiChoice(
-            search()?,
-            Alike {
-                regexes_to_ignore: expressions(entry.get("regexes_to_ignore").unwrap_or(&Value::Null))?,
-                ignore_case: flag("ignore_case")?,
-                ignore_punctuation: flag("ignore_punctuation")?,
-            },
-        )),
-        "remove_whitespace" => Ok(Filter::RemoveWhitespace),
-        "lowercase" => Ok(Filter::Lowercase),
-        "uppercase" => Ok(Filter::Uppercase),
+    let filter = match function {
+        "regex" => Filter::Regex(search()?),
+        "multi_choice_regex" => {
+            let alike = Alike {
+                regexes: entry.get("regexes_to_ignore").map_or_else(|| Ok(Vec::new()), Alike::regexes)?,
+                case: flag("ignore_case")?,
+                punctuation: flag("ignore_punctuation")?.then_some(Punctuation::Unicode),
+                digits: false,
+            };
+            Filter::MultiChoice(search()?, alike)
+        }
+        "remove_whitespace" => Filter::RemoveWhitespace,
+        "lowercase" => Filter::Lowercase,
+        "uppercase" => Filter::Uppercase,
         "map" => {
             let values = entry.get("mapping_dict").and_then(Value::as_object).cloned();
             let values = values.ok_or("`map` lacks `mapping_dict`, the value of each text")?;
-            Ok(Filter::Map { values, default: entry.get("default_value").cloned().unwrap_or_default() })
+            Filter::Map { values, default: entry.get("default_value").cloned().unwrap_or_default() }
         }
-        "take_first" => Ok(Filter::TakeFirst),
+        "take_first" => Filter::TakeFirst,
         "take_first_k" => {
             let k = entry.get("k").and_then(Value::as_u64).filter(|k| *k > 0);
-            Ok(Filter::TakeFirstK(k.ok_or("`take_first_k` lacks `k`, a number of responses")? as usize))
+            Filter::TakeFirstK(k.ok_or("`take_first_k` lacks `k`, a number of responses")? as usize)
         }
-        // All others were refused above.
-        _ => Ok(Filter::MajorityVote),
-    }
-}
-
-/// A list of expressions; none where there is nothing.
-pub(super) fn expressions(list: &Value) -> Result<Vec<Expression>, String> {
-    let patterns = match list {
-        Value::Null => return Ok(Vec::new()),
-        list => list.as_array().ok_or("`regexes_to_ignore` is to be a list")?,
+        "majority_vote" => Filter::MajorityVote,
+        other => return Err(format!("the filter `{other}` is not known here")),
     };
-    let pattern = |text: &Value| Expression::new(text.as_str().ok_or("must contain expressions")?);
-    patterns.iter().map(pattern).collect()
+    let arguments = entry.as_object().into_iter().flat_map(Map::keys);
+    match arguments.map(String::as_str).find(|name| *name != "function" && !known.contains(name)) {
+        Some(other) => Err(format!("the filter `{function}` has no `{other}`")),
+        None => Ok(filter),
+    }
 }
 
 /// The most frequent of some values; of equally frequent ones the first.

@@ -103,10 +103,6 @@ impl Group {
 
 fn member_of(keys: &Keys, group: &str, member: &Value) -> Result<Member, TaskError> {
     let wrong = |message: String| keys.wrong("task", message);
-    let named = |values: Map<String, Value>, name: &str| Member::Named {
-        name: name.to_owned(),
-        overrides: Overrides { values, file: keys.file.clone(), line: keys.line("task") },
-    };
     let entry = match member {
         Value::String(name) => return Ok(Member::Named { name: name.clone(), overrides: Overrides::default() }),
         Value::Object(entry) => entry,
@@ -128,7 +124,8 @@ fn member_of(keys: &Keys, group: &str, member: &Value) -> Result<Member, TaskErr
     }
     let mut values = entry.clone();
     values.retain(|key, _| key != "task" && !WITHOUT_EFFECT.contains(&key.as_str()));
-    Ok(named(values, name))
+    let overrides = Overrides { values, file: keys.file.clone(), line: keys.line("task") };
+    Ok(Member::Named { name: name.clone(), overrides })
 }
 
 fn metric_of(keys: &Keys, metric: &Value) -> Result<GroupMetric, TaskError> {

@@ -6,9 +6,8 @@ use engine::figure::Unit;
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
-use super::expression::Expression;
+use super::alike::{Alike, Punctuation};
 use super::file::OutputType;
-use super::filter::expressions;
 use super::random::PythonRandom;
 use crate::metrics::{Better, bleu, chrf, ter};
 
@@ -40,15 +39,6 @@ pub enum Kind {
     WordPerplexity,
     BytePerplexity,
     BitsPerByte,
-}
-
-/// How texts are made alike before they are compared.
-#[derive(Debug, Clone, Default)]
-pub struct Alike {
-    regexes_to_ignore: Vec<Expression>,
-    ignore_case: bool,
-    ignore_punctuation: bool,
-    ignore_numbers: bool,
 }
 
 /// A metric of a task.
@@ -209,10 +199,10 @@ impl Metric {
                 "higher_is_better" => metric.higher_is_better = flag()?,
                 // It is of groups; here the harness passes it over as well.
                 "weight_by_size" => {}
-                "ignore_case" => metric.alike.ignore_case = flag()?,
-                "ignore_punctuation" => metric.alike.ignore_punctuation = flag()?,
-                "ignore_numbers" => metric.alike.ignore_numbers = flag()?,
-                "regexes_to_ignore" => metric.alike.regexes_to_ignore = expressions(value)?,
+                "ignore_case" => metric.alike.case = flag()?,
+                "ignore_punctuation" => metric.alike.punctuation = flag()?.then_some(Punctuation::Ascii),
+                "ignore_numbers" => metric.alike.digits = flag()?,
+                "regexes_to_ignore" => metric.alike.regexes = Alike::regexes(value)?,
                 other => return Err(format!("`{name}` has no argument `{other}`")),
             }
         }
@@ -260,33 +250,6 @@ impl Metric {
 impl Worth {
     fn number(&self) -> f64 {
         if let Self::Number(number) = self { *number } else { f64::NAN }
-    }
-}
-
-impl Alike {
-    /// Whether two texts are the same but for what is to be ignored.
-    ///
-    /// # Errors
-    /// Says which expression cannot be used on them.
-    pub fn same(&self, one: &str, other: &str) -> Result<bool, String> {
-        Ok(self.bared(one)? == self.bared(other)?)
-    }
-
-    fn bared(&self, text: &str) -> Result<String, String> {
-        let mut text = text.to_owned();
-        for pattern in &self.regexes_to_ignore {
-            text = pattern.replace(&text, 0, "")?;
-        }
-        if self.ignore_case {
-            text = text.to_lowercase();
-        }
-        if self.ignore_punctuation {
-            text.retain(|letter| !letter.is_ascii_punctuation());
-        }
-        if self.ignore_numbers {
-            text.retain(|letter| !letter.is_ascii_digit());
-        }
-        Ok(text)
     }
 }
 

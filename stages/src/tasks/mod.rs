@@ -5,13 +5,14 @@
 //!   [`prompt`]: how rows become the text of a request.
 //! - [`request`]: what the model is asked for a row; [`encode`]: as tokens; [`score`]: by a model.
 //! - [`processor`]: functions that tasks name; [`shipped`]: tasks of the program.
-//! - [`filter`], `expression`, [`metric`], [`results`]: from answers to figures with their standard errors.
+//! - [`filter`], [`expression`], [`alike`], [`metric`], [`results`]: from answers to figures with their standard errors.
 //!
 //! All but [`score`] needs no model.
 
+pub mod alike;
 pub mod documents;
 pub mod encode;
-mod expression;
+pub mod expression;
 pub mod fewshot;
 pub mod file;
 pub mod filter;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::TaskError;
 use super::documents::Document;
 use super::fewshot::{FewShots, SEED};
-use super::file::{OutputType, Task};
+use super::file::{FewshotConfig, OutputType, Task};
 use super::prompt::{Asked, PromptOptions, Shot};
 use super::template::{Field, printed};
 use crate::data::prompt::ChatTemplate;
@@ -45,34 +45,41 @@ pub struct Sample {
 /// The keys that make text of a row.
 struct Fields<'t> {
     task: &'t Task,
-    text: Field<'t>,
-    target: Field<'t>,
-    choices: Option<Field<'t>>,
+    /// Of the row that is asked about.
+    asked: Form<'t>,
+    /// Of rows that are shown.
+    shown: Form<'t>,
     description: Field<'t>,
     prefix: Option<Field<'t>>,
-    /// Of rows that are shown, where they are not as for the row that is asked about: text, target, choices.
-    shown: [Option<Field<'t>>; 3],
+}
+
+/// The keys of a question and its answer, with their names in messages.
+struct Form<'t> {
+    text: (&'static str, Field<'t>),
+    target: (&'static str, Field<'t>),
+    choices: Option<(&'static str, Field<'t>)>,
 }
 
 impl<'t> Fields<'t> {
     fn new(task: &'t Task) -> Result<Self, TaskError> {
         let field =
             |key: &str, value: &'t Value| Field::new(value).map_err(|message| TaskError::key(&task.file, key, message));
-        let shown = |name: &str, value: &'t Option<Value>| {
-            let of_value = |value| Field::new(value).map_err(|message| format!("`{name}`: {message}"));
-            let field = value.as_ref().map(of_value).transpose();
-            field.map_err(|message| TaskError::key(&task.file, "fewshot_config", message))
+        let named = |(key, value): (&'static str, &'t Value)| Ok::<_, TaskError>((key, field(key, value)?));
+        let text = ("doc_to_text", &task.doc_to_text);
+        let target = ("doc_to_target", &task.doc_to_target);
+        let choices = task.doc_to_choice.as_ref().map(|value| ("doc_to_choice", value));
+        let FewshotConfig { doc_to_text, doc_to_target, doc_to_choice, .. } = &task.fewshot;
+        let shown_text = doc_to_text.as_ref().map_or(text, |value| ("fewshot_config.doc_to_text", value));
+        let shown_target = doc_to_target.as_ref().map_or(target, |value| ("fewshot_config.doc_to_target", value));
+        let shown_choices = doc_to_choice.as_ref().map(|value| ("fewshot_config.doc_to_choice", value)).or(choices);
+        let form = |text, target, choices: Option<_>| {
+            let choices = choices.map(named).transpose()?;
+            Ok::<_, TaskError>(Form { text: named(text)?, target: named(target)?, choices })
         };
         Ok(Self {
             task,
-            shown: [
-                shown("doc_to_text", &task.fewshot.doc_to_text)?,
-                shown("doc_to_target", &task.fewshot.doc_to_target)?,
-                shown("doc_to_choice", &task.fewshot.doc_to_choice)?,
-            ],
-            text: field("doc_to_text", &task.doc_to_text)?,
-            target: field("doc_to_target", &task.doc_to_target)?,
-            choices: task.doc_to_choice.as_ref().map(|value| field("doc_to_choice", value)).transpose()?,
+            asked: form(text, target, choices)?,
+            shown: form(shown_text, shown_target, shown_choices)?,
             description: field("description", &task.description)?,
             prefix: task.gen_prefix.as_ref().map(|value| field("gen_prefix", value)).transpose()?,
         })
@@ -82,31 +89,19 @@ impl<'t> Fields<'t> {
         TaskError::key(&self.task.file, key, message)
     }
 
-    fn choices(&self, row: &Document) -> Result<Vec<String>, TaskError> {
-        self.choices_by(self.choices.as_ref(), row)
+    fn choices(&self, form: &Form<'_>, row: &Document) -> Result<Vec<String>, TaskError> {
+        let Some((key, choices)) = &form.choices else { return Ok(Vec::new()) };
+        choices.choices(row).map_err(|message| self.wrong(key, message))
     }
 
-    fn choices_by(&self, choices: Option<&Field<'_>>, row: &Document) -> Result<Vec<String>, TaskError> {
-        let Some(choices) = choices else { return Ok(Vec::new()) };
-        choices.choices(row).map_err(|message| self.wrong("doc_to_choice", message))
+    fn text(&self, form: &Form<'_>, row: &Document) -> Result<Value, TaskError> {
+        let (key, text) = &form.text;
+        text.index_or_text(row, form.choices.is_some()).map_err(|message| self.wrong(key, message))
     }
 
-    fn text(&self, row: &Document) -> Result<Value, TaskError> {
-        self.text_by(&self.text, row)
-    }
-
-    fn text_by(&self, text: &Field<'_>, row: &Document) -> Result<Value, TaskError> {
-        let text = text.index_or_text(row, self.choices.is_some());
-        text.map_err(|message| self.wrong("doc_to_text", message))
-    }
-
-    fn target(&self, row: &Document) -> Result<Value, TaskError> {
-        self.target_by(&self.target, row)
-    }
-
-    fn target_by(&self, target: &Field<'_>, row: &Document) -> Result<Value, TaskError> {
-        let target = target.target(row, self.choices.is_some());
-        target.map_err(|message| self.wrong("doc_to_target", message))
+    fn target(&self, form: &Form<'_>, row: &Document) -> Result<Value, TaskError> {
+        let (key, target) = &form.target;
+        target.target(row, form.choices.is_some()).map_err(|message| self.wrong(key, message))
     }
 
     fn description(&self, row: &Document) -> Result<String, TaskError> {
@@ -131,22 +126,21 @@ impl<'t> Fields<'t> {
 
     /// A row as it is shown.
     fn shot(&self, row: &Document) -> Result<Shot, TaskError> {
-        let [text, target, choices] = &self.shown;
-        let choices = self.choices_by(choices.as_ref().or(self.choices.as_ref()), row)?;
-        let question = match self.text_by(text.as_ref().unwrap_or(&self.text), row)? {
-            index @ Value::Number(_) if self.choices.is_some() => {
-                self.choice("doc_to_text", &choices, &index)?.1.to_owned()
-            }
+        let form = &self.shown;
+        let choices = self.choices(form, row)?;
+        let chosen = |(key, _): &(&'static str, Field<'_>), index: &Value| {
+            self.choice(key, &choices, index).map(|(_, choice)| choice.to_owned())
+        };
+        let question = match self.text(form, row)? {
+            index @ Value::Number(_) if form.choices.is_some() => chosen(&form.text, &index)?,
             text => printed(&text),
         };
-        let target = match self.target_by(target.as_ref().unwrap_or(&self.target), row)? {
+        let target = match self.target(form, row)? {
             Value::Array(targets) => targets.into_iter().next().unwrap_or_default(),
             target => target,
         };
         let answer = match target {
-            index @ Value::Number(_) if self.choices.is_some() => {
-                self.choice("doc_to_target", &choices, &index)?.1.to_owned()
-            }
+            index @ Value::Number(_) if form.choices.is_some() => chosen(&form.target, &index)?,
             text => printed(&text),
         };
         Ok(Shot { question, prefix: self.prefix(row)?, answer: Some(answer).filter(|answer| !answer.is_empty()) })
@@ -194,7 +188,7 @@ impl Asking<'_> {
 
     fn sample(&self, fields: &Fields<'_>, row: &Document, shots: &[&Document]) -> Result<Sample, TaskError> {
         let shots: Vec<Shot> = shots.iter().map(|shot| fields.shot(shot)).collect::<Result<_, _>>()?;
-        let target = fields.target(row)?;
+        let target = fields.target(&fields.asked, row)?;
         let (description, prefix) = (fields.description(row)?, fields.prefix(row)?);
         let context = |question: &str| {
             let asked = Asked { description: &description, question, prefix: prefix.as_deref() };
@@ -202,12 +196,13 @@ impl Asking<'_> {
             context.map_err(|message| fields.wrong("doc_to_text", message))
         };
         let asked = |question: &Value| context(&printed(question));
-        let choices = fields.choices(row)?;
+        let choices = fields.choices(&fields.asked, row)?;
         let (requests, gold) = match self.task.output_type {
             OutputType::MultipleChoice => self.choice(fields, row, &target, &choices, &context)?,
             OutputType::Loglikelihood => {
                 let continuation = printed(&target);
-                let request = Request::Continuation { context: asked(&fields.text(row)?)?, continuation };
+                let request =
+                    Request::Continuation { context: asked(&fields.text(&fields.asked, row)?)?, continuation };
                 (vec![request], Gold::Texts(vec![printed(&target)]))
             }
             OutputType::LoglikelihoodRolling => {
@@ -221,7 +216,7 @@ impl Asking<'_> {
                     }
                     text => vec![printed(text)],
                 };
-                (vec![Request::Generation { context: asked(&fields.text(row)?)? }], Gold::Texts(texts))
+                (vec![Request::Generation { context: asked(&fields.text(&fields.asked, row)?)? }], Gold::Texts(texts))
             }
         };
         Ok(Sample { document: row.clone(), target, gold, choices, requests })
@@ -239,7 +234,7 @@ impl Asking<'_> {
             return Err(fields.wrong("doc_to_choice", "there are no choices"));
         }
         let delimiter = self.task.delimiter(self.options);
-        let question = fields.text(row)?;
+        let question = fields.text(&fields.asked, row)?;
         // An index: the choices are contexts, and the target continues each.
         let contexts_differ = question.is_number();
         let mut requests = Vec::with_capacity(choices.len());

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::TaskError;
-use super::encode::is_python_space;
 use super::file::{OutputType, Processor, Task};
 use super::filter::Pipeline;
 use super::group::Group;
 use super::metric::{Kind, Metric, Worth, mean};
 use super::request::{Gold, Request, Sample};
 use super::template::printed;
+use crate::data::prompt::python::is_space;
 
 /// What a model makes of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -230,6 +230,10 @@ impl Task {
         for pipeline in &self.filters {
             for metric in &self.metrics {
                 let row = |at: usize| {
+                    // Of a row alone they have no figure, and take long to count.
+                    if metric.kind.is_of_texts() {
+                        return Ok(None);
+                    }
                     let filtered = self.filtered(pipeline, &samples[at], &answers[at]);
                     let worth = filtered.and_then(|filtered| self.worth(metric, &samples[at], &answers[at], &filtered));
                     Ok(match worth.map_err(|error| error.in_row(at))? {
@@ -333,9 +337,9 @@ fn words(text: &str) -> usize {
     let mut words = 1;
     let mut in_space = false;
     for letter in text.chars() {
-        let is_space = is_python_space(letter);
-        words += usize::from(is_space && !in_space);
-        in_space = is_space;
+        let begins_space = is_space(letter) && !in_space;
+        words += usize::from(begins_space);
+        in_space = is_space(letter);
     }
     words
 }

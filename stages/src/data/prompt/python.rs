@@ -1,4 +1,4 @@
-//! What templates expect of Python: how values print, `int`, `tojson` and `strftime`.
+//! What templates and figures expect of Python: how values print, `int`, `tojson`, `strftime`, and what is white space.
 
 use std::fmt::Write as _;
 
@@ -6,6 +6,11 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use crate::data::jinja;
+
+/// What Python takes for white space: four separators more than Unicode.
+pub(crate) fn is_space(letter: char) -> bool {
+    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
+}
 
 /// Gives chat templates what they expect of Python.
 pub(super) fn install(environment: &mut Environment<'_>) {

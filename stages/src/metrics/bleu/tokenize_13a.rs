@@ -1,5 +1,7 @@
 //! sacrebleu's tokenizer `13a`: that of the mteval-v13a script, for Western languages.
 
+use crate::data::prompt::python::is_space;
+
 /// The tokens of a text.
 pub fn tokenize_13a(text: &str) -> Vec<String> {
     let mut text = text.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
@@ -62,9 +64,4 @@ fn pairs(
 
 fn is_point(letter: char) -> bool {
     matches!(letter, '.' | ',')
-}
-
-/// What Python splits a text at: Unicode's white space, and the separators of ASCII.
-fn is_space(letter: char) -> bool {
-    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }

@@ -177,12 +177,9 @@ fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageErr
     };
     let (mut chosen, none) = (Chosen::default(), Overrides::default());
     for name in params.chosen() {
-        let file = match name.is_file() {
-            false => match find(name.text(), &none)? {
-                Found::File(file) => file,
-                Found::Tag(_) => continue,
-            },
-            true => match granted.context.files(&name.role()) {
+        let file = match (name.is_file(), shipped::definition(name.text())) {
+            (false, Some(definition)) => TaskFile::shipped(name.text(), &definition, &none)?,
+            _ => match granted.context.files(&name.role()) {
                 [file] => read(&file.path.clone(), &none)?,
                 _ => return Err(StageError::new(Cause::BadParameters, format!("`{}` is no file", name.text()))),
             },
