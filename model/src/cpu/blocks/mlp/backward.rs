@@ -9,10 +9,11 @@ use profile::Work;
 use super::super::super::operand::{Operand, OperandBuffer};
 use super::super::super::product::{Target, View};
 use super::super::super::scratch::with_buffers;
+use super::super::super::simd::{prefetch, prefetch_to_write};
 use super::super::super::weight::Sense;
 use super::super::super::{Cpu, Tensor, pointwise};
 use super::super::prepared::{Input, Prepared, PreparedTarget, Wanted};
-use super::{Columns, FusedMlpSaved, PART};
+use super::{AHEAD, Columns, FusedMlpSaved, PART, ask_for};
 use crate::adapter::Projection;
 use crate::blocks::composed::branch_gradient;
 use crate::blocks::{GateUpProjections, InputGradient, MlpBlock};
@@ -50,6 +51,23 @@ enum Places<'a> {
     InPlace(Target<'a>),
     /// The gradients of each, from a column on; both rounded, an element of each in a word.
     Prepared([(PreparedTarget<'a>, usize); 2], View<'a>),
+}
+
+impl Places<'_> {
+    /// Asks for what [`Cpu::gated_backward`] reads and writes of some columns of a row.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn ask_for(self, row: usize, columns: &Range<usize>) {
+        let Self::Prepared(targets, kept) = self else { return };
+        ask_for(&kept.row(row)[columns.clone()], prefetch);
+        for (target, first) in targets {
+            // SAFETY: the caller vouches for these elements, which are not touched.
+            if let Some(gradients) = unsafe { target.halves(row, first + columns.start..first + columns.end) } {
+                ask_for(gradients, prefetch_to_write);
+            }
+        }
+    }
 }
 
 impl Cpu {
@@ -191,7 +209,10 @@ impl Cpu {
                             (&rows, &columns),
                             &[dhidden],
                         );
-                        for (index, row) in rows.enumerate() {
+                        for (index, row) in rows.clone().enumerate() {
+                            if row + AHEAD < rows.end {
+                                places.ask_for(row + AHEAD, &columns);
+                            }
                             let dhidden = dhidden.row(index, 0..count);
                             if let Some(dropped) = &dropped {
                                 pointwise::add(self.set, &dropped.view().row(row)[columns.clone()], dhidden);

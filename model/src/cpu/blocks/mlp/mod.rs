@@ -11,6 +11,7 @@ use std::ops::Range;
 use super::super::operand::Operand;
 use super::super::product::{Finish, Path, Right, Side, Target, View};
 use super::super::scratch::with_buffers;
+use super::super::simd::prefetch_to_write;
 use super::super::weight::{Sense, WeightPart};
 use super::super::{Cpu, Tensor, pointwise};
 use super::prepared::{Input, Prepared, Wanted};
@@ -23,6 +24,19 @@ use crate::random::Draws;
 
 /// Values that are computed and used before the next: they stay in a cache of the second level.
 const PART: usize = 1 << 17;
+
+/// Rows ahead of those that are gated for which memory is asked: what lies there of a part is too short for a machine
+/// to foresee.
+const AHEAD: usize = 8;
+
+/// Asks for the cache lines of some elements.
+#[inline(always)]
+fn ask_for<T>(elements: &[T], prefetch: impl Fn(*const T)) {
+    elements.chunks(LINE / size_of::<T>()).for_each(|line| prefetch(line.as_ptr()));
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// What the fused MLP block keeps for its backward; the normed input and the gated activation are computed again.
 #[derive(Default)]
@@ -184,7 +198,13 @@ impl Cpu {
                     };
                     self.columns_along(x, &halves, Sense::Forward, true, (&rows, &columns), &halves_of_part);
                     let hidden = std::slice::from_raw_parts_mut(hidden, count);
-                    for (index, row) in rows.enumerate() {
+                    for (index, row) in rows.clone().enumerate() {
+                        if is_rounded && row + AHEAD < rows.end {
+                            ask_for(kept.row(row + AHEAD, columns.clone()), prefetch_to_write);
+                            if let Some(rounded) = target.halves(row + AHEAD, columns.clone()) {
+                                ask_for(rounded, prefetch_to_write);
+                            }
+                        }
                         let [gate, up] = halves_of_part.map(|half| &*half.row(index, 0..count));
                         let kept = is_rounded.then(|| kept.row(row, columns.clone()));
                         match (target.halves(row, columns.clone()), kept) {
