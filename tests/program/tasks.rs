@@ -4,9 +4,9 @@
 use arrow::array::AsArray;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
-use test_harness::test;
+use test_harness::{Requirement, Unmet, test};
 
-use crate::support::Project;
+use crate::support::{Project, Ran};
 
 const PIPELINE: &str = r#"
 version: 1
@@ -123,6 +123,67 @@ fn a_group_names_tags_sets_keys_of_tasks_and_has_groups_within() {
     twice.warns("the task `sums` of `").warns("is named twice, with other keys");
     project.write("tasks/all.yaml", &group.replace("task: arithmetic", "task: geometry"));
     run(&[]).ends_with(2).warns("there is no task, group or tag `geometry`");
+}
+
+/// Figures of its own, and a question of its own.
+const UTILS: &str = r#"
+print("it says something")
+
+def question(row):
+    return f"{row['a']} + {row['b']} ="
+
+def results(row, answers):
+    return {"margin": answers[0][0] - answers[1][0], "rows": row["a"]}
+
+def largest(values):
+    return max(values)
+"#;
+
+#[test]
+fn functions_of_task_files_run_where_they_are_let_and_are_part_of_the_key() -> Result<(), Unmet> {
+    if let Err(error) = std::process::Command::new("python3").arg("--version").output() {
+        return Err(Requirement::Python.unmet(error));
+    }
+    let project = project();
+    let metrics = "[{ metric: margin, aggregation: mean }, { metric: rows, aggregation: !function utils.largest }]";
+    let functions = SUMS.replace("\"{{a}} and {{b}} are\"", "!function utils.question").replace(
+        "[{ metric: acc }, { metric: acc_norm }]",
+        &format!("{metrics}\nprocess_results: !function utils.results"),
+    );
+    project.write("tasks/sums.yaml", &functions);
+    project.write("tasks/utils.py", UTILS);
+    let changes = ["scores.task_functions=true", "again.tasks=[./tasks/sums.yaml]", "again.task_functions=true"];
+    let run = |more: &[&str]| project.run(&[&["run", "tasks.yaml", "--overwrite", "-v"], &changes[..], more].concat());
+    run(&[]).ends_with(0);
+    let found = figures(&project);
+    assert_eq!(found["results"]["sums"]["rows,none"], 1.0);
+    assert!(found["results"]["sums"]["margin_stderr,none"].is_number(), "{found}");
+    let asked = texts(&project.path("again/samples_sums.parquet"), "arguments");
+    assert!(asked[0].contains("1 + 1 ="), "{asked:?}");
+    let shown = project.run(&["runs", "show", "latest", "again", "--format", "json"]).ends_with(0);
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+    assert!(shown["how"]["task_functions"]["python"].is_string(), "{shown}");
+    // As rows and included files are.
+    project.write("tasks/utils.py", &UTILS.replace("max(", "min("));
+    let again = run(&[]).ends_with(0);
+    assert!(again.stderr.contains("done: 2 ran"), "{}", again.stderr);
+    project.write("tasks/utils.py", &UTILS.replace("row['b']", "row['c']"));
+    // Lines are broken where a path is long.
+    let says = |ran: Ran, text: &str| {
+        let said = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(text), "{text}: {}", ran.stderr);
+    };
+    let text = "sums.yaml, row 1, `doc_to_text`: the function `utils.question`: KeyError: 'c' (utils.py:5)";
+    says(run(&[]).ends_with(1), text);
+    let text = "sums.yaml:11, `process_results`: the function `utils.results` is Python, which `task_functions: true` lets │ run";
+    says(project.run(&["validate", "tasks.yaml"]).ends_with(2), text);
+    // What it lacks is known before the model is asked anything.
+    project.write("tasks/utils.py", &UTILS.replace("def largest", "import nowhere_to_be_found\n\ndef largest"));
+    says(run(&[]).ends_with(1), "No module named 'nowhere_to_be_found': install it into");
+    std::fs::rename(project.path("tasks/utils.py"), project.path("tasks/other.py")).unwrap();
+    let validated = project.run(&[&["validate", "tasks.yaml"], &changes[..]].concat()).ends_with(2);
+    says(validated, "is one of `utils.py`, which is not beside the");
+    Ok(())
 }
 
 /// A project with two more tasks and a pipeline that evaluates some of them with a model that is trained.

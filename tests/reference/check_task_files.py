@@ -25,10 +25,8 @@ def said(program: str, tasks: Path, file: Path, folder: Path) -> str:
     """What is wrong with a file, without names and numbers; nothing of one that is taken."""
     # A task may name what lies anywhere in its part of the tree.
     data = tasks / file.relative_to(tasks).parts[0]
-    stages = {
-        "model": {"uses": "download", "with": {"path": str(MODEL)}},
-        "scores": {"uses": "evaluate", "with": {"model": "model", "tasks": [str(file)], "task_data": str(data if data.is_dir() else tasks)}},
-    }
+    scores = {"model": "model", "tasks": [str(file)], "task_data": str(data if data.is_dir() else tasks), "task_functions": True}
+    stages = {"model": {"uses": "download", "with": {"path": str(MODEL)}}, "scores": {"uses": "evaluate", "with": scores}}
     job = folder / f"{os.urandom(8).hex()}.yaml"
     job.write_text(json.dumps({"version": 1, "name": "tasks", "stages": stages}))
     ran = subprocess.run([program, "validate", str(job), "--format", "json"], capture_output=True, text=True)

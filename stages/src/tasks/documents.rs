@@ -26,14 +26,16 @@ pub fn read(task: &Task, split: &str, folder: &Path) -> Result<Vec<Document>, Ta
 /// Rows as the templates of a task read them.
 ///
 /// # Errors
-/// Fails with the first row that its function cannot be used on.
-pub fn processed(task: &Task, mut rows: Vec<Document>) -> Result<Vec<Document>, TaskError> {
-    let Some(processor) = task.process_docs else { return Ok(rows) };
-    for (index, row) in rows.iter_mut().enumerate() {
-        let applied = processor.apply(row);
-        applied.map_err(|message| TaskError::key(&task.file, "process_docs", message).in_row(index))?;
-    }
-    Ok(rows)
+/// Fails where its function cannot be used on them.
+pub fn processed(task: &Task, rows: Vec<Document>) -> Result<Vec<Document>, TaskError> {
+    let Some(processor) = &task.process_docs else { return Ok(rows) };
+    processor.apply(rows).map_err(|(row, message)| {
+        let error = TaskError::key(&task.file, "process_docs", message);
+        match row {
+            Some(row) => error.in_row(row),
+            None => error,
+        }
+    })
 }
 
 /// That a task has no rows of a split.

@@ -1,7 +1,9 @@
 //! Which rows are shown before a question.
 
+use std::borrow::Cow;
+
 use super::documents::Document;
-use super::file::{Sampler, Task};
+use super::file::{Sampler, Samples, Task};
 use super::random::PythonRandom;
 
 /// The harness's seed of few shots.
@@ -15,7 +17,7 @@ impl Task {
 
     /// The split that few shots come from; none if the file has them itself.
     pub fn shown_split(&self) -> Option<&str> {
-        if self.shown_samples().is_some() {
+        if self.fewshot.samples.is_some() && self.fewshot_split.is_none() {
             return None;
         }
         let splits = [&self.fewshot_split, &self.training_split, &self.validation_split, &self.test_split];
@@ -23,8 +25,19 @@ impl Task {
     }
 
     /// The few shots that the file has, unless it names a split of them as well.
-    pub fn shown_samples(&self) -> Option<&[Document]> {
-        self.fewshot.samples.as_deref().filter(|_| self.fewshot_split.is_none())
+    ///
+    /// # Errors
+    /// Says what the function that returns them fails over.
+    pub fn shown_samples(&self) -> Result<Option<Cow<'_, [Document]>>, String> {
+        match self.fewshot.samples.as_ref().filter(|_| self.fewshot_split.is_none()) {
+            None => Ok(None),
+            Some(Samples::Rows(rows)) => Ok(Some(Cow::Borrowed(rows))),
+            Some(Samples::Function(function)) => {
+                let rows = serde_json::from_value(function.call(&[])?);
+                rows.map(|rows| Some(Cow::Owned(rows)))
+                    .map_err(|error| format!("`samples` is no list of rows: {error}"))
+            }
+        }
     }
 
     /// Whether the evaluated row is kept from being shown: where the file names the same split for both, or none. A

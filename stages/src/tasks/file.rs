@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::file::parse;
 use engine::file::source::{SourceId, Sources};
@@ -14,8 +15,9 @@ use super::TaskError;
 use super::documents::Document;
 use super::fewshot::SEED;
 use super::filter::Pipeline;
+use super::functions::{Function, Python};
 use super::group::{Group, Overrides};
-use super::metric::Metric;
+use super::metric::{Metric, Reading};
 use super::processor::RowProcessor;
 
 /// What stands for a value tagged `!function`: a mapping with this key alone.
@@ -51,9 +53,9 @@ const KEYS: [&str; 26] = [
     "custom_dataset",
 ];
 
-/// Keys that change no result.
-pub(super) const WITHOUT_EFFECT: [&str; 5] =
-    ["task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query", "include"];
+/// Keys that change no result. `unsafe_code` says what functions do, which run only where they are let.
+pub(super) const WITHOUT_EFFECT: [&str; 6] =
+    ["task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query", "include", "unsafe_code"];
 
 /// Keys of a group.
 pub(super) const GROUP_KEYS: [&str; 7] =
@@ -81,24 +83,47 @@ pub enum Sampler {
     FirstN,
 }
 
+/// What a key says that makes something of each row: a value, by which [`super::template::Field`] goes, or a function.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FieldValue {
+    Value(Value),
+    Function(Function),
+}
+
+impl From<&str> for FieldValue {
+    fn from(text: &str) -> Self {
+        Self::Value(text.into())
+    }
+}
+
+/// Rows that a file has.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Samples {
+    Rows(Vec<Document>),
+    /// It returns them.
+    Function(Function),
+}
+
 /// `fewshot_config`: which rows are shown, and how, where that is not as for the row that is asked about.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FewshotConfig {
     pub sampler: Sampler,
     /// Rows that the file itself has; a split goes before them.
-    pub samples: Option<Vec<Document>>,
-    pub doc_to_text: Option<Value>,
-    pub doc_to_target: Option<Value>,
-    pub doc_to_choice: Option<Value>,
+    pub samples: Option<Samples>,
+    pub doc_to_text: Option<FieldValue>,
+    pub doc_to_target: Option<FieldValue>,
+    pub doc_to_choice: Option<FieldValue>,
 }
 
 /// What replaces the usual metrics of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Processor {
     /// `utils.process_results_mc2` of TruthfulQA.
     TruthfulQaMc2,
     /// `preprocess_wikitext.process_results`: words and bytes are those of the column `page`.
     OfPage,
+    /// It returns what each metric is of.
+    Function(Function),
 }
 
 /// How a generation ends.
@@ -129,15 +154,15 @@ pub struct Task {
     pub test_split: Option<String>,
     pub fewshot_split: Option<String>,
     pub fewshot: FewshotConfig,
-    pub doc_to_text: Value,
-    pub doc_to_target: Value,
-    pub doc_to_choice: Option<Value>,
+    pub doc_to_text: FieldValue,
+    pub doc_to_target: FieldValue,
+    pub doc_to_choice: Option<FieldValue>,
     /// As `doc_to_text`, made of the row that is asked about.
-    pub description: Value,
+    pub description: FieldValue,
     pub target_delimiter: String,
     pub fewshot_delimiter: String,
     /// As `doc_to_text`, made of each row.
-    pub gen_prefix: Option<Value>,
+    pub gen_prefix: Option<FieldValue>,
     /// Rows that are shown before each, if the file says.
     pub num_fewshot: Option<usize>,
     pub generation: Generation,
@@ -176,6 +201,28 @@ impl Task {
         }
     }
 
+    /// Whether a function makes figures of the answers to a row.
+    pub fn has_own_results(&self) -> bool {
+        matches!(self.process_results, Some(Processor::Function(_)))
+    }
+
+    /// The functions that it names.
+    pub fn functions(&self) -> Vec<&Function> {
+        let FewshotConfig { samples, doc_to_text, doc_to_target, doc_to_choice, sampler: _ } = &self.fewshot;
+        let shown = [doc_to_text, doc_to_target, doc_to_choice].into_iter().flatten();
+        let fields = [&self.doc_to_text, &self.doc_to_target].into_iter().chain(&self.doc_to_choice).chain(shown);
+        let fields = fields.filter_map(|field| if let FieldValue::Function(of) = field { Some(of) } else { None });
+        let samples = samples.iter().filter_map(|rows| if let Samples::Function(of) = rows { Some(of) } else { None });
+        let of_rows = self.process_docs.iter().filter_map(RowProcessor::function);
+        let of_results = self.process_results.iter().filter_map(|processor| match processor {
+            Processor::Function(function) => Some(function),
+            Processor::TruthfulQaMc2 | Processor::OfPage => None,
+        });
+        let filters = self.filters.iter().flat_map(Pipeline::functions);
+        let metrics = self.metrics.iter().flat_map(Metric::functions);
+        fields.chain(samples).chain(of_rows).chain(of_results).chain(filters).chain(metrics).collect()
+    }
+
     /// Responses that the model is asked for to each prompt.
     pub fn responses(&self) -> usize {
         if self.generation.draws() { self.repeats } else { 1 }
@@ -183,22 +230,33 @@ impl Task {
 }
 
 impl TaskFile {
-    /// Reads a file, with those that it includes.
+    /// Reads a file, with those that it includes; `python` runs the functions that it names. Without one they are
+    /// errors, but for those that are known here.
     ///
     /// # Errors
     /// Fails with the file and, where there is one, the line and the key.
-    pub fn read(path: &Path) -> Result<Self, TaskError> {
-        Self::read_with_includes(path, &Overrides::default()).map(|(file, _)| file)
+    pub fn read(path: &Path, python: Option<&Arc<Python>>) -> Result<Self, TaskError> {
+        Self::read_with_includes(path, &Overrides::default(), python).map(|(file, _)| file)
     }
 
-    /// As [`TaskFile::read`], with all files that were read; a task has these keys in place of its own.
+    /// As [`TaskFile::read`], with all files that were read or have a function; a task has these keys in place of its
+    /// own.
     ///
     /// # Errors
     /// As [`TaskFile::read`].
-    pub fn read_with_includes(path: &Path, overrides: &Overrides) -> Result<(Self, Vec<PathBuf>), TaskError> {
+    pub fn read_with_includes(
+        path: &Path,
+        overrides: &Overrides,
+        python: Option<&Arc<Python>>,
+    ) -> Result<(Self, Vec<PathBuf>), TaskError> {
         let mut read = Vec::new();
         let keys = Keys::read(path, &mut BTreeSet::new(), &mut read)?;
-        Ok((Self::of(keys, overrides)?, read))
+        let keys = Keys { python: python.cloned(), ..keys };
+        let file = Self::of(keys, overrides)?;
+        if let Self::Task(task) = &file {
+            read.extend(task.functions().into_iter().map(|function| function.module().to_owned()));
+        }
+        Ok((file, read))
     }
 
     /// Reads the definition of a task of the program; it has these keys in place of its own.
@@ -251,6 +309,8 @@ impl TaskFile {
 pub(super) struct Keys {
     pub(super) file: PathBuf,
     values: BTreeMap<String, (Value, PathBuf, usize)>,
+    /// What runs functions.
+    python: Option<Arc<Python>>,
 }
 
 impl Keys {
@@ -279,7 +339,7 @@ impl Keys {
         let Tree::Map(entries) = &root.value else {
             return Err(in_file("a task is a mapping of keys".to_owned()));
         };
-        let mut keys = Self { file: path.to_owned(), values: BTreeMap::new() };
+        let mut keys = Self { file: path.to_owned(), ..Self::default() };
         if let Some(named) = root.get("include") {
             let folder = path.parent().unwrap_or_else(|| Path::new("."));
             let Tree::String(included) = &named.value else {
@@ -323,13 +383,31 @@ impl Keys {
         }
     }
 
-    /// A template, a column's name, or a value as it is.
-    fn field(&self, key: &str) -> Result<Option<Value>, TaskError> {
-        let value = self.value(key).cloned();
-        match value.as_ref().and_then(function) {
-            Some(function) => Err(self.wrong(key, format!("the function `{function}` is not known here"))),
-            None => Ok(value),
+    /// A template, a column's name, a value as it is, or a function.
+    fn field(&self, key: &str) -> Result<Option<FieldValue>, TaskError> {
+        self.value(key).map(|value| self.field_of(key, value)).transpose()
+    }
+
+    /// The same of a value within that of a key.
+    fn field_of(&self, key: &str, value: &Value) -> Result<FieldValue, TaskError> {
+        match self.function(key, value) {
+            Ok(Some(function)) => Ok(FieldValue::Function(function)),
+            Ok(None) => Ok(FieldValue::Value(value.clone())),
+            Err(message) => Err(self.wrong(key, message)),
         }
+    }
+
+    /// The function that a value within that of a key names with `!function`.
+    ///
+    /// # Errors
+    /// Fails where nothing runs it, or its module is not there.
+    fn function(&self, key: &str, value: &Value) -> Result<Option<Function>, String> {
+        let Some(written) = function(value) else { return Ok(None) };
+        let python = self.python.as_ref();
+        let python = python
+            .ok_or_else(|| format!("the function `{written}` is Python, which `task_functions: true` lets run"))?;
+        let file = self.values.get(key).map_or(&self.file, |(_, file, _)| file);
+        Function::named(written, file, python).map(Some)
     }
 
     pub(super) fn list(&self, key: &str) -> Result<Vec<Map<String, Value>>, TaskError> {
@@ -356,23 +434,14 @@ impl Keys {
         if let Some(value) = self.value("custom_dataset") {
             let function = function(value).unwrap_or("");
             let message = format!(
-                "the rows are made by the function `{function}`, and Python is not run here: write what it returns for each \
+                "the rows are made by the function `{function}`, and would be in no key: write what it returns for each \
                  split as JSON lines, and name these in its place with `dataset_path: json` and `dataset_kwargs: {{ data_files: \
                  {{ test: rows.jsonl }} }}`"
             );
             return Err(self.wrong("custom_dataset", message));
         }
         let dataset_path = self.text("dataset_path")?;
-        let process_docs = match self.value("process_docs") {
-            None => None,
-            Some(value) => {
-                let function = function(value).unwrap_or("");
-                let known = RowProcessor::of(function, dataset_path.as_deref());
-                Some(known.ok_or_else(|| {
-                    self.wrong("process_docs", format!("the function `{function}` is not known here, for this dataset"))
-                })?)
-            }
-        };
+        let process_docs = self.row_processor(dataset_path.as_deref())?;
         let repeats = match self.value("repeats").map(|repeats| (repeats, repeats.as_u64())) {
             None => 1,
             Some((_, Some(repeats @ 1..))) => repeats as usize,
@@ -390,6 +459,7 @@ impl Keys {
             Some("loglikelihood_rolling") => OutputType::LoglikelihoodRolling,
             Some(other) => return Err(self.wrong("output_type", format!("`{other}` is none"))),
         };
+        let process_results = self.processor()?;
         let (fewshot, config_split) = self.fewshot_config()?;
         let fewshot_delimiter = self.text("fewshot_delimiter")?.unwrap_or_else(|| "\n\n".to_owned());
         let doc_to_choice = self.field("doc_to_choice")?;
@@ -420,19 +490,19 @@ impl Keys {
             test_split,
             fewshot_split: config_split.or(self.text("fewshot_split")?),
             fewshot,
-            doc_to_text: self.field("doc_to_text")?.unwrap_or_else(|| Value::from("")),
+            doc_to_text: self.field("doc_to_text")?.unwrap_or_else(|| "".into()),
             doc_to_target: self.field("doc_to_target")?.ok_or_else(|| self.wrong("doc_to_target", "is missing"))?,
             doc_to_choice,
-            description: Value::from(self.text("description")?.unwrap_or_default()),
+            description: self.text("description")?.unwrap_or_default().as_str().into(),
             target_delimiter: self.text("target_delimiter")?.unwrap_or_else(|| " ".to_owned()),
             generation: self.generation(&fewshot_delimiter)?,
             fewshot_delimiter,
-            gen_prefix: self.text("gen_prefix")?.filter(|prefix| !prefix.is_empty()).map(Value::from),
+            gen_prefix: self.text("gen_prefix")?.filter(|prefix| !prefix.is_empty()).map(|text| text.as_str().into()),
             num_fewshot,
             repeats,
             filters,
-            metrics: self.metrics(output_type)?,
-            process_results: self.processor()?,
+            metrics: self.metrics(output_type, matches!(process_results, Some(Processor::Function(_))))?,
+            process_results,
             version: self.value("metadata").and_then(|data| data.get("version")).cloned().unwrap_or(Value::Null),
             overrides: Overrides::default(),
         })
@@ -472,9 +542,6 @@ impl Keys {
             Some(value) => value.as_object().ok_or_else(|| self.wrong(key, "is to be a mapping"))?,
         };
         self.only(key, config, &["sampler", "split", "samples", "doc_to_text", "doc_to_target", "doc_to_choice"])?;
-        if let Some((name, function)) = config.iter().find_map(|(name, value)| Some((name, function(value)?))) {
-            return Err(self.wrong(key, format!("`{name}`: the function `{function}` is not known here")));
-        }
         let sampler = match config.get("sampler").and_then(Value::as_str) {
             None | Some("default") => Sampler::Random,
             Some("first_n") => Sampler::FirstN,
@@ -485,14 +552,18 @@ impl Keys {
         let rows = |rows: &Value| -> Option<Vec<Document>> {
             rows.as_array()?.iter().map(|row| row.as_object().cloned()).collect()
         };
-        let samples: Option<Vec<Document>> = match config.get("samples").filter(|samples| !samples.is_null()) {
-            None => None,
-            Some(samples) => Some(rows(samples).ok_or_else(|| self.wrong(key, "`samples` is a list of rows"))?),
+        let given = |name: &str| config.get(name).filter(|value| !value.is_null());
+        let samples = |samples: &Value| match self.field_of(key, samples)? {
+            FieldValue::Function(function) => Ok(Samples::Function(function)),
+            FieldValue::Value(samples) => {
+                rows(&samples).map(Samples::Rows).ok_or_else(|| self.wrong(key, "`samples` is a list of rows"))
+            }
         };
-        let field = |name: &str| config.get(name).filter(|value| !value.is_null()).cloned();
-        let (doc_to_text, doc_to_target) = (field("doc_to_text"), field("doc_to_target"));
-        let fewshot =
-            FewshotConfig { sampler, samples, doc_to_text, doc_to_target, doc_to_choice: field("doc_to_choice") };
+        let samples = given("samples").map(samples).transpose()?;
+        let field = |name: &str| given(name).map(|value| self.field_of(key, value)).transpose();
+        let (doc_to_text, doc_to_target) = (field("doc_to_text")?, field("doc_to_target")?);
+        let doc_to_choice = field("doc_to_choice")?;
+        let fewshot = FewshotConfig { sampler, samples, doc_to_text, doc_to_target, doc_to_choice };
         Ok((fewshot, config.get("split").and_then(Value::as_str).map(str::to_owned)))
     }
 
@@ -551,17 +622,20 @@ impl Keys {
         let pipelines: Vec<Pipeline> = self
             .list(key)?
             .iter()
-            .map(|entry| Pipeline::read(entry).map_err(|message| self.wrong(key, message)))
+            .map(|entry| {
+                Pipeline::read(entry, &|value| self.function(key, value)).map_err(|message| self.wrong(key, message))
+            })
             .collect::<Result<_, _>>()?;
         Ok(if pipelines.is_empty() { vec![Pipeline::take_first()] } else { pipelines })
     }
 
-    fn metrics(&self, output_type: OutputType) -> Result<Vec<Metric>, TaskError> {
+    fn metrics(&self, output_type: OutputType, are_processed: bool) -> Result<Vec<Metric>, TaskError> {
         let key = "metric_list";
+        let reading = Reading { output_type, are_processed, function: &|value| self.function(key, value) };
         let metrics: Vec<Metric> = self
             .list(key)?
             .iter()
-            .map(|entry| Metric::read(entry, output_type).map_err(|message| self.wrong(key, message)))
+            .map(|entry| Metric::read(entry, &reading).map_err(|message| self.wrong(key, message)))
             .collect::<Result<_, _>>()?;
         if metrics.is_empty() {
             return Err(self.wrong(key, "is missing: what the task is measured by"));
@@ -569,14 +643,29 @@ impl Keys {
         Ok(metrics)
     }
 
+    fn row_processor(&self, dataset: Option<&str>) -> Result<Option<RowProcessor>, TaskError> {
+        let key = "process_docs";
+        let Some(value) = self.value(key) else { return Ok(None) };
+        if let Some(known) = function(value).and_then(|function| RowProcessor::of(function, dataset)) {
+            return Ok(Some(known));
+        }
+        match self.field_of(key, value)? {
+            FieldValue::Function(function) => Ok(Some(RowProcessor::Function(function))),
+            FieldValue::Value(_) => Err(self.wrong(key, "is to be a `!function`")),
+        }
+    }
+
     fn processor(&self) -> Result<Option<Processor>, TaskError> {
         let key = "process_results";
-        match self.value(key).map(function) {
-            None => Ok(None),
-            Some(Some("utils.process_results_mc2")) => Ok(Some(Processor::TruthfulQaMc2)),
-            Some(Some("preprocess_wikitext.process_results")) => Ok(Some(Processor::OfPage)),
-            Some(Some(other)) => Err(self.wrong(key, format!("the function `{other}` is not known here"))),
-            Some(None) => Err(self.wrong(key, "is to be a `!function`")),
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match function(value) {
+            Some("utils.process_results_mc2") => return Ok(Some(Processor::TruthfulQaMc2)),
+            Some("preprocess_wikitext.process_results") => return Ok(Some(Processor::OfPage)),
+            _ => {}
+        }
+        match self.field_of(key, value)? {
+            FieldValue::Function(function) => Ok(Some(Processor::Function(function))),
+            FieldValue::Value(_) => Err(self.wrong(key, "is to be a `!function`")),
         }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::alike::{Alike, Punctuation};
 use super::documents::Document;
 use super::expression::Expression;
+use super::functions::Function;
 
 /// What the harness has where an expression matches nothing.
 const INVALID: &str = "[invalid]";
@@ -30,7 +31,21 @@ enum Filter {
     TakeFirstK(usize),
     /// The most frequent of the responses; of equally frequent ones the first.
     MajorityVote,
+    /// A function, or with arguments a class of filters.
+    Function(Function, Option<Map<String, Value>>),
 }
+
+/// What a pipeline makes of the responses to a row.
+#[derive(Debug, Clone, Default)]
+pub struct Filtered {
+    /// Texts, or what they are mapped to.
+    pub values: Vec<Value>,
+    /// It is one, and no list with one in it.
+    pub is_single: bool,
+}
+
+/// Looks up the function that a value names, if it names one.
+pub(super) type Functions<'f> = &'f dyn Fn(&Value) -> Result<Option<Function>, String>;
 
 /// What an expression finds in a text.
 #[derive(Debug, Clone)]
@@ -59,11 +74,11 @@ impl Pipeline {
     ///
     /// # Errors
     /// Says which filter or argument is not known.
-    pub fn read(entry: &Map<String, Value>) -> Result<Self, String> {
+    pub(super) fn read(entry: &Map<String, Value>, functions: Functions<'_>) -> Result<Self, String> {
         let name = entry.get("name").and_then(Value::as_str).ok_or("an entry lacks `name`")?;
         let filters =
             entry.get("filter").and_then(Value::as_array).ok_or_else(|| format!("`{name}` lacks `filter`"))?;
-        let filters = filters.iter().map(filter).collect::<Result<_, _>>()?;
+        let filters = filters.iter().map(|entry| filter(entry, functions)).collect::<Result<_, _>>()?;
         Ok(Self { name: name.to_owned(), filters })
     }
 
@@ -73,38 +88,64 @@ impl Pipeline {
         self.filters.iter().map(needed).max().unwrap_or(1)
     }
 
-    /// What it makes of the responses to a row: texts, or what they are mapped to.
+    /// The functions that it runs.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.filters.iter().filter_map(|filter| if let Filter::Function(of, _) = filter { Some(of) } else { None })
+    }
+
+    /// What it makes of the responses to a row.
     ///
     /// # Errors
     /// Says what a filter cannot be used on.
-    pub fn apply(&self, responses: Vec<String>, row: &Document) -> Result<Vec<Value>, String> {
-        let responses = responses.into_iter().map(Value::String).collect();
-        self.filters.iter().try_fold(responses, |values, filter| filter.apply(values, row))
+    pub fn apply(&self, responses: Vec<String>, row: &Document) -> Result<Filtered, String> {
+        let responses = Filtered { values: responses.into_iter().map(Value::String).collect(), is_single: false };
+        self.filters.iter().try_fold(responses, |responses, filter| filter.apply(responses, row))
     }
 }
 
 impl Filter {
-    fn apply(&self, values: Vec<Value>, row: &Document) -> Result<Vec<Value>, String> {
+    fn apply(&self, responses: Filtered, row: &Document) -> Result<Filtered, String> {
+        let Filtered { values, is_single } = responses;
         let each = |make: &dyn Fn(&str) -> Result<Value, String>| {
             let of_text = |value: &Value| value.as_str().map_or_else(|| Ok(value.clone()), make);
-            values.iter().map(of_text).collect()
+            values.iter().map(of_text).collect::<Result<Vec<Value>, String>>()
         };
-        Ok(match self {
+        let values = match self {
             Self::Regex(search) => {
-                return each(&|text| Ok(search.found(text)?.unwrap_or_else(|| search.fallback.clone()).into()));
+                each(&|text| Ok(search.found(text)?.unwrap_or_else(|| search.fallback.clone()).into()))?
             }
             Self::MultiChoice(search, alike) => {
                 let choices = Choices::of(row, alike)?;
-                return each(&|text| Ok(search.choice(text, &choices, alike)?.into()));
+                each(&|text| Ok(search.choice(text, &choices, alike)?.into()))?
             }
-            Self::RemoveWhitespace => return each(&|text| Ok(text.trim().into())),
-            Self::Lowercase => return each(&|text| Ok(text.to_lowercase().into())),
-            Self::Uppercase => return each(&|text| Ok(text.to_uppercase().into())),
-            Self::Map { values, default } => return each(&|text| Ok(values.get(text).unwrap_or(default).clone())),
-            Self::TakeFirst => values.into_iter().take(1).collect(),
+            Self::RemoveWhitespace => each(&|text| Ok(text.trim().into()))?,
+            Self::Lowercase => each(&|text| Ok(text.to_lowercase().into()))?,
+            Self::Uppercase => each(&|text| Ok(text.to_uppercase().into()))?,
+            Self::Map { values, default } => each(&|text| Ok(values.get(text).unwrap_or(default).clone()))?,
+            Self::TakeFirst => {
+                return Ok(Filtered { values: values.into_iter().take(1).collect(), is_single: true });
+            }
             Self::TakeFirstK(k) => values.into_iter().take(*k).collect(),
             Self::MajorityVote => majority(values).into_iter().collect(),
-        })
+            Self::Function(function, arguments) => {
+                let given = Filtered { values, is_single }.json();
+                return Ok(match function.filtered(&given, row, arguments.as_ref())? {
+                    Value::Array(values) => Filtered { values, is_single: false },
+                    value => Filtered { values: vec![value], is_single: true },
+                });
+            }
+        };
+        Ok(Filtered { values, is_single })
+    }
+}
+
+impl Filtered {
+    /// As functions are given it.
+    pub fn json(&self) -> Value {
+        match self.values.as_slice() {
+            [value] if self.is_single => value.clone(),
+            values => values.iter().cloned().collect(),
+        }
     }
 }
 
@@ -179,7 +220,13 @@ fn letter(at: usize) -> char {
     u32::try_from(at).ok().and_then(|at| char::from_u32('A' as u32 + at)).unwrap_or('?')
 }
 
-fn filter(entry: &Value) -> Result<Filter, String> {
+fn filter(entry: &Value, functions: Functions<'_>) -> Result<Filter, String> {
+    let own = |key: &str| entry.get(key).map_or(Ok(None), functions);
+    if let Some(class) = own("function")? {
+        let mut arguments = entry.as_object().cloned().unwrap_or_default();
+        arguments.remove("function");
+        return Ok(Filter::Function(class, Some(arguments)));
+    }
     let function = entry.get("function").and_then(Value::as_str).ok_or("a filter lacks `function`")?;
     let known: &[&str] = match function {
         "regex" => &["regex_pattern", "group_select", "fallback"],
@@ -188,6 +235,7 @@ fn filter(entry: &Value) -> Result<Filter, String> {
         }
         "map" => &["mapping_dict", "default_value"],
         "take_first_k" => &["k"],
+        "custom" => &["filter_fn"],
         _ => &[],
     };
     let text = |name: &str, default: &str| entry.get(name).and_then(Value::as_str).unwrap_or(default).to_owned();
@@ -230,6 +278,9 @@ fn filter(entry: &Value) -> Result<Filter, String> {
             Filter::TakeFirstK(k.ok_or("`take_first_k` lacks `k`, a number of responses")? as usize)
         }
         "majority_vote" => Filter::MajorityVote,
+        "custom" => {
+            Filter::Function(own("filter_fn")?.ok_or("`custom` lacks `filter_fn`, a `!function` that filters")?, None)
+        }
         other => return Err(format!("the filter `{other}` is not known here")),
     };
     let arguments = entry.as_object().into_iter().flat_map(Map::keys);
@@ -251,13 +302,13 @@ mod tests {
     use super::*;
 
     fn read(filter: &str) -> Result<Filter, String> {
-        super::filter(&serde_json::from_str(filter).unwrap())
+        super::filter(&serde_json::from_str(filter).unwrap(), &|_| Ok(None))
     }
 
     fn applied(filter: &str, text: &str, row: &str) -> Value {
         let row: Document = serde_json::from_str(row).unwrap();
-        let [made] = &read(filter).unwrap().apply(vec![text.into()], &row).unwrap()[..] else { panic!("{filter}") };
-        made.clone()
+        let given = Filtered { values: vec![text.into()], is_single: true };
+        read(filter).unwrap().apply(given, &row).unwrap().json()
     }
 
     #[test]
@@ -290,7 +341,7 @@ mod tests {
         ] {
             assert_eq!(applied(&filter(more), text, row), made, "{more} {text}");
         }
-        let error = read(&filter("")).unwrap().apply(vec!["x".into()], &Document::new()).unwrap_err();
+        let error = read(&filter("")).unwrap().apply(Filtered::default(), &Document::new()).unwrap_err();
         assert!(error.contains("`choices`"), "{error}");
     }
 

@@ -52,7 +52,7 @@ fn tasks() -> Vec<(String, Value)> {
 }
 
 fn task(name: &str) -> Task {
-    match TaskFile::read(&folder().join(format!("tasks/{name}.yaml"))) {
+    match TaskFile::read(&folder().join(format!("tasks/{name}.yaml")), None) {
         Ok(TaskFile::Task(task)) => *task,
         Ok(TaskFile::Group(_)) => panic!("{name} is a group"),
         Err(error) => panic!("{error}"),
@@ -198,7 +198,7 @@ fn figures_are_those_of_the_harness() {
         found.insert(name, ours);
     }
     for (name, case) in expected().into_iter().filter(|(_, case)| case.get("samples").is_none()) {
-        let group: Group = match TaskFile::read(&folder().join(format!("tasks/{name}.yaml"))) {
+        let group: Group = match TaskFile::read(&folder().join(format!("tasks/{name}.yaml")), None) {
             Ok(TaskFile::Group(group)) => group,
             other => panic!("{name}: {other:?}"),
         };
@@ -219,7 +219,7 @@ fn figures_of_given_responses_are_those_of_the_harness() {
     for (name, case) in golden["cases"].as_object().unwrap() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("task.yaml"), case["task"].as_str().unwrap()).unwrap();
-        let Ok(TaskFile::Task(task)) = TaskFile::read(&folder.path().join("task.yaml")) else { panic!("{name}") };
+        let Ok(TaskFile::Task(task)) = TaskFile::read(&folder.path().join("task.yaml"), None) else { panic!("{name}") };
         let rows = case["rows"].as_array().unwrap().iter().map(|row| row.as_object().unwrap().clone());
         let rows: Vec<Document> = rows.collect();
         let asking = Asking { task: &task, options: PromptOptions::default(), chat_template: None, num_fewshot: None };

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use engine::figure::Unit;
 use rayon::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::alike::{Alike, Punctuation};
 use super::file::OutputType;
+use super::filter::Functions;
+use super::functions::{Function, Kept};
 use super::random::PythonRandom;
 use crate::metrics::{Better, bleu, chrf, ter};
 
@@ -44,9 +46,40 @@ pub enum Kind {
 /// A metric of a task.
 #[derive(Debug, Clone)]
 pub struct Metric {
-    pub kind: Kind,
-    pub alike: Alike,
+    /// Its name in results.
+    pub name: String,
+    pub source: MetricSource,
+    pub aggregation: Aggregation,
     pub higher_is_better: bool,
+}
+
+/// Where what a row is worth comes from.
+#[derive(Debug, Clone)]
+pub enum MetricSource {
+    Known(Kind, Alike),
+    /// It is given the right answer, the response and these arguments.
+    Function(Function, Map<String, Value>),
+    /// The function of `process_results` returns it.
+    Results,
+}
+
+/// How rows become a figure.
+#[derive(Debug, Clone)]
+pub enum Aggregation {
+    Mean,
+    /// Of those that are numbers.
+    NanMean,
+    /// As this metric's.
+    Of(Kind),
+    Function(Function),
+}
+
+/// How an entry of `metric_list` is read.
+pub(super) struct Reading<'r> {
+    pub output_type: OutputType,
+    /// A function of `process_results` gives the metrics.
+    pub are_processed: bool,
+    pub function: Functions<'r>,
 }
 
 /// What a row is worth.
@@ -63,6 +96,10 @@ pub enum Worth {
     Labels(String, String),
     /// What a text shares with the right one: counts that are added up over rows.
     Counts(Vec<u64>),
+    /// The right answer and the response, for a function.
+    Pair(Value, Value),
+    /// What a function returned.
+    Kept(Kept),
 }
 
 impl Kind {
@@ -122,6 +159,22 @@ impl Kind {
         }
     }
 
+    /// Whether its figure is the mean of what rows are worth.
+    fn is_mean(self) -> bool {
+        self.usual_aggregation() == "mean"
+    }
+
+    /// What the harness calls its aggregation.
+    fn usual_aggregation(self) -> &'static str {
+        match self {
+            Self::F1 | Self::Brier | Self::Perplexity | Self::BitsPerByte => self.name(),
+            kind if kind.is_of_texts() => kind.name(),
+            Self::Mcc => "matthews_corrcoef",
+            Self::WordPerplexity | Self::BytePerplexity => "weighted_perplexity",
+            _ => "mean",
+        }
+    }
+
     /// Whether it compares the words or letters of texts.
     pub fn is_of_texts(self) -> bool {
         matches!(self, Self::Bleu | Self::Chrf | Self::ChrfPlusPlus | Self::Ter)
@@ -166,91 +219,189 @@ impl Kind {
     }
 }
 
+/// What an entry of `metric_list` says beside the arguments of its metric.
+const OF_AN_ENTRY: [&str; 4] = ["metric", "aggregation", "higher_is_better", "hf_evaluate"];
+
 impl Metric {
     /// Reads an entry of `metric_list`.
     ///
     /// # Errors
     /// Says which metric or argument is not known, or does not fit what is asked.
-    pub fn read(entry: &Map<String, Value>, output_type: OutputType) -> Result<Self, String> {
-        let name = entry.get("metric").and_then(Value::as_str).ok_or("an entry lacks the name of its `metric`")?;
+    pub(super) fn read(entry: &Map<String, Value>, reading: &Reading<'_>) -> Result<Self, String> {
+        let metric = entry.get("metric").ok_or("an entry lacks the name of its `metric`")?;
+        let function = (reading.function)(metric)?;
+        let name =
+            function.as_ref().map(Function::name).or(metric.as_str()).ok_or("`metric` is to be a name")?.to_owned();
+        let higher_is_better = match entry.get("higher_is_better") {
+            None => true,
+            Some(flag) => flag.as_bool().ok_or("`higher_is_better` is to be true or false")?,
+        };
+        let (source, aggregation) = match function {
+            _ if reading.are_processed => (MetricSource::Results, Self::aggregation(&name, entry, reading)?),
+            Some(function) => {
+                let mut arguments = entry.clone();
+                arguments.retain(|key, _| !OF_AN_ENTRY.contains(&key.as_str()));
+                (MetricSource::Function(function, arguments), Self::aggregation(&name, entry, reading)?)
+            }
+            None => Self::known(&name, entry, reading)?,
+        };
+        Ok(Self { name, source, aggregation, higher_is_better })
+    }
+
+    /// How the values that a function gives under a name become a figure.
+    fn aggregation(name: &str, entry: &Map<String, Value>, reading: &Reading<'_>) -> Result<Aggregation, String> {
+        let written = entry.get("aggregation");
+        if let Some(function) = written.map_or(Ok(None), reading.function)? {
+            return Ok(Aggregation::Function(function));
+        }
+        let of_units = |kind: &Kind| matches!(kind, Kind::WordPerplexity | Kind::BytePerplexity | Kind::BitsPerByte);
+        match (written.and_then(Value::as_str), Kind::of_name(name)) {
+            (Some("mean"), _) => Ok(Aggregation::Mean),
+            (Some("nanmean"), _) => Ok(Aggregation::NanMean),
+            (Some("perplexity"), _) => Ok(Aggregation::Of(Kind::Perplexity)),
+            (Some("weighted_perplexity"), _) => Ok(Aggregation::Of(Kind::WordPerplexity)),
+            (Some("bits_per_byte"), _) => Ok(Aggregation::Of(Kind::BitsPerByte)),
+            (None, Some(kind)) if of_units(&kind) => Ok(Aggregation::Of(kind)),
+            (None, Some(kind)) if kind.is_mean() => Ok(Aggregation::Mean),
+            (None, _) => Err(format!("`{name}` lacks `aggregation`: `mean`, or a `!function`")),
+            (Some(other), _) => {
+                Err(format!("`{name}` with `aggregation: {other}`: of what functions return, `mean` is known"))
+            }
+        }
+    }
+
+    /// A metric that is known here.
+    fn known(
+        name: &str,
+        entry: &Map<String, Value>,
+        reading: &Reading<'_>,
+    ) -> Result<(MetricSource, Aggregation), String> {
         let kind = Kind::of_name(name).ok_or_else(|| format!("the metric `{name}` is not known here"))?;
-        if !kind.fits(output_type) {
+        if !kind.fits(reading.output_type) {
             return Err(format!("the metric `{name}` does not belong to this `output_type`"));
         }
-        let mut metric = Self { kind, alike: Alike::default(), higher_is_better: true };
+        let (mut alike, mut aggregation) = (Alike::default(), Aggregation::Of(kind));
+        // Choices are compared as they are, whatever a function then makes of them.
+        let are_choices = reading.output_type == OutputType::MultipleChoice;
         for (argument, value) in entry {
             let flag = || value.as_bool().ok_or_else(|| format!("`{argument}` is to be true or false"));
             match argument.as_str() {
-                "metric" => {}
-                "aggregation" => {
-                    let usual = match kind {
-                        Kind::F1 | Kind::Brier | Kind::Perplexity | Kind::BitsPerByte => kind.name(),
-                        kind if kind.is_of_texts() => kind.name(),
-                        Kind::Mcc => "matthews_corrcoef",
-                        Kind::WordPerplexity | Kind::BytePerplexity => "weighted_perplexity",
-                        _ => "mean",
-                    };
-                    if value != usual {
+                "metric" | "higher_is_better" => {}
+                "aggregation" => match (reading.function)(value)? {
+                    Some(function) => aggregation = Aggregation::Function(function),
+                    None if value == kind.usual_aggregation() => {}
+                    None => {
+                        let usual = kind.usual_aggregation();
                         return Err(format!(
                             "`{name}` with `aggregation: {value}`; `{usual}` is the one that is known"
                         ));
                     }
-                }
-                "higher_is_better" => metric.higher_is_better = flag()?,
+                },
                 // It is of groups; here the harness passes it over as well.
                 "weight_by_size" => {}
-                "ignore_case" => metric.alike.case = flag()?,
-                "ignore_punctuation" => metric.alike.punctuation = flag()?.then_some(Punctuation::Ascii),
-                "ignore_numbers" => metric.alike.digits = flag()?,
-                "regexes_to_ignore" => metric.alike.regexes = Alike::regexes(value)?,
+                "ignore_case" => alike.case = flag()?,
+                "ignore_punctuation" => alike.punctuation = flag()?.then_some(Punctuation::Ascii),
+                "ignore_numbers" => alike.digits = flag()?,
+                "regexes_to_ignore" => alike.regexes = Alike::regexes(value)?,
+                _ if are_choices && entry.get("aggregation").is_some_and(Value::is_object) => {}
                 other => return Err(format!("`{name}` has no argument `{other}`")),
             }
         }
-        Ok(metric)
+        Ok((MetricSource::Known(kind, alike), aggregation))
+    }
+
+    /// The functions that it has.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        let of_source = if let MetricSource::Function(function, _) = &self.source { Some(function) } else { None };
+        let of_rows = if let Aggregation::Function(function) = &self.aggregation { Some(function) } else { None };
+        of_source.into_iter().chain(of_rows)
     }
 
     /// Whether it needs the choices without their context.
     pub fn needs_unconditional(&self) -> bool {
-        self.kind == Kind::AccMutualInfo
+        matches!(self.source, MetricSource::Known(Kind::AccMutualInfo, _))
     }
+}
 
-    /// The figure of all rows, and its standard error where it has one.
-    pub fn aggregate(&self, rows: &[Worth], bootstrap_iterations: usize) -> (f64, Option<f64>) {
-        let numbers = || -> Vec<f64> {
-            let number = |row: &Worth| if let Worth::Number(number) = row { Some(*number) } else { None };
-            rows.iter().filter_map(number).collect()
+impl Aggregation {
+    /// The figure of some rows, and its standard error where it has one.
+    ///
+    /// # Errors
+    /// Says what a function fails over, or of what there is no such figure.
+    pub fn figure(&self, rows: &[&Worth], bootstrap_iterations: usize) -> Result<(f64, Option<f64>), String> {
+        if let Self::Function(function) = self {
+            let values: Vec<Value> = rows.iter().map(|row| row.json()).collect();
+            return Ok((function.aggregate(&values)?, None));
+        }
+        let number =
+            |row: &&Worth| row.number().ok_or("is of numbers, and a row has none; `aggregation` can be a `!function`");
+        let numbers = || rows.iter().map(number).collect::<Result<Vec<f64>, _>>();
+        let kind = match self {
+            Self::Of(kind) if !kind.is_mean() => *kind,
+            Self::NanMean => {
+                let numbers: Vec<f64> = numbers()?.into_iter().filter(|number| !number.is_nan()).collect();
+                let error = bootstrapped(rows, &nanmean, bootstrap_iterations);
+                return Ok((mean(&numbers), error));
+            }
+            _ => {
+                let numbers = numbers()?;
+                return Ok((mean(&numbers), standard_error(&numbers)));
+            }
         };
-        let bootstrap_iterations = match self.kind.is_of_texts() {
+        let bootstrap_iterations = match kind.is_of_texts() {
             true => bootstrap_iterations.min(ITERATIONS_OF_TEXTS),
             false => bootstrap_iterations,
         };
         let over = |figure: &(dyn Fn(&[&Worth]) -> f64 + Sync)| {
-            let all: Vec<&Worth> = rows.iter().collect();
-            (figure(&all), bootstrapped(rows, figure, bootstrap_iterations))
+            (figure(rows), bootstrapped(rows, figure, bootstrap_iterations))
         };
-        match self.kind {
+        Ok(match kind {
             Kind::Mcc => {
                 let numbered = numbered(rows);
                 let all: Vec<&Worth> = numbered.iter().collect();
-                (mcc(&all), bootstrapped(&numbered, &mcc, bootstrap_iterations))
+                (mcc(&all), bootstrapped(&all, &mcc, bootstrap_iterations))
             }
             Kind::Perplexity => {
-                over(&|rows: &[&Worth]| (-mean(&rows.iter().map(|row| row.number()).collect::<Vec<_>>())).exp())
+                numbers()?;
+                over(&|rows: &[&Worth]| (-mean(&rows.iter().filter_map(|row| row.number()).collect::<Vec<_>>())).exp())
             }
             Kind::F1 => over(&f1),
             kind if kind.is_of_texts() => over(&|rows: &[&Worth]| kind.of_counts(rows)),
             Kind::Brier => (brier(rows), None),
-            Kind::WordPerplexity | Kind::BytePerplexity => ((-per_unit(rows)).exp(), None),
-            Kind::BitsPerByte => (-per_unit(rows) / std::f64::consts::LN_2, None),
-            _ => (mean(&numbers()), standard_error(&numbers())),
-        }
+            Kind::BitsPerByte => (-per_unit(rows)? / std::f64::consts::LN_2, None),
+            _ => ((-per_unit(rows)?).exp(), None),
+        })
     }
 }
 
 impl Worth {
-    fn number(&self) -> f64 {
-        if let Self::Number(number) = self { *number } else { f64::NAN }
+    /// The number that it is.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Kept(kept) => kept.number,
+            _ => None,
+        }
     }
+
+    /// As functions are given it.
+    fn json(&self) -> Value {
+        match self {
+            Self::Number(number) => json!(number),
+            Self::Weighted(sum, count) => json!([sum, count]),
+            Self::Probabilities(right, probabilities) => json!([right, probabilities]),
+            Self::Classes(right, made) => json!([right, made]),
+            Self::Labels(right, made) => json!([right, made]),
+            Self::Counts(counts) => json!(counts),
+            Self::Pair(right, said) => json!([right, said]),
+            Self::Kept(kept) => kept.json(),
+        }
+    }
+}
+
+fn nanmean(rows: &[&Worth]) -> f64 {
+    let numbers = rows.iter().filter_map(|row| row.number()).filter(|number| !number.is_nan());
+    mean(&numbers.collect::<Vec<f64>>())
 }
 
 pub(super) fn mean(numbers: &[f64]) -> f64 {
@@ -270,7 +421,7 @@ pub fn standard_error(numbers: &[f64]) -> Option<f64> {
 }
 
 /// Standard error by bootstrap: the deviation of the figure over rows drawn with replacement.
-fn bootstrapped(rows: &[Worth], figure: &(dyn Fn(&[&Worth]) -> f64 + Sync), iterations: usize) -> Option<f64> {
+fn bootstrapped(rows: &[&Worth], figure: &(dyn Fn(&[&Worth]) -> f64 + Sync), iterations: usize) -> Option<f64> {
     if rows.is_empty() || iterations == 0 {
         return None;
     }
@@ -278,7 +429,7 @@ fn bootstrapped(rows: &[Worth], figure: &(dyn Fn(&[&Worth]) -> f64 + Sync), iter
     let of_chunk = |seed: usize| -> Vec<f64> {
         let mut random = PythonRandom::new(seed as u64);
         let mut draw = || {
-            let drawn: Vec<&Worth> = rows.iter().map(|_| &rows[random.choice(rows.len())]).collect();
+            let drawn: Vec<&Worth> = rows.iter().map(|_| rows[random.choice(rows.len())]).collect();
             figure(&drawn)
         };
         (0..chunk).map(|_| draw()).collect()
@@ -287,19 +438,22 @@ fn bootstrapped(rows: &[Worth], figure: &(dyn Fn(&[&Worth]) -> f64 + Sync), iter
     deviation(&figures.concat())
 }
 
-fn per_unit(rows: &[Worth]) -> f64 {
+fn per_unit(rows: &[&Worth]) -> Result<f64, String> {
     let (mut sum, mut units) = (0.0, 0.0);
     for row in rows {
-        if let Worth::Weighted(loglikelihood, count) = row {
-            sum += loglikelihood;
-            units += count;
-        }
+        let (loglikelihood, count) = match row {
+            Worth::Weighted(loglikelihood, count) => (*loglikelihood, *count),
+            Worth::Kept(Kept { pair: Some((loglikelihood, count)), .. }) => (*loglikelihood, *count),
+            _ => return Err("is of log-likelihoods, each with a number of words or bytes".to_owned()),
+        };
+        sum += loglikelihood;
+        units += count;
     }
-    sum / units
+    Ok(sum / units)
 }
 
-fn brier(rows: &[Worth]) -> f64 {
-    let of_row = |row: &Worth| {
+fn brier(rows: &[&Worth]) -> f64 {
+    let of_row = |row: &&Worth| {
         let Worth::Probabilities(right, probabilities) = row else { return f64::NAN };
         let off = |(at, p): (usize, &f64)| (p - f64::from(u8::from(at == *right))).powi(2);
         probabilities.iter().enumerate().map(off).sum()
@@ -326,7 +480,7 @@ fn f1(rows: &[&Worth]) -> f64 {
 }
 
 /// Labels as classes, numbered.
-fn numbered<'w>(rows: &'w [Worth]) -> Vec<Worth> {
+fn numbered<'w>(rows: &[&'w Worth]) -> Vec<Worth> {
     let mut known: BTreeMap<&str, usize> = BTreeMap::new();
     let mut number = |label: &'w str| {
         let next = known.len();
@@ -336,7 +490,7 @@ fn numbered<'w>(rows: &'w [Worth]) -> Vec<Worth> {
         Worth::Labels(right, made) => Worth::Classes(number(right), number(made)),
         other => other.clone(),
     };
-    rows.iter().map(&mut of_row).collect()
+    rows.iter().map(|row| of_row(row)).collect()
 }
 
 /// Matthews' correlation of any number of classes; 0 where it is not defined. `sklearn.metrics.matthews_corrcoef`.

@@ -4,8 +4,10 @@
 //! - [`template`]: what a key makes of a row; [`fewshot`]: which rows are shown ([`random`]: as CPython draws them);
 //!   [`prompt`]: how rows become the text of a request.
 //! - [`request`]: what the model is asked for a row; [`encode`]: as tokens; [`score`]: by a model.
-//! - [`processor`]: functions that tasks name; [`shipped`]: tasks of the program.
-//! - [`filter`], [`expression`], [`alike`], [`metric`], [`results`]: from answers to figures with their standard errors.
+//! - [`functions`]: functions that tasks name, run by Python; [`processor`]: those that are known here; [`shipped`]:
+//!   tasks of the program.
+//! - [`filter`], [`expression`], [`alike`], [`metric`], [`results`]: from answers to figures with their standard
+//!   errors.
 //!
 //! All but [`score`] needs no model.
 
@@ -16,6 +18,7 @@ pub mod expression;
 pub mod fewshot;
 pub mod file;
 pub mod filter;
+pub mod functions;
 #[cfg(test)]
 mod golden;
 pub mod group;
@@ -51,7 +54,8 @@ pub struct TaskError {
 }
 
 impl TaskError {
-    fn in_file(file: &Path, message: impl Into<String>) -> Self {
+    /// What is wrong with a file as a whole.
+    pub fn in_file(file: &Path, message: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: None, row: None, key: None, message: message.into() }
     }
 

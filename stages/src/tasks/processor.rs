@@ -6,14 +6,17 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::documents::Document;
+use super::functions::Function;
 
 /// What `process_docs` of a task does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RowProcessor {
     /// `utils.process_docs` of HellaSwag.
     HellaSwag,
     /// `preprocess_wikitext.wikitext_detokenizer`: the page without the blanks of its tokens as `detokenized`.
     WikiText,
+    /// It makes other rows of all rows.
+    Function(Function),
 }
 
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\[.*?\]").expect("it is an expression"));
@@ -29,12 +32,28 @@ impl RowProcessor {
         }
     }
 
-    /// A row with the columns that the task's templates read.
+    /// The function that it is.
+    pub fn function(&self) -> Option<&Function> {
+        if let Self::Function(function) = self { Some(function) } else { None }
+    }
+
+    /// Rows as the task's templates read them.
     ///
     /// # Errors
-    /// Says which column is missing or of another type.
-    pub fn apply(self, row: &mut Document) -> Result<(), String> {
+    /// Says which column is missing or of another type, with the row, or what a function fails over.
+    pub fn apply(&self, mut rows: Vec<Document>) -> Result<Vec<Document>, (Option<usize>, String)> {
+        if let Self::Function(function) = self {
+            return function.documents(rows).map_err(|message| (None, message));
+        }
+        for (index, row) in rows.iter_mut().enumerate() {
+            self.apply_to(row).map_err(|message| (Some(index), message))?;
+        }
+        Ok(rows)
+    }
+
+    fn apply_to(&self, row: &mut Document) -> Result<(), String> {
         match self {
+            Self::Function(_) => Ok(()),
             Self::WikiText => {
                 let page = row.get("page").and_then(Value::as_str).ok_or("a row has no text `page`")?;
                 let text = detokenized(page);
@@ -129,15 +148,14 @@ mod tests {
 
     #[test]
     fn hellaswag_is_cleaned_as_the_harness_does() {
-        let mut row = json!({
+        let row = json!({
             "activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he STARTS", "label": "1",
             "endings": [" [header] Go [title] on.  Then", "stop [step] now"],
         });
-        let row = row.as_object_mut().unwrap();
-        RowProcessor::HellaSwag.apply(row).unwrap();
-        assert_eq!(row["query"], "Roof: A man sits. He starts");
-        assert_eq!(row["choices"], json!([" Go. on. Then", "stop now"]));
-        assert!(RowProcessor::HellaSwag.apply(&mut Document::new()).is_err());
+        let rows = RowProcessor::HellaSwag.apply(vec![row.as_object().unwrap().clone()]).unwrap();
+        assert_eq!(rows[0]["query"], "Roof: A man sits. He starts");
+        assert_eq!(rows[0]["choices"], json!([" Go. on. Then", "stop now"]));
+        assert_eq!(RowProcessor::HellaSwag.apply(vec![Document::new()]).unwrap_err().0, Some(0));
         assert_eq!(RowProcessor::of("utils.process_docs", Some("piqa")), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::file::Task;
+use super::file::{FieldValue, Task};
 use crate::data::artifact::Message;
 use crate::data::prompt::ChatTemplate;
 
@@ -52,8 +52,10 @@ fn joined(first: &str, between: &str, second: &str) -> String {
 impl Task {
     /// What comes between a prompt and a choice.
     pub fn delimiter(&self, options: PromptOptions<'_>) -> &str {
-        let prefix = self.gen_prefix.as_ref().and_then(Value::as_str);
-        let after_prefix = prefix.is_some_and(|prefix| !prefix.ends_with(char::is_whitespace));
+        let after_prefix = match &self.gen_prefix {
+            Some(FieldValue::Value(Value::String(prefix))) => !prefix.ends_with(char::is_whitespace),
+            _ => false,
+        };
         if options.apply_chat_template && !after_prefix { "" } else { &self.target_delimiter }
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::TaskError;
 use super::documents::Document;
 use super::fewshot::{FewShots, SEED};
-use super::file::{FewshotConfig, OutputType, Task};
+use super::file::{FewshotConfig, FieldValue, OutputType, Task};
 use super::prompt::{Asked, PromptOptions, Shot};
 use super::template::{Field, printed};
 use crate::data::prompt::ChatTemplate;
@@ -62,9 +62,10 @@ struct Form<'t> {
 
 impl<'t> Fields<'t> {
     fn new(task: &'t Task) -> Result<Self, TaskError> {
-        let field =
-            |key: &str, value: &'t Value| Field::new(value).map_err(|message| TaskError::key(&task.file, key, message));
-        let named = |(key, value): (&'static str, &'t Value)| Ok::<_, TaskError>((key, field(key, value)?));
+        let field = |key: &str, value: &'t FieldValue| {
+            Field::new(value).map_err(|message| TaskError::key(&task.file, key, message))
+        };
+        let named = |(key, value): (&'static str, &'t FieldValue)| Ok::<_, TaskError>((key, field(key, value)?));
         let text = ("doc_to_text", &task.doc_to_text);
         let target = ("doc_to_target", &task.doc_to_target);
         let choices = task.doc_to_choice.as_ref().map(|value| ("doc_to_choice", value));
@@ -177,7 +178,8 @@ impl Asking<'_> {
     /// Fails with the row and the key that give no request.
     pub fn samples(&self, rows: &[Document], shown: &[Document]) -> Result<Vec<Sample>, TaskError> {
         let fields = Fields::new(self.task)?;
-        let shown = self.task.shown_samples().unwrap_or(shown);
+        let own = self.task.shown_samples().map_err(|message| fields.wrong("fewshot_config", message))?;
+        let shown = own.as_deref().unwrap_or(shown);
         let mut shots = FewShots::new(self.task, self.task.shots(self.num_fewshot), shown, SEED);
         let sample = |(index, row): (usize, &Document)| {
             let shots = shots.next(row).map_err(|message| fields.wrong("num_fewshot", message))?;
@@ -211,7 +213,7 @@ impl Asking<'_> {
             OutputType::GenerateUntil => {
                 let texts = match &target {
                     Value::Array(texts) => texts.iter().map(printed).collect(),
-                    index @ Value::Number(_) if !choices.is_empty() => {
+                    index @ Value::Number(_) if !choices.is_empty() && !self.task.has_own_results() => {
                         vec![fields.choice("doc_to_target", &choices, index)?.1.to_owned()]
                     }
                     text => vec![printed(text)],
@@ -248,9 +250,11 @@ impl Asking<'_> {
             requests.push(Request::Continuation { context: context(&question)?, continuation });
         }
         let right = match contexts_differ {
-            true => fields.right("doc_to_text", choices, &question)?,
-            false => fields.right("doc_to_target", choices, target)?,
+            true => fields.right("doc_to_text", choices, &question),
+            false => fields.right("doc_to_target", choices, target),
         };
+        // A function of results has its own idea of what is right.
+        let right = if self.task.has_own_results() { right.unwrap_or_default() } else { right? };
         if self.task.metrics.iter().any(|metric| metric.needs_unconditional()) {
             let unconditional = |request: &Request| match request {
                 Request::Continuation { continuation, .. } => {

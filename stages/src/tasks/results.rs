@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::TaskError;
+use super::alike::Alike;
 use super::file::{OutputType, Processor, Task};
-use super::filter::Pipeline;
+use super::filter::{Filtered, Pipeline};
+use super::functions::{Function, Kept};
 use super::group::Group;
-use super::metric::{Kind, Metric, Worth, mean};
+use super::metric::{Aggregation, Kind, Metric, MetricSource, Worth, mean};
 use super::request::{Gold, Request, Sample};
 use super::template::printed;
 use crate::data::prompt::python::is_space;
@@ -53,8 +55,15 @@ impl Answer {
     }
 }
 
-/// What each row is worth by a metric and filter: `acc,none`.
-pub type Column = (String, Vec<Option<f64>>);
+/// What rows are worth by a metric and filter.
+#[derive(Debug)]
+pub struct Measured<'t> {
+    /// `acc,none`.
+    pub key: String,
+    aggregation: &'t Aggregation,
+    /// Of each row; nothing where a function gave none.
+    rows: Vec<Option<Worth>>,
+}
 
 /// A figure of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,25 +80,35 @@ pub struct Results {
     pub figures: BTreeMap<String, Figure>,
 }
 
+impl Measured<'_> {
+    /// What each row is worth, where it is a number.
+    pub fn numbers(&self) -> Vec<Option<f64>> {
+        let number = |worth: &Worth| if let Worth::Weighted(sum, _) = worth { Some(*sum) } else { worth.number() };
+        self.rows.iter().map(|row| row.as_ref().and_then(number)).collect()
+    }
+}
+
 impl Task {
-    /// What the answers to a row are worth by a metric; of a generation, by what a filter makes of the responses.
+    /// What the answers to a row are worth by a metric that is known here; of a generation, by what a filter makes of
+    /// the responses.
     ///
     /// # Errors
     /// Fails where a processor's columns are missing, or a metric of classes is given something else.
-    pub fn worth(
+    fn worth(
         &self,
-        metric: &Metric,
+        (kind, alike): (Kind, &Alike),
         sample: &Sample,
         answers: &[Answer],
         filtered: &[Value],
+        is_for_function: bool,
     ) -> Result<Worth, TaskError> {
         if self.process_results == Some(Processor::TruthfulQaMc2) {
             return self.truthful(sample, answers).map(Worth::Number);
         }
         let number = |flag: bool| Worth::Number(f64::from(u8::from(flag)));
-        Ok(match (self.output_type, metric.kind) {
+        Ok(match (self.output_type, kind) {
             (OutputType::MultipleChoice, kind) => match self.choice(kind, sample, answers) {
-                Worth::Classes(right, made) if kind == Kind::F1 && right.max(made) > 1 => {
+                Worth::Classes(right, made) if kind == Kind::F1 && right.max(made) > 1 && !is_for_function => {
                     let message = format!("`f1` is for two choices, and there is choice {}", right.max(made) + 1);
                     return Err(self.wrong("metric_list", message));
                 }
@@ -107,17 +126,21 @@ impl Task {
                 let units = if kind == Kind::WordPerplexity { words(text) } else { text.len() };
                 Worth::Weighted(answers[0].sum(), units as f64)
             }
+            (OutputType::GenerateUntil, kind) if kind != Kind::ExactMatch && is_for_function => {
+                let (right, said) = self.one_right_response(kind, sample, filtered)?;
+                Worth::Pair(right.into(), said.clone())
+            }
             (OutputType::GenerateUntil, kind) if kind.is_of_texts() => {
                 let (right, said) = self.one_right_response(kind, sample, filtered)?;
                 kind.counts(&printed(said), right)
             }
-            (OutputType::GenerateUntil, Kind::F1 | Kind::Mcc) => self.class(metric.kind, sample, filtered)?,
+            (OutputType::GenerateUntil, Kind::F1 | Kind::Mcc) => self.class(kind, sample, filtered)?,
             (OutputType::GenerateUntil, _) => {
                 let Gold::Texts(right) = &sample.gold else { return Ok(Worth::Number(0.0)) };
                 let mut right_ones = 0.0;
                 for said in filtered {
                     let said = printed(said);
-                    let same = right.iter().map(|text| metric.alike.same(&said, text));
+                    let same = right.iter().map(|text| alike.same(&said, text));
                     let same: Vec<bool> =
                         same.collect::<Result<_, _>>().map_err(|message| self.wrong("metric_list", message))?;
                     right_ones += f64::from(u8::from(same.contains(&true)));
@@ -133,14 +156,14 @@ impl Task {
     }
 
     /// What a filter makes of the responses to a row; where none was drawn they are all the same.
-    fn filtered(&self, pipeline: &Pipeline, sample: &Sample, answers: &[Answer]) -> Result<Vec<Value>, TaskError> {
+    fn filtered(&self, pipeline: &Pipeline, sample: &Sample, answers: &[Answer]) -> Result<Filtered, TaskError> {
         let texts = answers.iter().filter_map(|answer| match answer {
             Answer::Text(text) => Some(text.clone()),
             Answer::Loglikelihood { .. } => None,
         });
         let texts: Vec<String> = texts.collect();
         if texts.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Filtered::default());
         }
         let texts = texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect();
         pipeline.apply(texts, &sample.document).map_err(|message| self.wrong("filter_list", message))
@@ -220,58 +243,113 @@ impl Task {
         Ok(of_true / p.iter().sum::<f64>())
     }
 
-    /// What each row is worth, by metric and filter: `acc,none`; what a metric takes over several rows alone is left
-    /// out.
+    /// What rows are worth, by filter and metric.
     ///
     /// # Errors
-    /// As for [`Task::worth`], with the row.
-    pub fn worths(&self, samples: &[Sample], answers: &[Vec<Answer>]) -> Result<Vec<Column>, TaskError> {
-        let mut columns = Vec::new();
+    /// Fails where a processor's columns are missing, a metric is given what it is not of, or a function fails, with
+    /// the row.
+    pub fn measured(&self, samples: &[Sample], answers: &[Vec<Answer>]) -> Result<Vec<Measured<'_>>, TaskError> {
+        let mut all: Vec<Measured<'_>> = Vec::new();
         for pipeline in &self.filters {
-            for metric in &self.metrics {
-                let row = |at: usize| {
-                    // Of a row alone they have no figure, and take long to count.
-                    if metric.kind.is_of_texts() {
-                        return Ok(None);
+            let first = all.len();
+            for (at, (sample, answers)) in samples.iter().zip(answers).enumerate() {
+                let found = self.filtered(pipeline, sample, answers);
+                let found = found.and_then(|filtered| self.worths(sample, answers, &filtered));
+                for (name, aggregation, worth) in found.map_err(|error| error.in_row(at))? {
+                    let key = format!("{name},{}", pipeline.name);
+                    let place = all[first..].iter().position(|measured| measured.key == key);
+                    let place = place.map_or(all.len(), |place| first + place);
+                    if place == all.len() {
+                        all.push(Measured { key, aggregation, rows: vec![None; samples.len()] });
                     }
-                    let filtered = self.filtered(pipeline, &samples[at], &answers[at]);
-                    let worth = filtered.and_then(|filtered| self.worth(metric, &samples[at], &answers[at], &filtered));
-                    Ok(match worth.map_err(|error| error.in_row(at))? {
-                        Worth::Number(number) | Worth::Weighted(number, _) => Some(number),
-                        Worth::Probabilities(..) | Worth::Classes(..) | Worth::Labels(..) | Worth::Counts(_) => None,
-                    })
-                };
-                let column = (0..samples.len()).map(row).collect::<Result<_, TaskError>>()?;
-                columns.push((format!("{},{}", metric.kind.name(), pipeline.name), column));
+                    all[place].rows[at] = Some(worth);
+                }
             }
         }
-        Ok(columns)
+        Ok(all)
+    }
+
+    /// What a row is worth, by the names of metrics.
+    fn worths(
+        &self,
+        sample: &Sample,
+        answers: &[Answer],
+        filtered: &Filtered,
+    ) -> Result<Vec<(String, &Aggregation, Worth)>, TaskError> {
+        if let Some(Processor::Function(function)) = &self.process_results {
+            return self.results_by(function, sample, answers, filtered);
+        }
+        let mut all = Vec::new();
+        for metric in &self.metrics {
+            let Metric { name, source, aggregation, .. } = metric;
+            match source {
+                MetricSource::Known(kind, alike) => {
+                    let is_for_function = matches!(aggregation, Aggregation::Function(_));
+                    let worth = self.worth((*kind, alike), sample, answers, &filtered.values, is_for_function)?;
+                    all.push((name.clone(), aggregation, worth));
+                }
+                MetricSource::Function(function, arguments) => {
+                    let Gold::Texts(right) = &sample.gold else {
+                        return Err(self.wrong("metric_list", "a `!function` is for `output_type: generate_until`"));
+                    };
+                    let found = function.metric(name, right, filtered.json(), arguments);
+                    let found = found.map_err(|message| self.wrong("metric_list", message))?;
+                    all.extend(found.into_iter().map(|(name, kept)| (name, aggregation, Worth::Kept(kept))));
+                }
+                MetricSource::Results => {}
+            }
+        }
+        Ok(all)
+    }
+
+    /// What the function of `process_results` returns; what `metric_list` does not have is a mean.
+    fn results_by(
+        &self,
+        function: &Function,
+        sample: &Sample,
+        answers: &[Answer],
+        filtered: &Filtered,
+    ) -> Result<Vec<(String, &Aggregation, Worth)>, TaskError> {
+        let given = match self.output_type {
+            OutputType::GenerateUntil => vec![filtered.json()],
+            OutputType::LoglikelihoodRolling => answers.iter().map(|answer| json!(answer.sum())).collect(),
+            OutputType::MultipleChoice | OutputType::Loglikelihood => answers.iter().map(Answer::json).collect(),
+        };
+        let are_pairs = matches!(self.output_type, OutputType::MultipleChoice | OutputType::Loglikelihood);
+        let found = function.results(&sample.document, given, are_pairs);
+        let found = found.map_err(|message| self.wrong("process_results", message))?;
+        let of = |(name, kept): (String, Kept)| {
+            let metric = self.metrics.iter().find(|metric| metric.name == name);
+            (name, metric.map_or(&Aggregation::Mean, |metric| &metric.aggregation), Worth::Kept(kept))
+        };
+        Ok(found.into_iter().map(of).collect())
     }
 
     /// The figures of all rows.
     ///
     /// # Errors
-    /// As for [`Task::worth`], with the row.
+    /// As for [`Task::measured`].
     pub fn results(
         &self,
         samples: &[Sample],
         answers: &[Vec<Answer>],
         bootstrap_iterations: usize,
     ) -> Result<Results, TaskError> {
-        let mut results = Results { sample_len: samples.len(), ..Results::default() };
-        for pipeline in &self.filters {
-            let filtered =
-                |at: usize| self.filtered(pipeline, &samples[at], &answers[at]).map_err(|error| error.in_row(at));
-            let filtered: Vec<Vec<Value>> = (0..samples.len()).map(filtered).collect::<Result<_, _>>()?;
-            for metric in &self.metrics {
-                let row = |at: usize| {
-                    let worth = self.worth(metric, &samples[at], &answers[at], &filtered[at]);
-                    worth.map_err(|error| error.in_row(at))
-                };
-                let rows: Vec<Worth> = (0..samples.len()).map(row).collect::<Result<_, _>>()?;
-                let (value, stderr) = metric.aggregate(&rows, bootstrap_iterations);
-                results.figures.insert(format!("{},{}", metric.kind.name(), pipeline.name), Figure { value, stderr });
-            }
+        self.figures(&self.measured(samples, answers)?, bootstrap_iterations)
+    }
+
+    /// The figures of what rows are worth.
+    ///
+    /// # Errors
+    /// Fails where there is no such figure of them, or a function fails.
+    pub fn figures(&self, measured: &[Measured<'_>], bootstrap_iterations: usize) -> Result<Results, TaskError> {
+        let mut results = Results::default();
+        for Measured { key, aggregation, rows } in measured {
+            let rows: Vec<&Worth> = rows.iter().flatten().collect();
+            let figure = aggregation.figure(&rows, bootstrap_iterations);
+            let (value, stderr) = figure.map_err(|message| self.wrong("metric_list", format!("`{key}` {message}")))?;
+            results.sample_len = results.sample_len.max(rows.len());
+            results.figures.insert(key.clone(), Figure { value, stderr });
         }
         Ok(results)
     }

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use super::documents::Document;
 use super::expression::Expression;
+use super::file::FieldValue;
+use super::functions::Function;
 use super::literal;
 use crate::data::jinja::{self, Form, Program};
 use crate::data::prompt::python;
@@ -61,9 +63,14 @@ fn syntax() -> SyntaxConfig {
 }
 
 /// A key's value, ready to be used on rows.
-pub struct Field<'t> {
-    value: &'t Value,
-    program: Option<Program<'t>>,
+pub struct Field<'t>(Made<'t>);
+
+/// What makes something of a row.
+enum Made<'t> {
+    Value(&'t Value),
+    /// A column's name, or a template.
+    Text(&'t str, Program<'t>),
+    Function(&'t Function),
 }
 
 impl<'t> Field<'t> {
@@ -71,23 +78,34 @@ impl<'t> Field<'t> {
     ///
     /// # Errors
     /// Says what is wrong with the template.
-    pub fn new(value: &'t Value) -> Result<Self, String> {
-        let compile = |text: &'t str| Program::compile(text, &Form::Template(syntax()));
-        let program = value.as_str().map(compile).transpose().map_err(|error| what(&error))?;
-        Ok(Self { value, program })
+    pub fn new(value: &'t FieldValue) -> Result<Self, String> {
+        Ok(Self(match value {
+            FieldValue::Function(function) => Made::Function(function),
+            FieldValue::Value(Value::String(text)) => {
+                let program = Program::compile(text, &Form::Template(syntax()));
+                Made::Text(text, program.map_err(|error| what(&error))?)
+            }
+            FieldValue::Value(value) => Made::Value(value),
+        }))
     }
 
-    /// What it makes of a row: the column of this name, the text of a template, or the value itself.
+    /// What it makes of a row: the column of this name, the text of a template, the value itself, or what the function
+    /// returns.
     ///
     /// # Errors
-    /// Says what the template fails over.
+    /// Says what the template or function fails over.
     pub fn of(&self, row: &Document) -> Result<Value, String> {
-        let (Value::String(text), Some(program)) = (self.value, &self.program) else { return Ok(self.value.clone()) };
-        if let Some(column) = row.get(text) {
-            return Ok(column.clone());
+        match &self.0 {
+            Made::Value(value) => Ok((*value).clone()),
+            Made::Function(function) => function.call(&[Value::Object(row.clone())]),
+            Made::Text(text, program) => match row.get(*text) {
+                Some(column) => Ok(column.clone()),
+                None => {
+                    let context = || Object::from(Serde(row));
+                    program.render(&ENVIRONMENT, context).map(Value::String).map_err(|error| what(&error))
+                }
+            },
         }
-        let context = || Object::from(Serde(row));
-        program.render(&ENVIRONMENT, context).map(Value::String).map_err(|error| what(&error))
     }
 
     /// The same where `doc_to_choice` exists: digits are an index.
@@ -127,7 +145,7 @@ impl<'t> Field<'t> {
     }
 
     fn is_template(&self, row: &Document) -> bool {
-        self.value.as_str().is_some_and(|text| !row.contains_key(text))
+        matches!(&self.0, Made::Text(text, _) if !row.contains_key(*text))
     }
 }
 

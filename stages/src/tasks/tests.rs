@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::TaskError;
 use super::documents::{self, Document};
-use super::file::{Task, TaskFile};
+use super::file::{FieldValue, Task, TaskFile};
 use super::group::{Member, Overrides};
 use super::prompt::PromptOptions;
 use super::request::{Asking, Request, Sample};
@@ -25,7 +25,7 @@ metric_list: [{ metric: acc }]
 fn task(folder: &Path, text: &str) -> Result<Task, TaskError> {
     let path = folder.join("task.yaml");
     std::fs::write(&path, text).unwrap();
-    TaskFile::read(&path).map(|file| match file {
+    TaskFile::read(&path, None).map(|file| match file {
         TaskFile::Task(task) => *task,
         TaskFile::Group(group) => panic!("a group: {group:?}"),
     })
@@ -61,7 +61,8 @@ fn an_unknown_key_is_named_with_its_line() {
     let said = refusal(&TASK.replace("metric: acc", "metric: bleurt"));
     assert_eq!(said, "task.yaml:8, `metric_list`: the metric `bleurt` is not known here");
     let said = refusal(&format!("{TASK}process_results: !function utils.other\n"));
-    assert_eq!(said, "task.yaml:9, `process_results`: the function `utils.other` is not known here");
+    let expected = "the function `utils.other` is Python, which `task_functions: true` lets run";
+    assert_eq!(said, format!("task.yaml:9, `process_results`: {expected}"));
     let said = refusal(&TASK.replace("test_split: test\n", ""));
     assert_eq!(said, "task.yaml, `test_split`: is missing, and so is `validation_split`: no rows to evaluate on");
 }
@@ -70,7 +71,7 @@ fn an_unknown_key_is_named_with_its_line() {
 fn plain_words_are_what_yaml_1_1_has_them_be() {
     let text = TASK.replace("doc_to_choice: options", "doc_to_choice: [no, 'no', \"yes\", On, 010, 1e5, 1.5, n]");
     let choices = read(&text).unwrap().doc_to_choice.unwrap();
-    assert_eq!(choices, json!([false, "no", "yes", true, 8, "1e5", 1.5, "n"]));
+    assert_eq!(choices, FieldValue::Value(json!([false, "no", "yes", true, 8, "1e5", 1.5, "n"])));
 }
 
 #[test]
@@ -79,8 +80,8 @@ fn a_file_changes_what_it_includes() {
     std::fs::write(folder.path().join("base.yaml"), TASK).unwrap();
     let task_of = |text: &str| task(folder.path(), text);
     let found = task_of("include: base.yaml\ntask: other\ndescription: 'Answer. '\n").unwrap();
-    assert_eq!((found.name.as_str(), found.description.as_str()), ("other", Some("Answer. ")));
-    assert_eq!(found.doc_to_target, json!("answer"));
+    assert_eq!((found.name.as_str(), found.description), ("other", "Answer. ".into()));
+    assert_eq!(found.doc_to_target, "answer".into());
     let said = task_of("include: task.yaml\n").unwrap_err().message;
     assert_eq!(said, "the file includes itself");
 }
@@ -243,7 +244,7 @@ fn a_file_may_have_the_rows_that_are_shown_and_say_how() {
     let said = samples(&text.replace("num_fewshot: 2", "num_fewshot: 3"), &[json!({ "q": "a?", "t": "x" })]);
     assert!(said.unwrap_err().to_string().contains("there are 2 to choose from"));
     let said = refusal(&text.replace("doc_to_target: said", "doc_to_target: !function utils.target"));
-    assert!(said.contains("`fewshot_config`: `doc_to_target`: the function `utils.target`"), "{said}");
+    assert!(said.contains("`fewshot_config`: the function `utils.target` is Python"), "{said}");
     let said = refusal(&format!("{GENERATES}fewshot_config: {{ samples: [a] }}\n"));
     assert!(said.contains("`samples` is a list of rows"), "{said}");
 }
@@ -267,7 +268,7 @@ fn a_group_says_what_it_is_made_of() {
     let read = |metric: &str| {
         let path = folder.path().join("group.yaml");
         std::fs::write(&path, format!("group: all\ntask: [a]\naggregate_metric_list: [{metric}]\n")).unwrap();
-        TaskFile::read(&path)
+        TaskFile::read(&path, None)
     };
     let Ok(TaskFile::Group(group)) = read("{ metric: acc, filter_list: strict }") else { panic!("no group") };
     assert_eq!(group.metrics[0].filters, Some(vec!["strict".to_owned()]));
@@ -282,7 +283,7 @@ fn a_group_sets_keys_of_its_tasks_and_has_groups_within() {
         let path = folder.path().join("group.yaml");
         std::fs::write(&path, format!("group: all\ntask: [{members}]\naggregate_metric_list: {{ metric: acc }}\n"))
             .unwrap();
-        TaskFile::read(&path)
+        TaskFile::read(&path, None)
     };
     let members = "a, { task: b, num_fewshot: 5, task_alias: B }, { group: part, task: [c], aggregate_metric_list: [{ metric: f1 }] }";
     let Ok(TaskFile::Group(group)) = read(members) else { panic!("no group") };
@@ -296,7 +297,7 @@ fn a_group_sets_keys_of_its_tasks_and_has_groups_within() {
     std::fs::write(&path, format!("{GENERATES}num_fewshot: 1\n")).unwrap();
     let outer = json!({ "num_fewshot": 7, "target_delimiter": ":" }).as_object().unwrap().clone();
     let outer = Overrides { values: outer, ..Overrides::default() };
-    let Ok((TaskFile::Task(task), _)) = TaskFile::read_with_includes(&path, &overrides.within(&outer)) else {
+    let Ok((TaskFile::Task(task), _)) = TaskFile::read_with_includes(&path, &overrides.within(&outer), None) else {
         panic!("no task");
     };
     assert_eq!((task.num_fewshot, task.target_delimiter.as_str()), (Some(5), ":"));
@@ -310,7 +311,7 @@ fn a_group_sets_keys_of_its_tasks_and_has_groups_within() {
         assert!(said.contains("group.yaml:2, `task`") && said.contains(expected), "{said}");
     }
     let wrong = Overrides { values: json!({ "num_fewshot": "x" }).as_object().unwrap().clone(), ..overrides.clone() };
-    let said = TaskFile::read_with_includes(&path, &wrong).unwrap_err().to_string();
+    let said = TaskFile::read_with_includes(&path, &wrong, None).unwrap_err().to_string();
     assert!(said.contains("group.yaml:2, `num_fewshot`: is to be a number of rows"), "{said}");
 }
 

@@ -9,6 +9,8 @@ pub(crate) const VARIABLE: &str = "PIPELINE_REQUIRE";
 /// What some tests need, and not every machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
+    /// A Python, whatever it has.
+    Python,
     /// A Python with torch, transformers, peft, safetensors and numpy.
     Torch,
     /// A Python with bitsandbytes beside what [`Requirement::Torch`] is.
@@ -34,7 +36,8 @@ pub enum Requirement {
 }
 
 impl Requirement {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
+        Self::Python,
         Self::Torch,
         Self::Bitsandbytes,
         Self::Trackers,
@@ -50,6 +53,7 @@ impl Requirement {
 
     fn name(self) -> &'static str {
         match self {
+            Self::Python => "python",
             Self::Torch => "torch",
             Self::Bitsandbytes => "bitsandbytes",
             Self::Trackers => "trackers",

@@ -81,7 +81,7 @@ pub(super) fn look(
 /// The question of each row with its right answer, and nothing before it.
 fn texts(of: &Prepared) -> Result<Vec<String>, TaskError> {
     let documents: Vec<Document> = of.samples.iter().map(|sample| sample.document.clone()).collect();
-    let task = &Task { description: Value::from(""), ..(*of.task).clone() };
+    let task = &Task { description: "".into(), ..(*of.task).clone() };
     let asking = Asking { task, options: PromptOptions::default(), chat_template: None, num_fewshot: Some(0) };
     let samples = asking.samples(&documents, &[])?;
     let text = |request: &Request, gold: &Gold| match (request, gold) {

@@ -16,11 +16,10 @@ use super::contamination::Contamination;
 use super::prepared::Prepared;
 use crate::data::results::TableWriter;
 use crate::kinds::evaluate::write_text;
-use crate::tasks::file::Task;
 use crate::tasks::group::Group;
 use crate::tasks::metric::BOOTSTRAP_ITERATIONS;
 use crate::tasks::request::{Request, Sample};
-use crate::tasks::results::{Answer, Results};
+use crate::tasks::results::{Answer, Measured, Results};
 
 /// The figures of tasks and groups: their table, their files, their facts.
 pub(super) fn finish(
@@ -34,9 +33,10 @@ pub(super) fn finish(
     let draft = context.create("metrics")?;
     let mut results: BTreeMap<&str, Results> = BTreeMap::new();
     for (at, (Prepared { task, samples, .. }, answers)) in prepared.iter().zip(answers).enumerate() {
-        results.insert(&task.name, task.results(samples, &answers, BOOTSTRAP_ITERATIONS)?);
+        let measured = task.measured(samples, &answers)?;
+        results.insert(&task.name, task.figures(&measured, BOOTSTRAP_ITERATIONS)?);
         let held = contamination.get(at).map(|found| found.rows.as_slice());
-        write_samples(task, samples, &answers, held, &draft.folder.join(samples_file(&task.name)))?;
+        write_samples(samples, &answers, &measured, held, &draft.folder.join(samples_file(&task.name)))?;
     }
     let of_groups = of_groups(groups, &results);
     let mut facts = Facts::new();
@@ -145,7 +145,7 @@ fn report(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&
         "versions": of_tasks(&|of| of.task.version.clone()),
         "n-shot": of_tasks(&|of| of.num_fewshot.into()),
         "higher_is_better": of_tasks(&|of| {
-            of.task.metrics.iter().map(|metric| (metric.kind.name().to_owned(), json!(metric.higher_is_better))).collect::<Map<_, _>>().into()
+            of.task.metrics.iter().map(|metric| (metric.name.clone(), json!(metric.higher_is_better))).collect::<Map<_, _>>().into()
         }),
         "n-samples": of_tasks(&|of| json!({ "original": of.original, "effective": of.samples.len() })),
     })
@@ -159,7 +159,7 @@ fn table(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&G
         for (at, (key, figure)) in results.figures.iter().enumerate() {
             let (metric, filter) = key.split_once(',').unwrap_or((key, "none"));
             let of = |value: &dyn Fn(&Prepared) -> String| task.map(value).filter(|_| at == 0).unwrap_or_default();
-            let better = task.and_then(|of| of.task.metrics.iter().find(|known| known.kind.name() == metric));
+            let better = task.and_then(|of| of.task.metrics.iter().find(|known| known.name == metric));
             let arrow = better.map_or("", |metric| if metric.higher_is_better { "↑" } else { "↓" });
             let (sign, error) = figure.stderr.map_or(("", String::new()), |error| ("±", format!("{error:.4}")));
             rows.push(vec![
@@ -182,9 +182,9 @@ fn table(prepared: &[Prepared], results: &BTreeMap<&str, Results>, groups: &[(&G
 
 /// What was asked for each row, what came back, and what it is worth.
 fn write_samples(
-    task: &Task,
     samples: &[Sample],
     answers: &[Vec<Answer>],
+    measured: &[Measured<'_>],
     in_training_data: Option<&[bool]>,
     path: &Path,
 ) -> Result<(), StageError> {
@@ -208,8 +208,8 @@ fn write_samples(
     if let Some(held) = in_training_data {
         columns.push(("in_training_data".to_owned(), Arc::new(BooleanArray::from(held.to_vec()))));
     }
-    for (name, worth) in task.worths(samples, answers)? {
-        columns.push((name, Arc::new(worth.into_iter().collect::<Float64Array>())));
+    for of in measured {
+        columns.push((of.key.clone(), Arc::new(of.numbers().into_iter().collect::<Float64Array>())));
     }
     let mut writer = TableWriter::new(path.to_owned());
     writer.write(columns.iter().map(|(name, column)| (name.as_str(), Arc::clone(column))))?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
@@ -11,10 +12,12 @@ use engine::parameter::{Given, Input, KeyWriter, LocalPath, OneOrMore, Parameter
 use engine::stage::{Counted, Outside, PinRequest, Secret};
 use serde_json::{Value, json};
 
+use crate::compute::torch::worker_python;
 use crate::data::artifact::Rows;
 use crate::hub::Service;
 use crate::tasks::TaskError;
 use crate::tasks::file::{Task, TaskFile};
+use crate::tasks::functions::Python;
 use crate::tasks::group::Overrides;
 use crate::tasks::prompt::PromptOptions;
 use crate::tasks::shipped;
@@ -51,6 +54,10 @@ pub struct TaskChoice {
     /// rows of built-in tasks come from the Hub.
     #[semantic]
     pub task_data: Option<LocalPath>,
+    /// Whether Python functions that task files name (`!function utils.process_docs`) are run, by the Python that
+    /// `PIPELINE_PYTHON` names; default: no, and they are errors.
+    #[semantic(omit_default)]
+    pub task_functions: Option<bool>,
     /// Number of few-shot examples before each question; default: the task's own number. A task that sets 0 has none.
     #[semantic]
     pub num_fewshot: Option<usize>,
@@ -173,15 +180,20 @@ impl TaskChoice {
         found
     }
 
+    /// What runs functions of task files, where that is wanted.
+    pub(super) fn python(&self) -> Option<Arc<Python>> {
+        (self.task_functions == Some(true)).then(|| Arc::new(Python::new(worker_python())))
+    }
+
     /// The task files that are named, as far as they are here, and what is wrong with the others.
     pub(in crate::kinds) fn local(&self, files: &LocalFiles) -> (Vec<(Span, TaskFile)>, Vec<Problem>) {
-        let (mut found, mut problems) = (Vec::new(), Vec::new());
+        let (mut found, mut problems, python) = (Vec::new(), Vec::new(), self.python());
         for name in self.chosen().filter(|name| name.is_file()) {
             let [file] = files.files(&name.role()) else { continue };
             if file.extent != Extent::Whole {
                 continue;
             }
-            match TaskFile::read(&file.path) {
+            match TaskFile::read(&file.path, python.as_ref()) {
                 Ok(task) => found.push((name.0.span, task)),
                 Err(error) => {
                     let path = if error.file == file.path { PathBuf::from(&file.name) } else { error.file.clone() };
@@ -236,8 +248,9 @@ impl TaskParams {
         };
         problems.extend(choice.problems("", span));
         if choice.tasks.is_none() {
-            let without: [(&str, bool); 6] = [
+            let without: [(&str, bool); 7] = [
                 ("task_data", choice.task_data.is_some()),
+                ("task_functions", choice.task_functions.is_some()),
                 ("num_fewshot", choice.num_fewshot.is_some()),
                 ("apply_chat_template", choice.apply_chat_template.is_some()),
                 ("fewshot_as_multiturn", choice.fewshot_as_multiturn.is_some()),

@@ -11,7 +11,9 @@ use engine::error::{Cause, StageError};
 use super::parameters::TaskChoice;
 use super::rows::{Granted, fetched};
 use crate::data::prompt::ChatTemplate;
+use crate::tasks::TaskError;
 use crate::tasks::file::{Task, TaskFile};
+use crate::tasks::functions::Python;
 use crate::tasks::group::{Group, Member, Overrides};
 use crate::tasks::request::{Asking, Sample};
 use crate::tasks::shipped;
@@ -39,9 +41,22 @@ pub(in crate::kinds) fn prepare(
 ) -> Result<(Vec<Prepared>, Vec<Group>), StageError> {
     let on_hub = fetched(params, context)?;
     let granted = Granted::of(params, &on_hub, context);
-    let Chosen { tasks, groups } = chosen(params, &granted)?;
+    let python = params.python();
+    let Chosen { tasks, groups } = chosen(params, &granted, python.as_ref())?;
+    let mut has_functions = false;
+    for task in &tasks {
+        for function in task.functions() {
+            function.load().map_err(|message| TaskError::in_file(&task.file, message))?;
+            has_functions = true;
+        }
+    }
     let prepared = tasks.into_iter().map(|task| with_requests(params, limit, task, &granted, chat_template));
-    Ok((prepared.collect::<Result<_, _>>()?, groups))
+    let prepared: Vec<Prepared> = prepared.collect::<Result<_, _>>()?;
+    if let Some(python) = python.filter(|_| has_functions) {
+        let versions = python.versions().map_err(|message| StageError::new(Cause::Machine, message))?;
+        context.record("task_functions", versions);
+    }
+    Ok((prepared, groups))
 }
 
 /// Tasks, and the groups that they belong to.
@@ -150,9 +165,9 @@ fn is_yaml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
-fn chosen(params: &TaskChoice, granted: &Granted<'_>) -> Result<Chosen, StageError> {
+fn chosen(params: &TaskChoice, granted: &Granted<'_>, python: Option<&Arc<Python>>) -> Result<Chosen, StageError> {
     let read = |path: &Path, overrides: &Overrides| -> Result<TaskFile, StageError> {
-        let (file, read) = TaskFile::read_with_includes(path, overrides)?;
+        let (file, read) = TaskFile::read_with_includes(path, overrides, python)?;
         read.iter().try_for_each(|included| granted.check(path, included))?;
         Ok(file)
     };

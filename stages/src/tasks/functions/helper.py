@@ -1,0 +1,177 @@
+"""Runs functions that task files name. A request is a line of JSON; so is the answer, `{"value": …}` or `{"error": …}`.
+
+What functions return stays here where only functions read it: an answer has its number (`keep`).
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import random
+import sys
+import traceback
+
+# The channel is no longer standard output, and what functions print goes where messages go.
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+requests = os.fdopen(os.dup(0), encoding="utf-8")
+os.dup2(2, 1)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+modules = {}
+kept = []
+
+
+def named(function):
+    """The function of a module's file, which is executed once."""
+    file, name = function
+    if file not in modules:
+        spec = importlib.util.spec_from_file_location(os.path.basename(file).removesuffix(".py"), file)
+        module = importlib.util.module_from_spec(spec)
+        seed()
+        spec.loader.exec_module(module)
+        modules[file] = module
+    return getattr(modules[file], name)
+
+
+def seed():
+    """The harness's seeds: nothing depends on what ran before."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(1234)
+
+
+def plain(value):
+    """A value as JSON has it, with numpy's numbers and arrays among it."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        raise TypeError(f"returned {value}, which JSON has not")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    raise TypeError(f"returned a {type(value).__name__}, which JSON has not")
+
+
+def number(value):
+    """A number as text, which also says what JSON has not; None of anything else."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return repr(float(value)) if isinstance(value, (bool, int, float)) else None
+
+
+def keep(value):
+    kept.append(value)
+    pair = [number(item) for item in value] if isinstance(value, (list, tuple)) and len(value) == 2 else [None]
+    return {"kept": len(kept) - 1, "number": number(value), "pair": None if None in pair else pair}
+
+
+def versions(_):
+    found = {"python": sys.version.split()[0]}
+    for package in ("lm_eval", "datasets", "numpy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def load(request):
+    named(request["function"])
+
+
+def call(request):
+    return plain(named(request["function"])(*request["arguments"]))
+
+
+def documents(request):
+    function = named(request["function"])
+    import datasets
+
+    datasets.disable_progress_bars()
+    seed()
+    return [plain(dict(row)) for row in function(datasets.Dataset.from_list(request["rows"]))]
+
+
+def results(request):
+    given = request["answers"]
+    if request["are_pairs"]:
+        given = [tuple(answer) for answer in given]
+    made = named(request["function"])(request["row"], given)
+    if not isinstance(made, dict):
+        raise TypeError(f"returned a {type(made).__name__}, and a dict of figures is expected")
+    return [[str(name), keep(value)] for name, value in made.items()]
+
+
+def metric(request):
+    function, said, arguments = named(request["function"]), request["said"], request["arguments"]
+
+    def score(right):
+        try:
+            return function(references=[right], predictions=[said], **arguments)
+        except TypeError:
+            return function([right, said])
+
+    name = request["name"]
+    if request["several"]:
+        scores = [score(right) for right in request["right"]]
+        scores = [found[name] if isinstance(found, dict) else found for found in scores]
+        return [[name, keep(1.0 if any(scores) else 0.0)]]
+    right = request["right"]
+    if type(right) is not type(said) and not isinstance(said, list):
+        right = type(said)(right)
+    found = score(right)
+    found = found if isinstance(found, dict) else {name: found}
+    return [[str(name), keep(value)] for name, value in found.items()]
+
+
+def aggregate(request):
+    def item(value):
+        if isinstance(value, dict):
+            return kept[value["kept"]]
+        return tuple(value) if isinstance(value, list) else value
+
+    made = named(request["function"])([item(value) for value in request["values"]])
+    figure = number(made)
+    if figure is None:
+        raise TypeError(f"returned a {type(made).__name__}, and a number is expected")
+    return figure
+
+
+def filtered(request):
+    apply = named(request["function"])
+    if request["arguments"] is not None:
+        apply = apply(**request["arguments"]).apply
+    [of_row] = list(apply([request["responses"]], [request["row"]]))
+    return plain(of_row)
+
+
+KINDS = {
+    function.__name__: function for function in (versions, load, call, documents, results, metric, aggregate, filtered)
+}
+
+
+def told(error):
+    """An error in a line, with the place in a module of the task."""
+    traceback.print_exception(error)
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}: install it into {sys.prefix}"
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in modules]
+    return f"{text} ({os.path.basename(places[-1].filename)}:{places[-1].lineno})" if places else text
+
+
+seed()
+for line in requests:
+    request = json.loads(line)
+    try:
+        answer = {"value": KINDS[request["kind"]](request)}
+    except (Exception, SystemExit) as error:
+        answer = {"error": told(error)}
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
