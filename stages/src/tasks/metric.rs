@@ -319,7 +319,7 @@ impl Metric {
 
     /// Whether it needs the choices without their context.
     pub fn needs_unconditional(&self) -> bool {
-        matches!(self.source, MetricSource::Known(Kind::AccMutualInfo, _))
+        self.name == Kind::AccMutualInfo.name()
     }
 }
 

@@ -20,6 +20,18 @@ use crate::training::{self, write_tokens};
 const README: &str = "---\nconfigs:\n- config_name: ARC-Easy\n  data_files:\n  - split: train\n    path: easy/train.jsonl\n  \
     - split: test\n    path: easy/test.jsonl\n---\n# Questions\n";
 
+/// A task file whose rows are those of a dataset.
+const OWN: &str = "task: own
+dataset_path: owner/rows
+dataset_name: ARC-Easy
+test_split: test
+output_type: multiple_choice
+doc_to_text: question
+doc_to_choice: '{{ choices.text }}'
+doc_to_target: '{{ choices.label.index(answerKey) }}'
+metric_list: [{ metric: acc }]
+";
+
 fn rows(from: usize, to: usize) -> String {
     let row = |at: usize| {
         let choices = json!({"text": [format!("{at}"), format!("{}", at * 7), "no number"], "label": ["A", "B", "C"]});
@@ -65,7 +77,10 @@ fn run<K: StageKind>(root: &Path, with: Value, output: &str) -> Result<Artifact,
                 let pinned = K::pin(&request)?;
                 bench = bench.pinned(&format!("{}:{}@{}", request.kind, request.name, request.revision), pinned);
             }
-            Outside::Files { pattern, .. } => panic!("`{pattern}` is not of the Hub"),
+            Outside::Files { role, pattern, .. } => {
+                fs::write(root.join(&pattern), OWN).unwrap();
+                bench = bench.file(&role, &root.join(pattern))?;
+            }
         }
     }
     let made = bench.run::<K>(with)?.remove(output).unwrap();
@@ -89,6 +104,13 @@ fn rows_come_from_the_hub_split_by_split() {
     let shots = json!({"model": "base", "tasks": ["arc_easy"], "num_fewshot": 1});
     assert_eq!(evaluated(&server.endpoint, &shots).unwrap()["arc_easy"]["sample_len"], 5);
     assert!(!server.requests_for("easy/train.jsonl").is_empty());
+
+    let own = |datasets: &[&str]| json!({"model": "base", "tasks": ["own.yaml"], "task_datasets": datasets});
+    assert_eq!(evaluated(&server.endpoint, &own(&["owner/rows"])).unwrap()["own"]["sample_len"], 5);
+    let error = evaluated(&server.endpoint, &own(&["owner/rows", "owner/other"])).unwrap_err();
+    assert!(error.contains("`task_datasets` names `owner/other`, which no task reads"), "{error}");
+    let error = evaluated(&server.endpoint, &json!({"model": "base", "tasks": ["own.yaml"]})).unwrap_err();
+    assert!(error.contains("name the dataset in `task_datasets`"), "{error}");
 
     let tasks = json!({"tasks": ["arc_easy"], "limit": 3});
     let train = json!({"model": "base", "data": "tokens", "max_steps": 1, "validation_tasks": tasks});
@@ -115,6 +137,9 @@ fn only_what_a_folder_does_not_give_is_pinned() {
     let found = pins(json!({"model": "base", "tasks": ["mmlu", "gsm8k", "./own.yaml"]}));
     assert_eq!(found, ["hub-dataset:cais/mmlu", "hub-dataset:openai/gsm8k"]);
     assert!(pins(json!({"model": "base", "tasks": ["mmlu"], "task_data": "./rows"})).is_empty());
+    // Of task files, what is named.
+    let own = json!({"model": "base", "tasks": ["./own.yaml"], "task_data": "./tasks", "task_datasets": "owner/rows"});
+    assert_eq!(pins(own), ["hub-dataset:owner/rows"]);
 }
 
 /// Parameters as a file would give them.

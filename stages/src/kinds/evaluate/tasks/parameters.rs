@@ -54,6 +54,10 @@ pub struct TaskChoice {
     /// rows of built-in tasks come from the Hub.
     #[semantic]
     pub task_data: Option<LocalPath>,
+    /// Datasets on the Hub whose rows task files read (`dataset_path: TIGER-Lab/MMLU-Pro`): pinned, and fetched split
+    /// by split. Default: those of built-in tasks, unless there is `task_data`.
+    #[semantic(omit_default)]
+    pub task_datasets: Option<OneOrMore<String>>,
     /// Whether Python functions that task files name (`!function utils.process_docs`) are run, by the Python that
     /// `PIPELINE_PYTHON` names; default: no, and they are errors.
     #[semantic(omit_default)]
@@ -125,15 +129,23 @@ impl TaskChoice {
     }
 
     /// Tasks of the program whose rows are those on the Hub: all, where no folder with rows is named.
-    pub(in crate::kinds) fn on_hub(&self) -> Vec<Task> {
+    fn on_hub(&self) -> Vec<Task> {
         if self.task_data.is_some() { Vec::new() } else { self.shipped() }
     }
 
     /// The datasets on the Hub that rows come from.
+    pub(in crate::kinds) fn datasets(&self) -> BTreeSet<String> {
+        let shipped = self.on_hub().into_iter().filter_map(|task| task.dataset_path);
+        shipped.chain(self.named_datasets().cloned()).collect()
+    }
+
+    /// Those that the file names.
+    pub(in crate::kinds) fn named_datasets(&self) -> impl Iterator<Item = &String> {
+        self.task_datasets.iter().flat_map(|names| &names.0)
+    }
+
     fn pins(&self) -> Vec<PinRequest> {
-        let tasks = self.on_hub();
-        let names: BTreeSet<&str> = tasks.iter().filter_map(|task| task.dataset_path.as_deref()).collect();
-        names.into_iter().map(|name| self.pin(name)).collect()
+        self.datasets().iter().map(|name| self.pin(name)).collect()
     }
 
     pub(in crate::kinds) fn pin(&self, dataset: &str) -> PinRequest {
@@ -248,8 +260,9 @@ impl TaskParams {
         };
         problems.extend(choice.problems("", span));
         if choice.tasks.is_none() {
-            let without: [(&str, bool); 7] = [
+            let without: [(&str, bool); 8] = [
                 ("task_data", choice.task_data.is_some()),
+                ("task_datasets", choice.task_datasets.is_some()),
                 ("task_functions", choice.task_functions.is_some()),
                 ("num_fewshot", choice.num_fewshot.is_some()),
                 ("apply_chat_template", choice.apply_chat_template.is_some()),

@@ -39,10 +39,9 @@ pub(in crate::kinds) fn prepare(
     chat_template: Option<&ChatTemplate>,
     context: &mut StageContext,
 ) -> Result<(Vec<Prepared>, Vec<Group>), StageError> {
-    let on_hub = fetched(params, context)?;
-    let granted = Granted::of(params, &on_hub, context);
     let python = params.python();
-    let Chosen { tasks, groups } = chosen(params, &granted, python.as_ref())?;
+    let nothing = BTreeMap::new();
+    let Chosen { tasks, groups } = chosen(params, &Granted::of(params, &nothing, context), python.as_ref())?;
     let mut has_functions = false;
     for task in &tasks {
         for function in task.functions() {
@@ -50,6 +49,8 @@ pub(in crate::kinds) fn prepare(
             has_functions = true;
         }
     }
+    let on_hub = fetched(params, &tasks, context)?;
+    let granted = Granted::of(params, &on_hub, context);
     let prepared = tasks.into_iter().map(|task| with_requests(params, limit, task, &granted, chat_template));
     let prepared: Vec<Prepared> = prepared.collect::<Result<_, _>>()?;
     if let Some(python) = python.filter(|_| has_functions) {

@@ -15,17 +15,27 @@ use crate::tasks::file::Task;
 /// A split of a dataset on the Hub: dataset, configuration, split.
 type HubSplit = (String, Option<String>, String);
 
-/// Fetches the rows of the tasks that are on the Hub.
+/// Fetches the rows of those tasks that are on the Hub.
+///
+/// # Errors
+/// Fails where a dataset that is named is of no task, or its rows cannot be had.
 pub(super) fn fetched(
     params: &TaskChoice,
+    tasks: &[Task],
     context: &mut StageContext,
 ) -> Result<BTreeMap<HubSplit, Vec<PathBuf>>, StageError> {
+    let datasets = params.datasets();
     let mut wanted: BTreeMap<(String, Option<String>), BTreeSet<String>> = BTreeMap::new();
-    for task in params.on_hub() {
-        let Some(dataset) = task.dataset_path.clone() else { continue };
+    for task in tasks.iter().filter(|task| task.data_files.is_empty()) {
+        let Some(dataset) = task.dataset_path.clone().filter(|name| datasets.contains(name)) else { continue };
         let shows = task.shots(params.num_fewshot) > 0;
         let splits = task.evaluated_split().into_iter().chain(task.shown_split().filter(|_| shows));
         wanted.entry((dataset, task.dataset_name.clone())).or_default().extend(splits.map(str::to_owned));
+    }
+    if let Some(unread) = params.named_datasets().find(|name| wanted.keys().all(|(dataset, _)| dataset != *name)) {
+        let message = format!("`task_datasets` names `{unread}`, which no task reads");
+        let help = "it is what a task file has as `dataset_path`";
+        return Err(StageError::new(Cause::BadParameters, message).with_help(help));
     }
     let mut found = BTreeMap::new();
     for ((dataset, config), splits) in wanted {
@@ -98,7 +108,7 @@ impl<'c> Granted<'c> {
             let message = format!("there are no rows of the split `{split}` of the task `{}`", task.name);
             let help = format!(
                 "its rows are those of the dataset `{dataset}`: have them as `{below}/{split}.jsonl` or `.parquet` in the folder that \
-                 `task_data` names"
+                 `task_data` names, or name the dataset in `task_datasets`, if it is on the Hub"
             );
             return Err(StageError::new(Cause::BadData, message).with_help(help));
         }
