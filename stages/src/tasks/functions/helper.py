@@ -170,8 +170,10 @@ seed()
 for line in requests:
     request = json.loads(line)
     try:
-        answer = {"value": KINDS[request["kind"]](request)}
+        answer = json.dumps({"value": KINDS[request["kind"]](request)}, ensure_ascii=False)
+        # Half a character is none.
+        answer.encode()
     except (Exception, SystemExit) as error:
-        answer = {"error": told(error)}
-    answers.write(json.dumps(answer) + "\n")
+        answer = json.dumps({"error": told(error)})
+    answers.write(answer + "\n")
     answers.flush()

@@ -94,6 +94,9 @@ def odd(row):
 
 def infinite(row):
     return float("inf")
+
+def half(row):
+    return "\ud800"
 "#;
 
 /// None where none is required.
@@ -220,6 +223,7 @@ fn what_a_function_fails_over_is_told_with_its_place() {
         ("dies", "the function `utils.dies`: `python3` ended: exit status: 3; what it said is in the stage's log"),
         ("odd", "the function `utils.odd`: TypeError: returned a set, which JSON has not"),
         ("infinite", "TypeError: returned inf, which JSON has not"),
+        ("half", "UnicodeEncodeError: 'utf-8' codec can't encode"),
         ("nothing", "AttributeError: module 'utils' has no attribute 'nothing'"),
     ] {
         let said = text(function, &python);
