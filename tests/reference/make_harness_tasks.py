@@ -73,7 +73,7 @@ def rewritten(text: str, module: str, included: str | None) -> str:
     """A task file whose functions are of another module, whose data are elsewhere, and which ends soon."""
     kept, in_tag = [], False
     for line in text.splitlines():
-        in_tag = line.startswith("tag:") or in_tag and line.lstrip().startswith("-")
+        in_tag = line.startswith("tag:") or (in_tag and line.lstrip().startswith("-"))
         if not in_tag and not line.startswith(("dataset_path:", "dataset_name:", "include:", "task:")):
             kept.append(line.replace("!function utils.", f"!function {module}.").replace("2048", "32").replace("1280", "32"))
     head = [] if included is None else [f"include: {included}"]

@@ -11,6 +11,8 @@ import os
 import random
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 
 # The channel is no longer standard output, and what functions print goes where messages go.
 answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -26,7 +28,7 @@ def named(function):
     """The function of a module's file, which is executed once."""
     file, name = function
     if file not in modules:
-        spec = importlib.util.spec_from_file_location(os.path.basename(file).removesuffix(".py"), file)
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
         module = importlib.util.module_from_spec(spec)
         seed()
         spec.loader.exec_module(module)
@@ -66,30 +68,33 @@ def number(value):
 
 
 def keep(value):
+    """Keeps a value for aggregations; what is answered of it: its place, and its number or two numbers."""
     kept.append(value)
     pair = [number(item) for item in value] if isinstance(value, (list, tuple)) and len(value) == 2 else [None]
     return {"kept": len(kept) - 1, "number": number(value), "pair": None if None in pair else pair}
 
 
 def versions(_):
+    """Those of Python and of packages that functions are likely to use."""
     found = {"python": sys.version.split()[0]}
     for package in ("lm_eval", "datasets", "numpy"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
     return found
 
 
 def load(request):
+    """Executes a module, and looks a function up in it."""
     named(request["function"])
 
 
 def call(request):
+    """What a function returns."""
     return plain(named(request["function"])(*request["arguments"]))
 
 
 def documents(request):
+    """The rows that `process_docs` makes of a dataset."""
     function = named(request["function"])
     import datasets
 
@@ -99,6 +104,7 @@ def documents(request):
 
 
 def results(request):
+    """What `process_results` returns for the answers to a row."""
     given = request["answers"]
     if request["are_pairs"]:
         given = [tuple(answer) for answer in given]
@@ -109,6 +115,7 @@ def results(request):
 
 
 def metric(request):
+    """What a response is worth beside the right one, by a metric that is called as the harness calls it."""
     function, said, arguments = named(request["function"]), request["said"], request["arguments"]
 
     def score(right):
@@ -131,6 +138,8 @@ def metric(request):
 
 
 def aggregate(request):
+    """The figure of values, kept ones among them."""
+
     def item(value):
         if isinstance(value, dict):
             return kept[value["kept"]]
@@ -144,6 +153,7 @@ def aggregate(request):
 
 
 def filtered(request):
+    """What a filter makes of the responses to a row."""
     apply = named(request["function"])
     if request["arguments"] is not None:
         apply = apply(**request["arguments"]).apply
@@ -163,7 +173,7 @@ def told(error):
     if isinstance(error, ModuleNotFoundError):
         return f"{text}: install it into {sys.prefix}"
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in modules]
-    return f"{text} ({os.path.basename(places[-1].filename)}:{places[-1].lineno})" if places else text
+    return f"{text} ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else text
 
 
 seed()
