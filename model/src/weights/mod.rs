@@ -108,7 +108,41 @@ pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
 /// The value of largest magnitude, with its sign; the first of several, and zero where all are.
 #[inline(always)]
 pub(crate) fn largest(x: &[f32; BLOCK]) -> f32 {
-    x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
+    let magnitude = reduced(x, |x, most| if x.abs() > most { x.abs() } else { most });
+    if magnitude == 0.0 {
+        return 0.0;
+    }
+    let holders = x.iter().enumerate().fold(0u32, |bits, (at, x)| bits | u32::from(x.abs() == magnitude) << at);
+    x[holders.trailing_zeros() as usize]
+}
+
+/// What is left of zero and the values of a block by an operation on two that goes in any order: lanes first, which
+/// compilers make vectors of.
+#[inline(always)]
+fn reduced(x: &[f32; BLOCK], operation: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; 8];
+    for x in x.as_chunks::<8>().0 {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane = operation(*x, *lane));
+    }
+    lanes.into_iter().fold(0.0, |left, lane| operation(lane, left))
+}
+
+/// Adding it leaves the nearest integer, halves to even, in the low bits; of numbers up to 2²².
+const ROUND: f32 = 12_582_912.0;
+
+/// The integer that [`ROUND`] has been added to.
+#[inline(always)]
+fn rounded(sum: f32) -> i32 {
+    (sum.to_bits() as i32 & 0x007f_ffff) - 0x0040_0000
+}
+
+/// The integer part of a number that is kept within bounds of at most a byte; of what is no number the lower bound.
+/// A cast, which has an answer for every float, would not become vectors.
+#[inline(always)]
+pub(crate) fn truncated(x: f32, least: f32, most: f32) -> u8 {
+    let x = if x > least { x } else { least };
+    let x = if x < most { x } else { most };
+    rounded(x.trunc() + ROUND) as u8
 }
 
 /// One over a number, and zero for zero.
@@ -121,7 +155,7 @@ pub(crate) fn reciprocal(x: f32) -> f32 {
 /// integers are compared side by side. That of a block with a number that is not finite is not.
 #[inline(always)]
 fn largest_magnitude(x: &[f32; BLOCK]) -> f32 {
-    f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())))
+    reduced(x, |x, most| f32::from_bits(x.abs().to_bits().max(most.abs().to_bits())))
 }
 
 /// The scale of a block that is so small that it is zero, or has a number that is not finite.

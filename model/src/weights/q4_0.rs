@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest, reciprocal};
+use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest, reciprocal, truncated};
 
 /// The codec.
 pub(crate) struct Q4_0;
@@ -21,7 +21,7 @@ impl BlockCodec for Q4_0 {
         scale.copy_from_slice(&f16::from_f32(exact).to_le_bytes());
         let inverse = reciprocal(exact);
         let (first, second) = x.split_at(BLOCK / 2);
-        let number = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+        let number = |x: f32| truncated(x * inverse + 8.5, 0.0, 15.0);
         for ((numbers, first), second) in numbers.iter_mut().zip(first).zip(second) {
             *numbers = number(*first) | number(*second) << 4;
         }

@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest_magnitude, reciprocal};
+use super::{BLOCK, BlockCodec, BlockFormat, f16_at, largest_magnitude, reciprocal, truncated};
 
 /// The codec.
 pub(crate) struct Q8_0;
@@ -19,7 +19,7 @@ impl BlockCodec for Q8_0 {
         let exact = largest_magnitude(x) / 127.0;
         scale.copy_from_slice(&f16::from_f32(exact).to_le_bytes());
         let inverse = reciprocal(exact);
-        numbers.iter_mut().zip(x).for_each(|(number, x)| *number = ((x * inverse).round() as i8).cast_unsigned());
+        numbers.iter_mut().zip(x).for_each(|(number, x)| *number = truncated((x * inverse).round(), -128.0, 127.0));
     }
 
     #[inline(always)]

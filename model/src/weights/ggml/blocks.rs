@@ -5,12 +5,17 @@
 
 use half::f16;
 
-use crate::weights::{BLOCK, BlockDecoder, f16_at, largest, reciprocal};
+use crate::weights::{BLOCK, BlockDecoder, f16_at, largest, reciprocal, truncated};
 
 /// Packs 32 numbers of 5 bits: their fifth bits, and two of the rest to a byte.
+#[inline(always)]
 fn pack(numbers: &[u8; BLOCK], fifth_bits: &mut [u8], nibbles: &mut [u8]) {
-    let fifth = numbers.iter().enumerate().fold(0u32, |bits, (at, number)| bits | u32::from(number >> 4 & 1) << at);
-    fifth_bits.copy_from_slice(&fifth.to_le_bytes());
+    /// Moves the lowest bit of byte `i` to bit `56 + i`.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    for (bits, numbers) in fifth_bits.iter_mut().zip(numbers.as_chunks::<8>().0) {
+        let fifths = u64::from_le_bytes(*numbers) >> 4 & 0x0101_0101_0101_0101;
+        *bits = (fifths.wrapping_mul(GATHER) >> 56) as u8;
+    }
     let (first, second) = numbers.split_at(BLOCK / 2);
     for ((byte, first), second) in nibbles.iter_mut().zip(first).zip(second) {
         *byte = first & 15 | (second & 15) << 4;
@@ -44,10 +49,11 @@ fn fifths(bits: u8) -> u64 {
 }
 
 /// Value = scale · (number − 16).
+#[inline(always)]
 pub(super) fn encode_q5_0(x: &[f32; BLOCK], block: &mut [u8]) {
     let exact = largest(x) / -16.0;
     let inverse = reciprocal(exact);
-    let numbers = x.map(|x| ((x * inverse + 16.5) as u8).min(31));
+    let numbers = x.map(|x| truncated(x * inverse + 16.5, 0.0, 31.0));
     block[..2].copy_from_slice(&f16::from_f32(exact).to_le_bytes());
     let (fifth_bits, nibbles) = block[2..].split_at_mut(4);
     pack(&numbers, fifth_bits, nibbles);
@@ -61,12 +67,13 @@ pub(super) fn decode_q5_0(block: &[u8], x: &mut [f32; BLOCK]) {
 }
 
 /// Value = scale · number + least.
+#[inline(always)]
 pub(super) fn encode_q5_1(x: &[f32; BLOCK], block: &mut [u8]) {
     let least = x.iter().fold(f32::MAX, |least, &x| if x < least { x } else { least });
     let most = x.iter().fold(f32::MIN, |most, &x| if x > most { x } else { most });
     let exact = (most - least) / 31.0;
     let inverse = reciprocal(exact);
-    let numbers = x.map(|x| ((x - least) * inverse + 0.5) as u8);
+    let numbers = x.map(|x| truncated((x - least) * inverse + 0.5, 0.0, 255.0));
     block[..2].copy_from_slice(&f16::from_f32(exact).to_le_bytes());
     block[2..4].copy_from_slice(&f16::from_f32(least).to_le_bytes());
     let (fifth_bits, nibbles) = block[4..].split_at_mut(4);

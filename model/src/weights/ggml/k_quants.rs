@@ -1,11 +1,12 @@
 //! ggml's K formats: blocks of 256 values, whose sub-blocks have scales that are quantised themselves.
 //!
 //! They have the bytes of ggml's own library, whose search is this one, in the same order of sums and without fused
-//! products. Source: `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
+//! products: it is made for all sub-blocks of a block at once, each in a lane of its own. Source: `make_qkx2_quants`,
+//! `make_qx_quants` and `quantize_row_q{4,5,6}_K_ref` of ggml's `ggml-quants.c`.
 
 use half::f16;
 
-use crate::weights::{BLOCK, BlockDecoder, f16_at};
+use crate::weights::{BLOCK, BlockDecoder, ROUND, f16_at, rounded};
 
 /// Values of a block.
 pub(super) const SUPER_BLOCK: usize = 256;
@@ -14,22 +15,42 @@ pub(super) const SUPER_BLOCK: usize = 256;
 const SUB_BLOCK: usize = 32;
 const SMALL_SUB_BLOCK: usize = 16;
 
+/// Sub-blocks of a block of `q4_K` and `q5_K`, and of one of `q6_K`.
+const SUB_BLOCKS: usize = SUPER_BLOCK / SUB_BLOCK;
+const SMALL_SUB_BLOCKS: usize = SUPER_BLOCK / SMALL_SUB_BLOCK;
+
+/// A number of each sub-block.
+type Row = [f32; SUB_BLOCKS];
+type WideRow = [f32; SMALL_SUB_BLOCKS];
+
+/// Computes one, lane by lane: a loop that becomes vectors.
+#[inline(always)]
+fn row(of: impl Fn(usize) -> f32) -> Row {
+    let mut row = [0.0; SUB_BLOCKS];
+    row.iter_mut().enumerate().for_each(|(lane, value)| *value = of(lane));
+    row
+}
+
+/// The values of a block by their places in the sub-blocks.
+#[inline(always)]
+fn by_place<const LANES: usize, const PLACES: usize>(x: &[f32; SUPER_BLOCK]) -> [[f32; LANES]; PLACES] {
+    let mut rows = [[0.0; LANES]; PLACES];
+    for (at, row) in rows.iter_mut().enumerate() {
+        row.iter_mut().enumerate().for_each(|(lane, value)| *value = x[lane * PLACES + at]);
+    }
+    rows
+}
+
 /// Scales below this are none.
 const LEAST_SCALE: f32 = 1e-15;
 
-/// Adding it leaves the nearest integer, halves to even, in the low bits; of numbers up to 2²².
-const ROUND: f32 = 12_582_912.0;
-
-/// The integer that [`ROUND`] has been added to.
-fn rounded(sum: f32) -> i32 {
-    (sum.to_bits() as i32 & 0x007f_ffff) - 0x0040_0000
-}
-
 /// The integer nearest to a number, and to a product.
+#[inline(always)]
 fn nearest(x: f32) -> i32 {
     rounded(x + ROUND)
 }
 
+#[inline(always)]
 fn nearest_product(x: f32, y: f32) -> i32 {
     rounded(x * y + ROUND)
 }
@@ -46,78 +67,93 @@ const SEARCH_Q4: Search = Search { most: 15, first: -1.0, steps: 20 };
 const SEARCH_Q5: Search = Search { most: 31, first: -0.5, steps: 15 };
 
 impl Search {
-    /// Numbers for value ≈ scale · number − offset, with the scale and the offset: the least sum of squares, weighted,
-    /// of those tried.
-    fn run(&self, x: &[f32; SUB_BLOCK], numbers: &mut [u8]) -> (f32, f32) {
-        let mean_square = x.iter().fold(0.0f32, |sum, x| sum + x * x) / 32.0;
-        let typical = mean_square.sqrt();
-        let weights = x.map(|x| typical + x.abs());
+    /// Of each sub-block the numbers for value ≈ scale · number − offset, with the scale and the offset: the least sum
+    /// of squares, weighted, of those tried.
+    #[inline(always)]
+    fn run(&self, x: &[Row; SUB_BLOCK], numbers: &mut [Row; SUB_BLOCK]) -> (Row, Row) {
+        let mut squares = [0.0; SUB_BLOCKS];
+        for x in x {
+            (0..SUB_BLOCKS).for_each(|lane| squares[lane] += x[lane] * x[lane]);
+        }
+        let typical = squares.map(|sum| (sum / SUB_BLOCK as f32).sqrt());
+        let mut weights = [[0.0; SUB_BLOCKS]; SUB_BLOCK];
+        for (w, x) in weights.iter_mut().zip(x) {
+            (0..SUB_BLOCKS).for_each(|lane| w[lane] = typical[lane] + x[lane].abs());
+        }
         let (mut least, mut most) = (x[0], x[0]);
-        let (mut sum_w, mut sum_x) = (weights[0], weights[0] * x[0]);
+        let (mut sum_w, mut sum_x) = (weights[0], row(|lane| weights[0][lane] * x[0][lane]));
         for (x, w) in x.iter().zip(&weights).skip(1) {
-            least = if *x < least { *x } else { least };
-            most = if *x > most { *x } else { most };
-            sum_w += w;
-            sum_x += w * x;
+            for lane in 0..SUB_BLOCKS {
+                least[lane] = if x[lane] < least[lane] { x[lane] } else { least[lane] };
+                most[lane] = if x[lane] > most[lane] { x[lane] } else { most[lane] };
+                sum_w[lane] += w[lane];
+                sum_x[lane] += w[lane] * x[lane];
+            }
         }
-        let mut least = if least > 0.0 { 0.0 } else { least };
-        if most == least {
-            numbers.fill(0);
-            return (0.0, -least);
-        }
-        let numbers_by =
-            |inverse: f32, least: f32| x.map(|x| nearest_product(inverse, x - least).clamp(0, self.most) as u8);
-        let error_of = |numbers: &[u8], scale: f32, least: f32| {
-            let terms = numbers.iter().zip(x).zip(&weights);
-            terms.fold(0.0f32, |sum, ((number, x), w)| {
-                let error = scale * f32::from(*number) + least - x;
-                sum + w * (error * error)
-            })
-        };
-        let inverse = self.most as f32 / (most - least);
-        let mut scale = 1.0 / inverse;
-        numbers.copy_from_slice(&numbers_by(inverse, least));
-        let mut smallest_error = error_of(numbers, scale, least);
+        let mut least = least.map(|least| if least > 0.0 { 0.0 } else { least });
+
+        // In a sub-block of one value, which is no greater than zero, all numbers and the scale are zero by an inverse
+        // that is infinite, and nothing that is tried is better.
+        let mut tried = [[0.0; SUB_BLOCKS]; SUB_BLOCK];
+        let inverse = row(|lane| self.most as f32 / (most[lane] - least[lane]));
+        let mut scale = inverse.map(|inverse| 1.0 / inverse);
+        self.numbers_by(&inverse, &least, x, &mut tried);
+        let mut smallest_error = error_of(&tried, &scale, &least, x, &weights);
+        // What the numbers of the best are made by.
+        let mut best = (inverse, least);
         for step in 0..=self.steps {
             // From the least value of the best so far, which is no longer that of the block.
-            let inverse = (self.first + 0.1 * step as f32 + self.most as f32) / (most - least);
-            let tried = numbers_by(inverse, least);
-            let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
+            let shifted = self.first + 0.1 * step as f32 + self.most as f32;
+            let inverse = row(|lane| shifted / (most[lane] - least[lane]));
+            self.numbers_by(&inverse, &least, x, &mut tried);
+            let (mut sum_l, mut sum_l2, mut sum_xl) = ([0.0; SUB_BLOCKS], [0.0; SUB_BLOCKS], [0.0; SUB_BLOCKS]);
             for ((number, x), w) in tried.iter().zip(x).zip(&weights) {
-                let number = f32::from(*number);
-                let weighted = w * number;
-                sum_l += weighted;
-                sum_l2 += weighted * number;
-                sum_xl += weighted * x;
+                for lane in 0..SUB_BLOCKS {
+                    let weighted = w[lane] * number[lane];
+                    sum_l[lane] += weighted;
+                    sum_l2[lane] += weighted * number[lane];
+                    sum_xl[lane] += weighted * x[lane];
+                }
             }
-            let determinant = sum_w * sum_l2 - sum_l * sum_l;
-            if determinant <= 0.0 {
-                continue;
-            }
-            let mut its_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            let mut its_least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-            if its_least > 0.0 {
-                its_least = 0.0;
-                its_scale = sum_xl / sum_l2;
-            }
-            let error = error_of(&tried, its_scale, its_least);
-            if error < smallest_error {
-                numbers.copy_from_slice(&tried);
-                (smallest_error, scale, least) = (error, its_scale, its_least);
+            let determinant = row(|lane| sum_w[lane] * sum_l2[lane] - sum_l[lane] * sum_l[lane]);
+            let fitted = row(|lane| (sum_w[lane] * sum_xl[lane] - sum_x[lane] * sum_l[lane]) / determinant[lane]);
+            let below = row(|lane| (sum_l2[lane] * sum_x[lane] - sum_l[lane] * sum_xl[lane]) / determinant[lane]);
+            let alone = row(|lane| sum_xl[lane] / sum_l2[lane]);
+            let its_scale = row(|lane| if below[lane] > 0.0 { alone[lane] } else { fitted[lane] });
+            let its_least = row(|lane| if below[lane] > 0.0 { 0.0 } else { below[lane] });
+            let error = error_of(&tried, &its_scale, &its_least, x, &weights);
+            let error = row(|lane| if determinant[lane] > 0.0 { error[lane] } else { f32::INFINITY });
+            let better = |its: &Row, old: &Row| {
+                row(|lane| if error[lane] < smallest_error[lane] { its[lane] } else { old[lane] })
+            };
+            best = (better(&inverse, &best.0), better(&least, &best.1));
+            scale = better(&its_scale, &scale);
+            least = better(&its_least, &least);
+            smallest_error = better(&error, &smallest_error);
+        }
+        self.numbers_by(&best.0, &best.1, x, numbers);
+        (scale, least.map(|least| -least))
+    }
+
+    #[inline(always)]
+    fn numbers_by(&self, inverse: &Row, least: &Row, x: &[Row; SUB_BLOCK], numbers: &mut [Row; SUB_BLOCK]) {
+        for (number, x) in numbers.iter_mut().zip(x) {
+            for lane in 0..SUB_BLOCKS {
+                number[lane] = nearest_product(inverse[lane], x[lane] - least[lane]).clamp(0, self.most) as f32;
             }
         }
-        (scale, -least)
     }
 
     /// A block's two scales and its quantised scales and offsets in 16 bytes, and the numbers by these.
+    #[inline(always)]
     fn block(&self, x: &[f32; SUPER_BLOCK], header: &mut [u8], numbers: &mut [u8; SUPER_BLOCK]) {
-        let subs: &[[f32; SUB_BLOCK]] = x.as_chunks().0;
-        let mut scales = [0.0f32; 8];
-        let mut offsets = [0.0f32; 8];
-        for (j, sub) in subs.iter().enumerate() {
-            (scales[j], offsets[j]) = self.run(sub, &mut numbers[j * SUB_BLOCK..][..SUB_BLOCK]);
+        let mut found = [[0.0; SUB_BLOCKS]; SUB_BLOCK];
+        let (scales, offsets) = self.run(&by_place(x), &mut found);
+        for (at, number) in numbers.iter_mut().enumerate() {
+            *number = found[at % SUB_BLOCK][at / SUB_BLOCK] as u8;
         }
-        let largest = |of: &[f32; 8]| of.iter().fold(0.0f32, |most, &x| if x > most { x } else { most });
+        let subs: &[[f32; SUB_BLOCK]] = x.as_chunks().0;
+        let largest = |of: &Row| of.iter().fold(0.0f32, |most, &x| if x > most { x } else { most });
         let (scale, offset) = (largest(&scales), largest(&offsets));
         let six_bits = |x: f32, largest: f32| {
             let inverse = if largest > 0.0 { 63.0 / largest } else { 0.0 };
@@ -127,7 +163,7 @@ impl Search {
         halves[..2].copy_from_slice(&f16::from_f32(scale / 63.0).to_le_bytes());
         halves[2..].copy_from_slice(&f16::from_f32(offset / 63.0).to_le_bytes());
         packed.fill(0);
-        for j in 0..8 {
+        for j in 0..SUB_BLOCKS {
             let (s, m) = (six_bits(scales[j], scale), six_bits(offsets[j], offset));
             if j < 4 {
                 packed[j] = s;
@@ -150,6 +186,25 @@ impl Search {
     }
 }
 
+/// The weighted squares of what numbers are off, added up.
+#[inline(always)]
+fn error_of(
+    numbers: &[Row; SUB_BLOCK],
+    scale: &Row,
+    least: &Row,
+    x: &[Row; SUB_BLOCK],
+    weights: &[Row; SUB_BLOCK],
+) -> Row {
+    let mut sums = [0.0; SUB_BLOCKS];
+    for ((number, x), w) in numbers.iter().zip(x).zip(weights) {
+        for lane in 0..SUB_BLOCKS {
+            let error = scale[lane] * number[lane] + least[lane] - x[lane];
+            sums[lane] += w[lane] * (error * error);
+        }
+    }
+    sums
+}
+
 /// Scale and offset of a sub-block, as they are quantised: 6 bits each.
 #[inline(always)]
 fn quantised_scales(header: &[u8], j: usize) -> [u8; 2] {
@@ -169,6 +224,7 @@ fn sub_block(header: &[u8], j: usize) -> (f32, f32) {
 }
 
 /// Two sub-blocks to 32 bytes: the lower halves are the first's.
+#[inline(always)]
 fn pack_nibbles(numbers: &[u8; SUPER_BLOCK], bytes: &mut [u8]) {
     for (pair, bytes) in numbers.chunks(2 * SUB_BLOCK).zip(bytes.chunks_mut(SUB_BLOCK)) {
         let (first, second) = pair.split_at(SUB_BLOCK);
@@ -178,6 +234,7 @@ fn pack_nibbles(numbers: &[u8; SUPER_BLOCK], bytes: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 pub(super) fn encode_q4_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
     let mut numbers = [0; SUPER_BLOCK];
     let (header, nibbles) = block.split_at_mut(16);
@@ -185,6 +242,7 @@ pub(super) fn encode_q4_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
     pack_nibbles(&numbers, nibbles);
 }
 
+#[inline(always)]
 pub(super) fn encode_q5_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
     let mut numbers = [0; SUPER_BLOCK];
     let (header, rest) = block.split_at_mut(16);
@@ -218,8 +276,8 @@ pub(crate) trait QuantisedScales: BlockDecoder {
 /// The scales and the offsets of the sub-blocks of a block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct WithOffsets {
-    scales: [f32; SUPER_BLOCK / SUB_BLOCK],
-    offsets: [f32; SUPER_BLOCK / SUB_BLOCK],
+    scales: Row,
+    offsets: Row,
 }
 
 impl WithOffsets {
@@ -322,11 +380,11 @@ impl BlockDecoder for Q6K {
     const PARTS: usize = 8;
 
     /// The scales of the halves of all parts.
-    type Header = [f32; SUPER_BLOCK / SMALL_SUB_BLOCK];
+    type Header = WideRow;
 
     #[inline(always)]
     fn header(block: &[u8]) -> Self::Header {
-        let (whole, mut scales) = (f16_at(block, 208), [0.0; SUPER_BLOCK / SMALL_SUB_BLOCK]);
+        let (whole, mut scales) = (f16_at(block, 208), [0.0; SMALL_SUB_BLOCKS]);
         scales.iter_mut().zip(&block[192..]).for_each(|(scale, byte)| *scale = whole * f32::from(byte.cast_signed()));
         scales
     }
@@ -367,45 +425,70 @@ impl QuantisedScales for Q6K {
     }
 }
 
-/// Numbers from −32 to 31 for value ≈ scale · number, and the scale: the most of the values explained, weighted by
-/// their squares, of the scales tried.
-fn symmetric(x: &[f32; SMALL_SUB_BLOCK]) -> ([i8; SMALL_SUB_BLOCK], f32) {
-    let largest = x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
-    if largest.abs() < LEAST_SCALE {
-        // The lowest, of which all bits are zero; by a scale of zero it is no other value.
-        return ([-32; SMALL_SUB_BLOCK], 0.0);
-    }
-    let numbers_by = |inverse: f32| x.map(|x| nearest_product(inverse, x).clamp(-32, 31) as i8);
-    let sums = |numbers: &[i8; SMALL_SUB_BLOCK]| {
-        x.iter().zip(numbers).fold((0.0f32, 0.0f32), |(sum_lx, sum_l2), (x, number)| {
-            let (w, number) = (x * x, f32::from(*number));
-            (sum_lx + w * x * number, sum_l2 + w * number * number)
-        })
-    };
-    let mut numbers = numbers_by(-32.0 / largest);
-    let (sum_lx, sum_l2) = sums(&numbers);
-    let mut scale = if sum_l2 == 0.0 { 0.0 } else { sum_lx / sum_l2 };
-    let mut best = scale * sum_lx;
-    for step in (-9..=9).filter(|step| *step != 0) {
-        let tried = numbers_by(-(32.0 + 0.1 * step as f32) / largest);
-        let (sum_lx, sum_l2) = sums(&tried);
-        if sum_l2 > 0.0 && sum_lx * sum_lx > best * sum_l2 {
-            numbers = tried;
-            scale = sum_lx / sum_l2;
-            best = scale * sum_lx;
+/// Of each sub-block the numbers from −32 to 31 for value ≈ scale · number, and the scale: the most of the values
+/// explained, weighted by their squares, of the scales tried.
+#[inline(always)]
+fn symmetric(x: &[WideRow; SMALL_SUB_BLOCK], numbers: &mut [WideRow; SMALL_SUB_BLOCK]) -> WideRow {
+    let mut largest: WideRow = [0.0; SMALL_SUB_BLOCKS];
+    for x in x {
+        for lane in 0..SMALL_SUB_BLOCKS {
+            largest[lane] = if x[lane].abs() > largest[lane].abs() { x[lane] } else { largest[lane] };
         }
     }
-    (numbers, scale)
+    let mut inverse = largest.map(|largest| -32.0 / largest);
+    let (mut scale, mut explained) = ([0.0; SMALL_SUB_BLOCKS], [0.0; SMALL_SUB_BLOCKS]);
+    let (sum_lx, sum_l2) = sums_by(&inverse, x);
+    for lane in 0..SMALL_SUB_BLOCKS {
+        scale[lane] = if sum_l2[lane] == 0.0 { 0.0 } else { sum_lx[lane] / sum_l2[lane] };
+        explained[lane] = scale[lane] * sum_lx[lane];
+    }
+    for step in (-9..=9).filter(|step| *step != 0) {
+        let tried = largest.map(|largest| -(32.0 + 0.1 * step as f32) / largest);
+        let (sum_lx, sum_l2) = sums_by(&tried, x);
+        for lane in 0..SMALL_SUB_BLOCKS {
+            let its_scale = sum_lx[lane] / sum_l2[lane];
+            let is_better = sum_l2[lane] > 0.0 && sum_lx[lane] * sum_lx[lane] > explained[lane] * sum_l2[lane];
+            inverse[lane] = if is_better { tried[lane] } else { inverse[lane] };
+            scale[lane] = if is_better { its_scale } else { scale[lane] };
+            explained[lane] = if is_better { its_scale * sum_lx[lane] } else { explained[lane] };
+        }
+    }
+    for (number, x) in numbers.iter_mut().zip(x) {
+        for lane in 0..SMALL_SUB_BLOCKS {
+            let found = nearest_product(inverse[lane], x[lane]).clamp(-32, 31) as f32;
+            // Of a sub-block without values the lowest, of which all bits are zero; by a scale of zero it is no other.
+            number[lane] = if largest[lane].abs() < LEAST_SCALE { -32.0 } else { found };
+        }
+    }
+    for lane in 0..SMALL_SUB_BLOCKS {
+        scale[lane] = if largest[lane].abs() < LEAST_SCALE { 0.0 } else { scale[lane] };
+    }
+    scale
 }
 
+/// The sums of value · number and of number², weighted by the squares of the values, of numbers by inverse scales.
+#[inline(always)]
+fn sums_by(inverse: &WideRow, x: &[WideRow; SMALL_SUB_BLOCK]) -> (WideRow, WideRow) {
+    let (mut sum_lx, mut sum_l2) = ([0.0; SMALL_SUB_BLOCKS], [0.0; SMALL_SUB_BLOCKS]);
+    for x in x {
+        for lane in 0..SMALL_SUB_BLOCKS {
+            let number = nearest_product(inverse[lane], x[lane]).clamp(-32, 31) as f32;
+            let w = x[lane] * x[lane];
+            sum_lx[lane] += w * x[lane] * number;
+            sum_l2[lane] += w * number * number;
+        }
+    }
+    (sum_lx, sum_l2)
+}
+
+#[inline(always)]
 pub(super) fn encode_q6_k(x: &[f32; SUPER_BLOCK], block: &mut [u8]) {
     let subs: &[[f32; SMALL_SUB_BLOCK]] = x.as_chunks().0;
+    let mut found = [[0.0; SMALL_SUB_BLOCKS]; SMALL_SUB_BLOCK];
+    let scales = symmetric(&by_place(x), &mut found);
     let mut numbers = [0i8; SUPER_BLOCK];
-    let mut scales = [0.0f32; 16];
-    for (j, sub) in subs.iter().enumerate() {
-        let (found, scale) = symmetric(sub);
-        numbers[j * SMALL_SUB_BLOCK..][..SMALL_SUB_BLOCK].copy_from_slice(&found);
-        scales[j] = scale;
+    for (at, number) in numbers.iter_mut().enumerate() {
+        *number = found[at % SMALL_SUB_BLOCK][at / SMALL_SUB_BLOCK] as i8;
     }
     let largest = scales.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
     block.fill(0);

@@ -9,6 +9,7 @@ pub(crate) use blocks::{Q5_0, Q5_1};
 pub(crate) use k_quants::{Q4K, Q5K, Q6K, QuantisedScales};
 
 use super::{BLOCK, BlockCodec, BlockDecoder, Q4_0, Q8_0};
+use crate::cpu::{InstructionSet, multiversion};
 
 /// How the values of a tensor are stored; the names are ggml's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,19 +129,7 @@ impl TensorType {
     /// Panics if `bytes` is not as long as [`TensorType::bytes`] says.
     pub fn encode(self, x: &[f32], bytes: &mut [u8]) {
         assert_eq!(bytes.len(), self.bytes(x.len()), "room for the blocks of {} values", x.len());
-        let block = self.described().3;
-        match self {
-            Self::F32 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&x.to_le_bytes())),
-            Self::F16 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&f16::from_f32(*x).to_le_bytes())),
-            Self::Bf16 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&bf16::from_f32(*x).to_le_bytes())),
-            Self::Q4_0 => each::<BLOCK>(x, bytes, block, Q4_0::encode),
-            Self::Q5_0 => each::<BLOCK>(x, bytes, block, blocks::encode_q5_0),
-            Self::Q5_1 => each::<BLOCK>(x, bytes, block, blocks::encode_q5_1),
-            Self::Q8_0 => each::<BLOCK>(x, bytes, block, Q8_0::encode),
-            Self::Q4K => each(x, bytes, block, k_quants::encode_q4_k),
-            Self::Q5K => each(x, bytes, block, k_quants::encode_q5_k),
-            Self::Q6K => each(x, bytes, block, k_quants::encode_q6_k),
-        }
+        encode(InstructionSet::detect(), self, x, bytes);
     }
 
     /// The values of whole blocks.
@@ -165,6 +154,27 @@ impl TensorType {
     }
 }
 
+multiversion! {
+    /// Encodes values as a type, whole blocks of them.
+    fn encode(as_type: TensorType, x: &[f32], bytes: &mut [u8]) {
+        use TensorType as T;
+        let block = as_type.described().3;
+        match as_type {
+            T::F32 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&x.to_le_bytes())),
+            T::F16 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&f16::from_f32(*x).to_le_bytes())),
+            T::Bf16 => each(x, bytes, block, |[x], bytes| bytes.copy_from_slice(&bf16::from_f32(*x).to_le_bytes())),
+            T::Q4_0 => each::<BLOCK>(x, bytes, block, Q4_0::encode),
+            T::Q5_0 => each::<BLOCK>(x, bytes, block, blocks::encode_q5_0),
+            T::Q5_1 => each::<BLOCK>(x, bytes, block, blocks::encode_q5_1),
+            T::Q8_0 => each::<BLOCK>(x, bytes, block, Q8_0::encode),
+            T::Q4K => each(x, bytes, block, k_quants::encode_q4_k),
+            T::Q5K => each(x, bytes, block, k_quants::encode_q5_k),
+            T::Q6K => each(x, bytes, block, k_quants::encode_q6_k),
+        }
+    }
+}
+
+#[inline(always)]
 fn each<const N: usize>(x: &[f32], bytes: &mut [u8], block: usize, encode: impl Fn(&[f32; N], &mut [u8])) {
     x.as_chunks::<N>().0.iter().zip(bytes.chunks_exact_mut(block)).for_each(|(x, bytes)| encode(x, bytes));
 }
