@@ -121,7 +121,15 @@ impl Architecture {
         if self == Self::Gemma2 && (config.attention_soft_cap.is_none() || config.logit_soft_cap.is_none()) {
             return Err(refused("it has no soft caps, and llama.cpp's gemma2 always has".to_owned()));
         }
-        self.check_attention(config)
+        let mut warnings = self.check_attention(config)?;
+        if let RopeScaling::LongRope(long) = &config.rope.scaling {
+            warnings.push(format!(
+                "llama.cpp chooses the factors of longrope by the size of its context (`-c`, `num_ctx`), the model by the \
+                 length of the text: set a context of at most {0} tokens for texts up to {0} tokens",
+                long.original_max_position_embeddings
+            ));
+        }
+        Ok(warnings)
     }
 
     fn check_attention(self, config: &Config) -> Result<Vec<String>, GgufError> {
