@@ -113,7 +113,8 @@ mod tests {
         let store = Store::open(folder.path()).unwrap();
         let inode = || fs::metadata(folder.path().join("locks/a")).unwrap().ino();
         let lock = store.lock("a").unwrap();
-        assert!(those_who_took_it(inode()).contains(&std::process::id()));
+        // The list is read in parts, and loses lines to locks that are released meanwhile.
+        assert!((0..100).any(|_| those_who_took_it(inode()).contains(&std::process::id())));
         drop(lock);
         assert!(!those_who_took_it(inode()).contains(&std::process::id()));
     }
