@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -157,15 +157,22 @@ impl Ranks {
             trouble: None,
             kills: Memory::default().kills(),
         };
-        let rendezvous = Rendezvous::of(nodes.as_ref())?;
+        let mut rendezvous = Rendezvous::of(nodes.as_ref())?;
+        if !self.take_requests || self.nodes.max(1) * self.per_node == 1 {
+            rendezvous.listener = None;
+        }
         for node in 0..self.nodes.max(1) {
             for local in 0..self.per_node {
                 let rank = node * self.per_node + local;
                 let take_requests = self.take_requests && rank == 0;
                 let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, self.per_node, take_requests));
                 let command = prefix.into_iter().flatten().chain(self.command.iter().cloned()).collect();
-                let there = Ranks { command, take_requests, ..self.clone() };
+                let mut there = Ranks { command, take_requests, ..self.clone() };
                 let mut env = rendezvous.variables(self, node, local);
+                if let Some(listener) = rendezvous.listener.as_ref().filter(|_| rank == 0) {
+                    there.inherit.push(listener.as_raw_fd());
+                    env.insert(LISTENER.to_owned(), listener.as_raw_fd().to_string().into());
+                }
                 env.extend(nodes.as_ref().map(|_| without_death_pipe()));
                 let mut rank = spawn(&there, rank, env, &sender)?;
                 if let Some(stdin) = rank.take_stdin() {
@@ -203,23 +210,29 @@ fn written_to(mut stdin: ChildStdin) -> Sender<Vec<u8>> {
     sender
 }
 
+/// The variable of rank 0 that names the inherited descriptor of the socket at `MASTER_PORT`.
+const LISTENER: &str = "PIPELINE_LISTENER";
+
 /// Where the ranks meet.
 struct Rendezvous {
     address: String,
     port: u16,
+    /// The socket at this port, for ranks on this machine: rank 0, which takes seconds to begin, takes it over.
+    listener: Option<TcpListener>,
 }
 
 impl Rendezvous {
-    /// On this machine, the first of those that take part, at a port that is free now. Somebody else may take it before
-    /// rank 0 does: the ranks say so then.
+    /// On this machine, the first of those that take part. Of ranks on several machines, or that take no socket over,
+    /// the port is one that is free now. Somebody else may take it before rank 0 does: the ranks say so then.
     fn of(nodes: Option<&Nodes>) -> Result<Self, StageError> {
         let (address, interface) = match nodes {
             Some(nodes) => (nodes.address.clone(), Ipv4Addr::UNSPECIFIED),
             None => (Ipv4Addr::LOCALHOST.to_string(), Ipv4Addr::LOCALHOST),
         };
-        let port = TcpListener::bind((interface, 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
-        let port = port.or_fail(Cause::Machine, || "no free port for the ranks to meet at".to_owned())?;
-        Ok(Self { address, port })
+        let bound =
+            TcpListener::bind((interface, 0)).and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+        let (port, listener) = bound.or_fail(Cause::Machine, || "no free port for the ranks to meet at".to_owned())?;
+        Ok(Self { address, port, listener: nodes.is_none().then_some(listener) })
     }
 
     /// The variables of a process, as `torchrun` names them.

@@ -161,3 +161,20 @@ fn who_waits_for_an_answer_hears_why_none_comes() {
     };
     assert!(error.message.ends_with("was killed (SIGKILL)"), "{error:?}");
 }
+
+/// A port that was free when the ranks were started could be another's before rank 0 listens.
+#[test]
+fn rank_0_takes_over_the_socket_at_which_they_meet() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"socket=$(readlink "/proc/self/fd/${PIPELINE_LISTENER:-none}" | cut -d: -f1)
+        printf '{"event":"warning","message":"%s"}\n' "${socket:-none}""#;
+    let listening = Ranks { take_requests: true, ..shell(2, script) };
+    let (ended, notes) = attended(folder.path(), &listening);
+    ended.unwrap();
+    assert_eq!(notes, [(0, "socket".to_owned()), (1, "none".to_owned())]);
+    for ranks in [shell(2, script), Ranks { take_requests: true, ..shell(1, script) }] {
+        let (ended, notes) = attended(folder.path(), &ranks);
+        ended.unwrap();
+        assert!(notes.iter().all(|(_, said)| said == "none"), "{notes:?}");
+    }
+}

@@ -33,6 +33,8 @@ TELL_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 # A rank whose watch has not been heard for so long does nothing at all.
 _SILENT_SECONDS = 2.0
+# The descriptor of the socket at `MASTER_PORT`, where it is inherited.
+LISTENER = "PIPELINE_LISTENER"
 _FAILED, _TOLD = "failed", "told"
 
 
@@ -79,7 +81,12 @@ class Ranks:
         # torchrun has a store of its own there; without it the first rank's is the one.
         is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         limit = datetime.timedelta(seconds=seconds)
-        store = TCPStore(host, port, is_master=is_host, wait_for_workers=False, timeout=limit)
+        # A port that was free when this process was started may be another's by now: its socket comes with it.
+        listener = os.environ.get(LISTENER) if is_host else None
+        descriptor = None if listener is None else int(listener)
+        store = TCPStore(
+            host, port, is_master=is_host, wait_for_workers=False, timeout=limit, master_listen_fd=descriptor
+        )
         ours = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         # A restarted group must not read what the one before it left in the same store.
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
