@@ -8,6 +8,7 @@ embeddings, the first gemma. Each has the tokenizer of a case that is there.
 One folder per case: config.json, model.safetensors (bf16), the tokenizer, and expected.json, for f32 and q8_0: every metadata key with its type
 and value, long arrays as the SHA-256 of their compact JSON, and every tensor in the order of the file. The small vocabularies split text as the
 real ones, but have other ids, by whose hash the converter would look for the name of the pre-tokenizer: it is given that of the other case.
+It has the id of `<end_of_turn>` of the first gemma as a number, in whose place that of the small vocabulary is put.
 """
 
 import argparse
@@ -51,6 +52,7 @@ CASES = {
     ),
     "qwen2_yarn": ("qwen2", "qwen3", "qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
 }
+END_OF_TURN = 5
 # The converter as a program that is told the pre-tokenizer's name.
 CONVERTER = """
 import sys, runpy, pathlib, conversion.base
@@ -136,6 +138,8 @@ def main():
                 ]
                 subprocess.run(command, check=True, capture_output=True)
                 expected[file_type] = described(file)
+                if kind == "gemma":
+                    expected[file_type]["metadata"]["tokenizer.ggml.eot_token_id"]["value"] = END_OF_TURN
         (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, separators=(",", ":")) + "\n")
         print(name, {kind: len(found["tensors"]) for kind, found in expected.items()})
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub(crate) use fields::Fields;
 pub use outline::{Architecture, Outline, sizes_by_other_names};
-pub(crate) use rope::RopeDialect;
+pub(crate) use rope::{PHI3_ORIGINAL_POSITIONS, RopeDialect};
 use serde_json::Value;
 
 use crate::ops::{Activation, NormWeight};

@@ -15,7 +15,7 @@ pub(crate) enum RopeDialect {
 }
 
 /// `original_max_position_embeddings` of a phi3 that does not say it.
-const PHI3_ORIGINAL_POSITIONS: usize = 4096;
+pub(crate) const PHI3_ORIGINAL_POSITIONS: usize = 4096;
 
 impl Fields<'_> {
     /// The rotary embedding of heads of so many elements.

@@ -4,7 +4,8 @@ use serde_json::{Map, Value as Json, json};
 
 use super::architecture::{Architecture, Change, llama_3_divisors};
 use super::{GgufError, GgufFile, TensorEntry, TensorType, Value};
-use crate::config::Config;
+use crate::config::{Config, PHI3_ORIGINAL_POSITIONS};
+use crate::rope::LongRope;
 
 /// A tensor of a checkpoint, and where a file has it.
 pub(crate) struct SourceTensor<'a> {
@@ -172,7 +173,8 @@ impl Metadata<'_> {
                 ]
             }
             Architecture::Phi3 => {
-                let original = self.optional_size("rope.scaling.original_context_length")?.unwrap_or(4096);
+                let original = self.optional_size("rope.scaling.original_context_length")?;
+                let original = original.unwrap_or(PHI3_ORIGINAL_POSITIONS);
                 let turning = self.optional_size("rope.dimension_count")?.unwrap_or(head_dim);
                 vec![
                     silu,
@@ -205,9 +207,12 @@ impl Metadata<'_> {
         if let (Some(short), Some(long)) = (short, long) {
             let list = |factors: Vec<f32>| factors.into_iter().map(shortest).collect::<Vec<_>>();
             let factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+            let original =
+                self.optional_size("rope.scaling.original_context_length")?.unwrap_or(PHI3_ORIGINAL_POSITIONS);
+            let usual = LongRope::attention_factor(self.size("context_length")? as f64 / original as f64, original);
             return Ok(Some(json!({
                 "rope_type": "longrope", "short_factor": list(short), "long_factor": list(long),
-                "attention_factor": shortest(factor),
+                "attention_factor": if usual as f32 == factor { json!(usual) } else { shortest(factor) },
             })));
         }
         let kind = match self.get("rope.scaling.type") {

@@ -228,6 +228,11 @@ impl TokenizerFiles {
                 said.add(&format!("{name}_token_id"), Value::U32(id as u32));
             }
         }
+        // The converter's own key of the first gemma, which knows the token by its place.
+        let end_of_turn = tokens.iter().position(|token| token.text == "<end_of_turn>");
+        if let Some(id) = end_of_turn.filter(|_| fields.get("model_type").is_some_and(|kind| kind == "gemma")) {
+            said.add("eot_token_id", Value::U32(id as u32));
+        }
     }
 
     /// What is put around a text.
