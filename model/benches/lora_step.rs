@@ -202,8 +202,10 @@ impl Arguments {
             "--quantize" => {
                 let skip_modules = vec!["lm_head".to_owned()];
                 self.quantize = match value {
-                    "nf4" => Some(QuantizedBase { format: BaseFormat::FourBits(Nf4::default()), skip_modules }),
-                    "q8_0" => Some(QuantizedBase { format: BaseFormat::Q8_0, skip_modules }),
+                    "nf4" => {
+                        Some(QuantizedBase { format: BaseFormat::FourBits(Nf4::default()), skip_modules, layers: None })
+                    }
+                    "q8_0" => Some(QuantizedBase { format: BaseFormat::Q8_0, skip_modules, layers: None }),
                     _ => return Err("a base is quantised to nf4 or q8_0".into()),
                 }
             }

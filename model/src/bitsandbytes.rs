@@ -195,7 +195,7 @@ fn read_fields(folder: &Path) -> Result<Map<String, Value>, QuantizeError> {
 /// What covers the linear layers that are quantised.
 fn covered(options: &Options) -> QuantizedBase {
     let skip_modules = options.skip_modules.iter().cloned().chain([HEAD.to_owned()]).collect();
-    QuantizedBase { format: BaseFormat::FourBits(Nf4::default()), skip_modules }
+    QuantizedBase { format: BaseFormat::FourBits(Nf4::default()), skip_modules, layers: None }
 }
 
 fn name_of(codebook: Codebook) -> &'static str {

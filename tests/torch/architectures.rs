@@ -11,13 +11,16 @@ use test_harness::{Unmet, do_everything, test};
 
 use crate::bench::{Bench, LOSS_BOUND, losses};
 
-const PIPELINE: &str = "architectures.yaml";
+pub(crate) const PIPELINE: &str = "architectures.yaml";
+
+/// What the checkpoints have as their tokenizer.
+pub(crate) const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/tokenizers/bytelevel");
 
 /// The largest difference of two logits of a merged model and base with adapter, which are in f32.
 const MERGE_BOUND: f64 = 1e-4;
 
 /// The mixture of experts takes as long again; the worker's own tests train several.
-fn families() -> Vec<&'static str> {
+pub(crate) fn families() -> Vec<&'static str> {
     if do_everything() { vec!["olmo2", "qwen3_moe"] } else { vec!["olmo2"] }
 }
 
@@ -56,8 +59,7 @@ fn are_like(bench: &Bench, stage: &str, adapter: &str) {
 #[test(each = families())]
 fn it_trains_evaluates_generates_and_merges(family: &str) -> Result<(), Unmet> {
     let bench = Bench::of(PIPELINE)?;
-    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/tokenizers/bytelevel");
-    reference(&bench, &["make", family, "checkpoint", tokenizer]);
+    reference(&bench, &["make", family, "checkpoint", TOKENIZER]);
 
     let native = bench.run(&["plan", PIPELINE, "adapter.backend=native"]).ends_with(2);
     native.warns(&format!("`backend: native` does not go with `{family}`")).warns("set `backend: torch`");

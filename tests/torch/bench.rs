@@ -110,11 +110,10 @@ impl Bench {
     }
 
     /// The same, where weights in 4 bits can be computed with.
-    pub(crate) fn with_bitsandbytes() -> Result<Self, Unmet> {
-        let bench = Self::new()?;
-        let found = Command::new(&bench.python).args(["-c", LOOK_FOR_BITSANDBYTES]).status();
+    pub(crate) fn with_bitsandbytes(self) -> Result<Self, Unmet> {
+        let found = Command::new(&self.python).args(["-c", LOOK_FOR_BITSANDBYTES]).status();
         match found.is_ok_and(|status| status.success()) {
-            true => Ok(bench),
+            true => Ok(self),
             false => Err(Requirement::Torch.unmet("no bitsandbytes beside torch")),
         }
     }

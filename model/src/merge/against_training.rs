@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::MergeInto;
 use super::proof::{Sums, Top, note_tops, same_tops};
 
 /// The two merges of adapters that were trained on quantised weights, each against the dequantised base with the
 /// adapters beside it: what was trained. Both are rounded to what the merged checkpoint stores.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgainstTraining {
     /// The one that was written.
     pub into: MergeInto,
@@ -20,7 +20,7 @@ pub struct AgainstTraining {
 }
 
 /// How far what a model computes is from what was trained.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Deviation {
     /// The greatest difference of two logits.
     pub max_abs_logit_difference: f32,

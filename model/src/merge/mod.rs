@@ -67,7 +67,7 @@ pub struct TrainedOn<'a> {
 }
 
 /// What adapters that were trained on a quantised base are merged into.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MergeInto {
     /// The weights as they are stored.

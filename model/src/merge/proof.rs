@@ -165,6 +165,7 @@ pub struct Measured {
     merged: Difference,
     before_rounding: Difference,
     rounding: Difference,
+    against_training: Option<AgainstTraining>,
 }
 
 /// How far two of them lie apart.
@@ -207,7 +208,7 @@ impl Measured {
             merged: self.merged.comparison(tolerance),
             before_rounding: self.before_rounding.comparison(ORDER_TOLERANCE),
             rounding: self.rounding.comparison(tolerance),
-            against_training: None,
+            against_training: self.against_training,
         })
     }
 }

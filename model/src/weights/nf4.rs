@@ -6,6 +6,7 @@
 //! sixteen levels times the largest magnitude of its block, its absmax; with double quantisation the absmaxes are
 //! themselves quantised, 256 to a block. Dequantised values are rounded to the dtype that the matrix had.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use half::f16;
@@ -143,12 +144,17 @@ pub struct QuantizedBase {
     pub format: BaseFormat,
     /// Linear layers that are not quantised: their names, or parts of their paths (`o_proj`, `layers.0`).
     pub skip_modules: Vec<String>,
+    /// The layers that are, by their paths, where it is another program that says so.
+    pub layers: Option<BTreeSet<String>>,
 }
 
 impl QuantizedBase {
     /// Whether the weight of this name is quantised: that of a linear layer which is not skipped.
     pub fn covers(&self, name: &str) -> bool {
-        super::is_linear_layer(name, &self.skip_modules)
+        match &self.layers {
+            Some(layers) => name.strip_suffix(".weight").is_some_and(|path| layers.contains(path)),
+            None => super::is_linear_layer(name, &self.skip_modules),
+        }
     }
 }
 

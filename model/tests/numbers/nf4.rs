@@ -332,6 +332,7 @@ fn check_family<B: Blocks>(
     let quantize = |double_quantization| QuantizedBase {
         format: BaseFormat::FourBits(Nf4 { double_quantization, ..Nf4::default() }),
         skip_modules: vec!["lm_head".to_owned()],
+        layers: None,
     };
     let checkpoint = Checkpoint::open(family).unwrap();
     let weights = checkpoint.names().filter_map(|name| name.strip_suffix(".weight").map(|module| (name, module)));

@@ -102,7 +102,7 @@ impl QuantizeParams {
             BaseFormat::Nf4Torchao => four_bits(Codebook::Torchao),
             BaseFormat::Q8_0 => StoredFormat::Q8_0,
         };
-        QuantizedBase { format, skip_modules: self.skip_modules.clone() }
+        QuantizedBase { format, skip_modules: self.skip_modules.clone(), layers: None }
     }
 
     /// As the torch worker takes it, which has the formats of bitsandbytes.

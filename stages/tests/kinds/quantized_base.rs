@@ -77,7 +77,7 @@ fn four_bits(codebook: Codebook) -> BaseFormat {
 
 fn dequantise(model: &Path, to: &Path, format: BaseFormat) {
     fs::create_dir(to).unwrap();
-    let base = QuantizedBase { format, skip_modules: vec!["lm_head".to_owned()] };
+    let base = QuantizedBase { format, skip_modules: vec!["lm_head".to_owned()], layers: None };
     let checkpoint = Checkpoint::open(model).unwrap().quantizing(base);
     let specs = checkpoint.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
     let mut writer = CheckpointWriter::create(to, specs, 1 << 30).unwrap();

@@ -395,6 +395,7 @@ fn a_quantised_base_is_trained_on_as_its_dequantised_weights_are() {
     let quantize = QuantizedBase {
         format: BaseFormat::FourBits(nf4),
         skip_modules: vec!["lm_head".to_owned(), "layers.1.mlp".to_owned()],
+        layers: None,
     };
     let specs = original.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
     let base = root.path().join("dequantised");

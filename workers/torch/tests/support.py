@@ -110,7 +110,7 @@ def serve_job(family: str, **changes: Any) -> dict[str, Any]:
 def infer_job(family: str, **changes: Any) -> dict[str, Any]:
     """The job of a model that is scored and completes prompts."""
     job = {"protocol": 1, "task": "infer", "device": "cpu", "dtype": "f32", "threads": 1}
-    return {**job, "model": str(GOLDEN / family), "quantize": None, "adapter": None, **changes}
+    return {**job, "model": str(GOLDEN / family), "quantize": None, "widen": False, "adapter": None, **changes}
 
 
 @dataclass

@@ -260,7 +260,7 @@ impl Worker {
         let mut work = Work::begin("torch", context)?;
         work.env.clone_from(&self.env);
         let common = work.common(self.dtype, self.model.clone(), self.quantize.clone());
-        let job = Job::Infer(Infer { common, adapter: self.adapter.clone() });
+        let job = Job::Infer(Infer { common, widen: false, adapter: self.adapter.clone() });
         let (mut connection, _) = Connection::open(&work, &job, context)?;
         connection.end_when_cancelled();
         Ok(connection)

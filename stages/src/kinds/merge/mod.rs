@@ -22,7 +22,7 @@ use model::checkpoint::Flush;
 use model::config::Architecture;
 use model::merge::WeightedAdapter;
 use model::merge::{
-    Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError, TrainedOn,
+    Merge as ModelMerge, MergeError, MergeInto, MergeOptions, MergeReport, Progress, Proof, ProofError, TrainedOn,
 };
 use model::ops::Compute;
 use model::peft::Adapter as PeftAdapter;
@@ -78,12 +78,14 @@ impl Stage for Merge {
         let trained_on = parameters::trained_on(self.into, &facts)?;
         let worker = match &architecture {
             Architecture::Native(_) => None,
-            Architecture::Transformers(_) if trained_on.is_some() => {
-                let message = "adapters on a quantised base can be merged only into native models";
-                return Err(StageError::new(Cause::BadParameters, message));
+            Architecture::Transformers(outline) => {
+                Some(proof::Worker::begin(self, outline, trained_on.as_ref(), context)?)
             }
-            Architecture::Transformers(outline) => Some(proof::Worker::begin(self, outline, context)?),
         };
+        let mut trained_on = trained_on.map(|(base, into)| (base.base(), into));
+        if let (Some(worker), Some((quantized, MergeInto::Dequantized))) = (&worker, &mut trained_on) {
+            quantized.layers = Some(worker.quantized_layers(&base, context)?);
+        }
         let weighted: Vec<WeightedAdapter<'_>> =
             adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
         let repo = base.description.facts.get(checkpoint::REPO).and_then(|repo| repo.as_str());

@@ -9,7 +9,6 @@ use engine::parameter::{ByteSize, Input, Parameters};
 use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 use model::merge::MergeInto;
-use model::weights::QuantizedBase;
 
 use super::rows;
 use crate::compute::adapter;
@@ -151,7 +150,7 @@ pub(super) fn check(params: &Merge, inputs: &InputFacts, span: Span) -> Vec<Prob
 pub(super) fn trained_on(
     into: Option<IntoWeights>,
     adapters: &[&Facts],
-) -> Result<Option<(QuantizedBase, MergeInto)>, StageError> {
+) -> Result<Option<(QuantizeParams, MergeInto)>, StageError> {
     let wrong = |message: &str| StageError::new(Cause::BadParameters, message);
     let formats: Vec<WeightFormat> =
         adapters.iter().map(|facts| WeightFormat::of_adapter(facts)).collect::<Result<_, _>>()?;
@@ -187,7 +186,7 @@ pub(super) fn trained_on(
             ))
         }
         (Some(into), Some(base)) if bases.iter().all(|other| other.as_ref() == Some(base)) => {
-            Ok(Some((base.base(), into.merge_into())))
+            Ok(Some((base.clone(), into.merge_into())))
         }
         (Some(_), Some(_)) => Err(wrong("the adapters were trained on their base in different formats")
             .with_help("merge them one by one, or train them on the same base")),

@@ -32,24 +32,55 @@ class _Outputs:
     logits: torch.Tensor
 
 
-@torch.no_grad()
-def compare(
-    adapted: PeftModel, stored: Callable[[], PreTrainedModel], batches: Sequence[Batch], device: Device, voice: Voice
-) -> dict[str, Any]:
-    """Compares the three on some documents; `stored` loads the merged checkpoint."""
-    documents = [document.input_ids[None] for batch in batches for document in batch.documents()]
-    model = cast(PreTrainedModel, adapted.get_base_model())
-    with_adapter = _outputs(model, documents, device, voice)
-    with adapter.merged(adapted):
-        in_memory = _outputs(model, documents, device, voice)
-    from_files = _outputs(stored(), documents, device, voice)
-    return {
-        "rows": len(documents),
-        "positions": len(from_files.logits),
-        "merged": _difference(with_adapter, from_files),
-        "before_rounding": _difference(with_adapter, in_memory),
-        "rounding": _difference(in_memory, from_files),
-    }
+class Proof:
+    """Compares models on some documents."""
+
+    def __init__(self, adapted: PeftModel, batches: Sequence[Batch], device: Device, voice: Voice) -> None:
+        self._adapted, self._device, self._voice = adapted, device, voice
+        self._documents = [document.input_ids[None] for batch in batches for document in batch.documents()]
+        self._with_adapter: _Outputs | None = None
+        self._from_files: _Outputs | None = None
+
+    @torch.no_grad()
+    def compare(self, stored: Callable[[], PreTrainedModel]) -> dict[str, Any]:
+        """Compares the three; `stored` loads the merged checkpoint."""
+        with_adapter = self._outputs(_base(self._adapted))
+        with adapter.merged(self._adapted):
+            in_memory = self._outputs(_base(self._adapted))
+        from_files = self._outputs(stored())
+        self._with_adapter, self._from_files = with_adapter, from_files
+        return {
+            "rows": len(self._documents),
+            "positions": len(from_files.logits),
+            "merged": _difference(with_adapter, from_files),
+            "before_rounding": _difference(with_adapter, in_memory),
+            "rounding": _difference(in_memory, from_files),
+        }
+
+    @torch.no_grad()
+    def against_training(self, other: PeftModel, dtype: torch.dtype, other_is_trained: bool) -> dict[str, Any]:
+        """How far two merges are from base with adapter as it was trained: the one in the files, and that into the base of `other`.
+
+        Both are rounded to the dtype of the files. `compare` has been called before. `other` is no longer what it was.
+        """
+        assert self._with_adapter is not None and self._from_files is not None
+        trained = self._outputs(_base(other)) if other_is_trained else self._with_adapter
+        with adapter.merged(other):
+            for parameter in _base(other).parameters():
+                parameter.copy_(parameter.to(dtype))
+            not_written = self._outputs(_base(other))
+        names = ("original", "dequantized") if other_is_trained else ("dequantized", "original")
+        found = {
+            name: _deviation(trained, merge) for name, merge in zip(names, (self._from_files, not_written), strict=True)
+        }
+        return {"into": names[0], **found}
+
+    def _outputs(self, model: PreTrainedModel) -> _Outputs:
+        return _outputs(model, self._documents, self._device, self._voice)
+
+
+def _base(adapted: PeftModel) -> PreTrainedModel:
+    return cast(PreTrainedModel, adapted.get_base_model())
 
 
 def _outputs(model: PreTrainedModel, documents: list[torch.Tensor], device: Device, voice: Voice) -> _Outputs:
@@ -74,6 +105,15 @@ def _difference(one: _Outputs, other: _Outputs) -> dict[str, Any]:
         "layers": [_distance(*pair) for pair in zip(one.layers, other.layers, strict=True)],
         "logits": _distance(one.logits, other.logits),
         "top_1_agreement": float(same.float().mean()),
+    }
+
+
+def _deviation(trained: _Outputs, merged: _Outputs) -> dict[str, Any]:
+    found = _difference(trained, merged)
+    return {
+        "max_abs_logit_difference": found["logits"]["max_abs_difference"],
+        "max_abs_logit": found["logits"]["max_abs"],
+        "top_1_agreement": found["top_1_agreement"],
     }
 
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from transformers import PretrainedConfig
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from . import adapter, computing
 from .architecture import hands_attention_over, shares_state, turns_by_length
 from .attention import NAME, choose
-from .compare import compare
-from .data import read_batches
+from .compare import Proof
+from .data import Batch, read_batches
 from .device import Device
 from .draws import Draws
 from .events import Voice
 from .generate import CachedModel, Generator, Options
-from .job import DType, InferJob
+from .job import DType, InferJob, QuantizeSettings
 from .model import DocumentLoss, load, load_base, read_config
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES
 from .requests import CLOSE, Request, Requests
 from .score import score_rows
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def run(job: InferJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
@@ -31,21 +36,51 @@ def run(job: InferJob, device: Device, ranks: Ranks, voice: Voice, requests: Req
     kernel = choose("auto", device, job.dtype, config)
     # To complete prompts and to be compared, a model has the attention of its family.
     model = load(job.model, config, COMPUTE_TYPES[job.dtype], None, job.quantize, device.torch)
+    widened = _widen(model) if job.widen else []
     adapted = None if job.adapter is None else adapter.attach(model, job.adapter, trained=False)
     if adapted is not None:
         adapter.fuse_products(adapted)
     inference = Inference(DocumentLoss(model, kernel, Draws(seed=0)).to(device.torch), config, job.dtype, device, ranks)
     voice.answer(computing.describe(device, ranks, kernel))
     while (request := requests.next()).name != CLOSE:
-        if request.name == "compare":
+        if request.name == "widened_layers":
+            voice.answer({"layers": widened})
+        elif request.name == "compare":
             assert adapted is not None, "a merge is of an adapter"
             inference.attend_as_the_family()
             (batches,) = read_batches(request.fields["ranks"], request.payload)
-            merged = Path(request.fields["merged"])
-            stored = functools.partial(load_base, merged, read_config(merged), COMPUTE_TYPES[job.dtype], attention=None)
-            voice.answer(compare(adapted, stored, batches, device, voice))
+            voice.answer(_compare(job, adapted, request.fields, batches, device, voice))
         else:
             voice.answer(inference.serve(request))
+
+
+def _widen(model: PreTrainedModel) -> list[str]:
+    # Not imported where nothing is quantised: bitsandbytes need not be there.
+    from .quantization import widen
+
+    return widen(model)
+
+
+def _compare(
+    job: InferJob, adapted: PeftModel, fields: dict[str, Any], batches: Sequence[Batch], device: Device, voice: Voice
+) -> dict[str, Any]:
+    """The proof of a merge. Of an adapter that was trained on a quantised base it has a part about the base not merged into."""
+    dtype, merged = COMPUTE_TYPES[job.dtype], Path(fields["merged"])
+    config = read_config(merged)
+    stored = functools.partial(load_base, merged, config, dtype, attention=None)
+    proof = Proof(adapted, batches, device, voice)
+    found = proof.compare(stored)
+    if fields.get("trained_on") is None:
+        return found
+    quantize = None if job.widen else QuantizeSettings(**fields["trained_on"])
+    other = load(job.model, read_config(job.model), dtype, None, quantize, device.torch)
+    if quantize is not None:
+        _widen(other)
+    assert job.adapter is not None
+    with_adapter = adapter.attach(other, job.adapter, trained=False)
+    its_dtype = cast(torch.dtype, config.dtype or dtype)
+    found["against_training"] = proof.against_training(with_adapter, its_dtype, other_is_trained=quantize is not None)
+    return found
 
 
 class Inference:

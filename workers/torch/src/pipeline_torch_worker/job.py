@@ -93,7 +93,10 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class InferJob:
-    """A model that requests score, have complete prompts, and compare."""
+    """A model that requests score, have complete prompts, and compare.
+
+    One that is quantised is widened again where it is to be merged into.
+    """
 
     protocol: Literal[1]
     task: Literal["infer"]
@@ -102,6 +105,7 @@ class InferJob:
     threads: Count
     model: Path
     quantize: QuantizeSettings | None
+    widen: bool
     adapter: Path | None
 
 

@@ -69,6 +69,20 @@ def load_stored(
     return frozen(model)
 
 
+def widen(model: PreTrainedModel) -> list[str]:
+    """Puts the values of the layers in 4 bits in their place, in the dtype that is computed in; the paths of these layers."""
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Linear4Bits)]
+    for path, layer in layers:
+        dense = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        widened = dequantize_4bit(layer.weight, layer.weight.quant_state)
+        dense.weight = torch.nn.Parameter(widened.to(layer.compute_dtype), requires_grad=False)
+        dense.bias = layer.bias
+        _replace(model, path, dense)
+    # PEFT takes it for what it now is.
+    cast(Any, model).is_loaded_in_4bit = False
+    return [path for path, _ in layers]
+
+
 def _covered(model: PreTrainedModel, skip_modules: Sequence[str]) -> Iterator[tuple[str, torch.nn.Linear]]:
     """Linear layers by their paths, but those that are skipped, and a head that is the embeddings once more."""
     embeddings = model.get_input_embeddings()

@@ -53,6 +53,8 @@ impl Common {
 pub(crate) struct Infer {
     #[serde(flatten)]
     pub common: Common,
+    /// Whether a base that is quantised is widened again, to be merged into.
+    pub widen: bool,
     /// A PEFT folder.
     pub adapter: Option<PathBuf>,
 }

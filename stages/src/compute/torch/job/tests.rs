@@ -89,7 +89,7 @@ fn the_schema_refuses_what_is_no_job() {
 
 #[test]
 fn jobs_for_inference_are_as_described() {
-    let job = check(&Job::Infer(Infer { common: common(DeviceKind::Rocm), adapter: None }));
+    let job = check(&Job::Infer(Infer { common: common(DeviceKind::Rocm), widen: false, adapter: None }));
     assert_eq!(job["task"], "infer");
     assert_eq!(check(&Job::Serve(common(DeviceKind::Cuda)))["task"], "serve");
 }
