@@ -117,6 +117,9 @@ pub(super) fn of_commands(
     found
 }
 
+/// TRL's commands, which are scripts too.
+const TRL: [&str; 6] = ["sft", "dpo", "kto", "grpo", "reward", "rloo"];
+
 /// A command of a tool.
 struct Call<'a> {
     tool: Tool,
@@ -138,7 +141,7 @@ impl<'a> Call<'a> {
                 "tune" => &["run"],
                 "axolotl" => &["train", "preprocess", "merge-lora", "evaluate", "inference"],
                 "llamafactory-cli" | "lmf" => &["train", "export", "chat", "api", "webui"],
-                "trl" => &["sft", "dpo", "kto", "grpo", "reward", "rloo"],
+                "trl" => &TRL,
                 _ => &[],
             };
             let verb = next.filter(|next| verbs.contains(&next.text.as_str()));
@@ -155,8 +158,13 @@ impl<'a> Call<'a> {
                 (Some(verb), _) => Some((at + 1, tool, verb.clone())),
                 (None, "axolotl.cli.train") => train(Tool::Axolotl),
                 (None, text) if text.ends_with("swift/cli/sft.py") => sft(Tool::MsSwift),
-                (None, text) if text.ends_with("trl/scripts/sft.py") => sft(Tool::Trl),
-                (None, _) => None,
+                (None, text) if text.ends_with("src/train.py") && words.iter().any(|word| word.text == "--stage") => {
+                    train(Tool::LlamaFactory)
+                }
+                (None, text) => TRL
+                    .iter()
+                    .find(|verb| text.ends_with(&format!("trl/scripts/{verb}.py")))
+                    .map(|verb| (at, Tool::Trl, Word { text: (*verb).to_owned(), span: word.span })),
             }
         })?;
         let (launcher, arguments) = (&words[..at], &words[at + 1..]);

@@ -436,6 +436,9 @@ fn stage(reading: &mut Reading<'_>) -> Stage {
     {
         reading.put("pref_ftx", "train.loss.sft_weight", weight);
     }
+    if which == "orpo" && reading.number("pref_ftx").is_some_and(|weight| weight > 0.0) {
+        reading.missing("pref_ftx", "ORPO has a likelihood of its own here, whose weight is 1".to_owned());
+    }
     preference::loss(reading, &PREFERENCE, &which, Smoothing::Conservative);
     Stage::Preferences
 }

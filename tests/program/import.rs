@@ -485,6 +485,16 @@ fn what_a_launcher_decides_is_carried_over_or_named() {
     is_said(&import("torchrun --nproc_per_node gpu", ""), "other_meaning", "nproc_per_node", "taken for one");
     let said = import("torchrun --nnodes 2 --nproc_per_node 4", "");
     is_written(&said, &["micro_batch_size: 16", "nodes: 2", "count: 4"]);
+    // Its other scripts, and LLaMA-Factory's.
+    let pairs = TRL.replace("sft.py", "dpo.py");
+    let said = said_of(&project, "a.sh", &format!("accelerate launch --num_processes 2 {pairs} --beta 0.3\n"));
+    is_written(&said, &["name: dpo", "beta: 0.3", "count: 2"]);
+    project.write("data/dataset_info.json", r#"{"own": {"file_name": "own.json"}}"#);
+    project.write("data/own.json", r#"[{"instruction": "Who?", "input": "", "output": "Pip."}]"#);
+    let factory = "src/train.py --stage sft --do_train --model_name_or_path a/b --dataset own --template qwen --finetuning_type lora \
+                   --output_dir out";
+    let said = said_of(&project, "a.sh", &format!("torchrun --nproc_per_node 4 {factory}\n"));
+    is_written(&said, &["count: 4"]);
     // What `trl` passes on to its launcher.
     project.write("a.sh", "trl sft --model_name_or_path a/b --dataset_name chats.jsonl --accelerate_config zero2\n");
     let ran = project.run(&["import", "a.sh"]).ends_with(0);

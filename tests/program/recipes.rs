@@ -181,6 +181,28 @@ fn what_init_writes_runs_whatever_the_rows_are() {
     init(&project, "nothing.jsonl", &[]).ends_with(2).warns("there is no file `nothing.jsonl`");
 }
 
+/// Rows are corrected in a file that is there.
+#[test]
+fn init_writes_its_file_beside_rows_that_have_to_be_corrected() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let good = r#"{"instruction": "Who?", "output": "Pip."}"#;
+    for bad in [
+        r#"{"instuction": "Who?", "output": "Pip."}"#,
+        r#"{"instruction": null, "output": "Pip."}"#,
+        r#"{"instruction": "Who?"}"#,
+    ] {
+        project.write("rows.jsonl", &format!("{good}\n{bad}\n{good}\n"));
+        init(&project, "rows.jsonl", &[])
+            .ends_with(0)
+            .warns("`rows.jsonl`, line 2")
+            .warns("until these rows are as they should be");
+        project.run(&["validate", "job.yaml"]).ends_with(2).warns("`rows.jsonl`, line 2");
+    }
+    project.write("rows.jsonl", &format!("{good}\n").repeat(24));
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+}
+
 /// Compressed files, quoted headers, several files: `init` reads them with the readers of `dataset`.
 #[test]
 fn init_reads_what_dataset_reads() {

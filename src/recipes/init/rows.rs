@@ -78,10 +78,13 @@ fn read(columns: &[String]) -> (Form, Option<String>) {
             (Form::Conversations, None)
         }
         Some(Shape::Messages(column)) => (Form::Conversations, Some(columns_of(&json!({ "messages": column })))),
-        Some(Shape::Alpaca) => (Form::Conversations, Some(turns(&rows::instruction("instruction", "input"), "output"))),
-        Some(Shape::Pair(prompt, completion)) => {
-            (Form::Conversations, Some(turns(&rows::column(&prompt), &completion)))
+        Some(Shape::Alpaca) => {
+            let (instruction, input) = (required("instruction"), rows::column("input"));
+            // `+` is of texts alone, and fails over an instruction that is null.
+            let user = format!("{instruction} + ('\\n' ~ {input} if {input} else '')");
+            (Form::Conversations, Some(turns(&user, "output")))
         }
+        Some(Shape::Pair(prompt, completion)) => (Form::Conversations, Some(turns(&required(&prompt), &completion))),
     }
 }
 
@@ -89,10 +92,15 @@ fn columns_of(map: &serde_json::Value) -> String {
     format!("column_map: {}", write::flow(map))
 }
 
+/// The value of a column that every row must have.
+fn required(name: &str) -> String {
+    format!("row[{}]", json!(name))
+}
+
 /// A prompt and its answer as the turns of a user and an assistant, for the model's chat template.
 fn turns(user: &str, assistant: &str) -> String {
     let mut parameters = Parameters::default();
-    rows::conversation(&mut parameters, None, user, &rows::column(assistant));
+    rows::conversation(&mut parameters, None, user, &required(assistant));
     let map = parameters.get("map").map(write::flow).unwrap_or_default();
     format!("map: {map}, column_map: {{ messages: messages }}")
 }

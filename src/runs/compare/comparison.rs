@@ -170,8 +170,11 @@ impl Comparison {
             let _ = write!(text, "{}{table}", if from == 0 { "" } else { "\n" });
             from = to;
         }
-        if self.parameters.is_empty() {
-            text += "\nno parameter differs\n";
+        let have_same_stages = self.candidates.iter().all(|it| it.stages == self.candidates[0].stages);
+        match self.parameters.is_empty() {
+            true if have_same_stages => text += "\nno parameter differs\n",
+            true => text += "\nthe runs are not of the same stages; of those that all have, no parameter differs\n",
+            false => {}
         }
         if cells.iter().flatten().any(|cell| cell.ends_with('*')) {
             text += "\n* the best of its column\n";
@@ -353,7 +356,7 @@ impl Candidate {
 
 /// A column's name for a person: figures that are printed with their unit need not name it.
 fn in_short(name: &str) -> String {
-    let (before, last) = name.rsplit_once('.').map_or(("", name), |(before, last)| (before, last));
+    let (before, last) = dots(name).last().map_or(("", name), |at| (&name[..at], &name[at + 1..]));
     let last = match last {
         "seconds" => "took",
         "peak_memory_bytes" => "memory",
@@ -376,9 +379,19 @@ fn in_words(name: &str, value: f64) -> String {
     }
 }
 
+/// Where a dotted name has its dots. Those of a child of a sweep, `adapter[lora.rank=4]`, are in a name.
+fn dots(name: &str) -> impl Iterator<Item = usize> {
+    let mut depth = 0;
+    name.char_indices().filter_map(move |(at, letter)| {
+        depth += i32::from(letter == '[') - i32::from(letter == ']');
+        (letter == '.' && depth <= 0).then_some(at)
+    })
+}
+
 /// The fewest last parts of a dotted name that no other name ends in.
 fn shortened(name: &str, names: &[&str]) -> String {
-    let starts = name.rmatch_indices('.').map(|(at, _)| at + 1).chain([0]);
+    let starts: Vec<usize> = [0].into_iter().chain(dots(name).map(|at| at + 1)).collect();
+    let starts = starts.into_iter().rev();
     for start in starts {
         let end = &name[start..];
         let same = |other: &&&str| **other == end || other.ends_with(&format!(".{end}"));
@@ -387,4 +400,18 @@ fn shortened(name: &str, names: &[&str]) -> String {
         }
     }
     name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cut_at_dots_that_no_bracket_holds() {
+        let names =
+            ["adapter[lora.rank=4].last_loss", "adapter[lora.rank=8].last_loss", "after.rouge1", "after.seconds"];
+        let short = |at: usize| in_short(&shortened(names[at], &names));
+        assert_eq!([0, 2, 3].map(short), [names[0], "rouge1", "took"]);
+        assert_eq!(in_short(&shortened(names[0], &names[..1])), "last_loss");
+    }
 }
