@@ -455,6 +455,13 @@ fn adapters_come_and_go_by_an_authenticated_call_and_from_named_folders_alone() 
     let one = ask("one");
     assert!(one.0 == 200 && one.1 != base.1, "{one:?}");
     assert_eq!(load("two", &folder.join("one")), 200);
+    // As clients write a name in a path.
+    assert_eq!(load("a team's/third", &folder.join("one")), 200);
+    let described = format!(
+        "GET /v1/models/a%20team's%2Fthird HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}",
+        std::env::var("PATH").unwrap()
+    );
+    assert_eq!(server.ask(&described, "").0, 200);
     assert_eq!(post("/v1/unload_lora_adapter", &json!({ "lora_name": "one" })).0, 200);
     assert_eq!(post("/v1/unload_lora_adapter", &json!({ "lora_name": "one" })).0, 404);
     assert_eq!(post("/v1/unload_lora_adapter", &json!({ "lora_name": "fresh" })).0, 400);

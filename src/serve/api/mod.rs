@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use http_server::{Method, Refusal, Request, Response, Service, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use stages::compute::inference::{CompletionText, QueuedRequest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
@@ -160,7 +161,7 @@ impl Api {
         let path = request.path.as_str();
         if let Some(name) = path.strip_prefix("/v1/models/") {
             expect(request, &Method::GET)?;
-            let model = self.model(name)?;
+            let model = self.model(&percent_decode_str(name).decode_utf8_lossy())?;
             return Ok(Response::json(StatusCode::OK, self.model_json(&model).to_string()));
         }
         let (path, method) = known(path).ok_or_else(|| ApiError::no_path(path))?;
