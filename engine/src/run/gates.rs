@@ -122,6 +122,9 @@ fn value(figure: &Figure, outputs: Option<&BTreeMap<String, OutputRecord>>) -> R
     let facts = || outputs.into_iter().flat_map(BTreeMap::values).flat_map(|output| &output.facts);
     let found = facts().find(|(name, _)| **name == figure.name).and_then(|(_, value)| value.as_f64());
     found.ok_or_else(|| {
+        if facts().any(|(name, value)| **name == figure.name && value.is_null()) {
+            return format!("`{}` of `{}` is not a finite number", figure.name, figure.stage);
+        }
         let known: Vec<&str> = facts().filter(|(_, value)| value.is_number()).map(|(name, _)| name.as_str()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         format!("`{}` has no figure `{}`; it has: {known}", figure.stage, figure.name)

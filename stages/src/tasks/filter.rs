@@ -93,13 +93,35 @@ impl Pipeline {
         self.filters.iter().filter_map(|filter| if let Filter::Function(of, _) = filter { Some(of) } else { None })
     }
 
-    /// What it makes of the responses to a row.
+    /// What it makes of the responses to each row: functions are given all rows at once.
     ///
     /// # Errors
-    /// Says what a filter cannot be used on.
-    pub fn apply(&self, responses: Vec<String>, row: &Document) -> Result<Filtered, String> {
-        let responses = Filtered { values: responses.into_iter().map(Value::String).collect(), is_single: false };
-        self.filters.iter().try_fold(responses, |responses, filter| filter.apply(responses, row))
+    /// Says what a filter cannot be used on, with the row if it is about one.
+    pub fn apply(
+        &self,
+        responses: Vec<Vec<String>>,
+        rows: &[&Document],
+    ) -> Result<Vec<Filtered>, (Option<usize>, String)> {
+        let as_given =
+            |texts: Vec<String>| Filtered { values: texts.into_iter().map(Value::String).collect(), is_single: false };
+        let mut all: Vec<Filtered> = responses.into_iter().map(as_given).collect();
+        for filter in &self.filters {
+            all = match filter {
+                Filter::Function(function, arguments) => {
+                    let given: Vec<Value> = all.iter().map(Filtered::json).collect();
+                    let made =
+                        function.filtered(&given, rows, arguments.as_ref()).map_err(|message| (None, message))?;
+                    made.into_iter().map(Filtered::of_function).collect()
+                }
+                filter => {
+                    let each = all.into_iter().zip(rows).enumerate();
+                    let each = each
+                        .map(|(at, (of_row, row))| filter.apply(of_row, row).map_err(|message| (Some(at), message)));
+                    each.collect::<Result<_, _>>()?
+                }
+            };
+        }
+        Ok(all)
     }
 }
 
@@ -127,19 +149,20 @@ impl Filter {
             }
             Self::TakeFirstK(k) => values.into_iter().take(*k).collect(),
             Self::MajorityVote => majority(values).into_iter().collect(),
-            Self::Function(function, arguments) => {
-                let given = Filtered { values, is_single }.json();
-                return Ok(match function.filtered(&given, row, arguments.as_ref())? {
-                    Value::Array(values) => Filtered { values, is_single: false },
-                    value => Filtered { values: vec![value], is_single: true },
-                });
-            }
+            Self::Function(..) => unreachable!("functions are given all rows at once"),
         };
         Ok(Filtered { values, is_single })
     }
 }
 
 impl Filtered {
+    fn of_function(made: Value) -> Self {
+        match made {
+            Value::Array(values) => Self { values, is_single: false },
+            value => Self { values: vec![value], is_single: true },
+        }
+    }
+
     /// As functions are given it.
     pub fn json(&self) -> Value {
         match self.values.as_slice() {

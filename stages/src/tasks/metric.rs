@@ -233,7 +233,7 @@ impl Metric {
         let name =
             function.as_ref().map(Function::name).or(metric.as_str()).ok_or("`metric` is to be a name")?.to_owned();
         let higher_is_better = match entry.get("higher_is_better") {
-            None => true,
+            None => Kind::of_name(&name).is_none_or(|kind| kind.better() == Better::Higher),
             Some(flag) => flag.as_bool().ok_or("`higher_is_better` is to be true or false")?,
         };
         let (source, aggregation) = match function {

@@ -63,7 +63,7 @@ impl TaskError {
         Self { line: Some(line), key: key.map(str::to_owned), ..Self::in_file(file, message) }
     }
 
-    fn key(file: &Path, key: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn key(file: &Path, key: &str, message: impl Into<String>) -> Self {
         Self { key: Some(key.to_owned()), ..Self::in_file(file, message) }
     }
 

@@ -97,7 +97,10 @@ impl<'t> Fields<'t> {
 
     fn text(&self, form: &Form<'_>, row: &Document) -> Result<Value, TaskError> {
         let (key, text) = &form.text;
-        text.index_or_text(row, form.choices.is_some()).map_err(|message| self.wrong(key, message))
+        match text.index_or_text(row, form.choices.is_some()) {
+            Ok(Value::Null) => Err(self.wrong(key, "there is no text, but None")),
+            found => found.map_err(|message| self.wrong(key, message)),
+        }
     }
 
     fn target(&self, form: &Form<'_>, row: &Document) -> Result<Value, TaskError> {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::TaskError;
 use super::alike::Alike;
+use super::documents::Document;
 use super::file::{OutputType, Processor, Task};
 use super::filter::{Filtered, Pipeline};
 use super::functions::{Function, Kept};
@@ -155,18 +156,33 @@ impl Task {
         TaskError::key(&self.file, key, message)
     }
 
-    /// What a filter makes of the responses to a row; where none was drawn they are all the same.
-    fn filtered(&self, pipeline: &Pipeline, sample: &Sample, answers: &[Answer]) -> Result<Filtered, TaskError> {
-        let texts = answers.iter().filter_map(|answer| match answer {
-            Answer::Text(text) => Some(text.clone()),
-            Answer::Loglikelihood { .. } => None,
-        });
-        let texts: Vec<String> = texts.collect();
-        if texts.is_empty() {
-            return Ok(Filtered::default());
+    /// What a filter makes of the responses to each row; where none was drawn they are all the same.
+    fn filtered(
+        &self,
+        pipeline: &Pipeline,
+        samples: &[Sample],
+        answers: &[Vec<Answer>],
+    ) -> Result<Vec<Filtered>, TaskError> {
+        let of_row = |answers: &Vec<Answer>| -> Vec<String> {
+            let texts = answers.iter().filter_map(|answer| match answer {
+                Answer::Text(text) => Some(text.clone()),
+                Answer::Loglikelihood { .. } => None,
+            });
+            let texts: Vec<String> = texts.collect();
+            texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect()
+        };
+        let texts: Vec<Vec<String>> = answers.iter().map(of_row).collect();
+        if texts.iter().all(Vec::is_empty) {
+            return Ok(vec![Filtered::default(); samples.len()]);
         }
-        let texts = texts.into_iter().cycle().take(self.repeats.max(answers.len())).collect();
-        pipeline.apply(texts, &sample.document).map_err(|message| self.wrong("filter_list", message))
+        let rows: Vec<&Document> = samples.iter().map(|sample| &sample.document).collect();
+        pipeline.apply(texts, &rows).map_err(|(row, message)| {
+            let error = self.wrong("filter_list", message);
+            match row {
+                Some(row) => error.in_row(row),
+                None => error,
+            }
+        })
     }
 
     /// The one right text of a row and the one response to it, for metrics that are of no more.
@@ -252,9 +268,9 @@ impl Task {
         let mut all: Vec<Measured<'_>> = Vec::new();
         for pipeline in &self.filters {
             let first = all.len();
-            for (at, (sample, answers)) in samples.iter().zip(answers).enumerate() {
-                let found = self.filtered(pipeline, sample, answers);
-                let found = found.and_then(|filtered| self.worths(sample, answers, &filtered));
+            let filtered = self.filtered(pipeline, samples, answers)?;
+            for (at, ((sample, answers), filtered)) in samples.iter().zip(answers).zip(&filtered).enumerate() {
+                let found = self.worths(sample, answers, filtered);
                 for (name, aggregation, worth) in found.map_err(|error| error.in_row(at))? {
                     let key = format!("{name},{}", pipeline.name);
                     let place = all[first..].iter().position(|measured| measured.key == key);

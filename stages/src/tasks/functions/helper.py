@@ -1,10 +1,11 @@
 """Runs functions that task files name. A request is a line of JSON; so is the answer, `{"value": …}` or `{"error": …}`.
 
-What functions return stays here where only functions read it: an answer has its number (`keep`).
+What functions return stays here where only functions read it: an answer has its number (`keep`), until a request says `forget`.
 """
 
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,8 @@ os.dup2(2, 1)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 modules = {}
-kept = []
+kept = {}
+places = itertools.count()
 
 
 def named(function):
@@ -69,9 +71,10 @@ def number(value):
 
 def keep(value):
     """Keeps a value for aggregations; what is answered of it: its place, and its number or two numbers."""
-    kept.append(value)
+    place = next(places)
+    kept[place] = value
     pair = [number(item) for item in value] if isinstance(value, (list, tuple)) and len(value) == 2 else [None]
-    return {"kept": len(kept) - 1, "number": number(value), "pair": None if None in pair else pair}
+    return {"kept": place, "number": number(value), "pair": None if None in pair else pair}
 
 
 def versions(_):
@@ -88,6 +91,11 @@ def load(request):
     named(request["function"])
 
 
+def seeded(_):
+    """Seeds random numbers before a task."""
+    seed()
+
+
 def call(request):
     """What a function returns."""
     return plain(named(request["function"])(*request["arguments"]))
@@ -99,7 +107,6 @@ def documents(request):
     import datasets
 
     datasets.disable_progress_bars()
-    seed()
     return [plain(dict(row)) for row in function(datasets.Dataset.from_list(request["rows"]))]
 
 
@@ -153,16 +160,16 @@ def aggregate(request):
 
 
 def filtered(request):
-    """What a filter makes of the responses to a row."""
+    """What a filter makes of the responses to all rows."""
     apply = named(request["function"])
     if request["arguments"] is not None:
         apply = apply(**request["arguments"]).apply
-    [of_row] = list(apply([request["responses"]], [request["row"]]))
-    return plain(of_row)
+    return [plain(of_row) for of_row in apply(request["responses"], request["rows"])]
 
 
 KINDS = {
-    function.__name__: function for function in (versions, load, call, documents, results, metric, aggregate, filtered)
+    function.__name__: function
+    for function in (versions, load, seeded, call, documents, results, metric, aggregate, filtered)
 }
 
 
@@ -172,13 +179,15 @@ def told(error):
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError):
         return f"{text}: install it into {sys.prefix}"
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in modules]
-    return f"{text} ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else text
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in modules]
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
 
 
 seed()
 for line in requests:
     request = json.loads(line)
+    for place in request["forget"]:
+        kept.pop(place, None)
     try:
         answer = json.dumps({"value": KINDS[request["kind"]](request)}, ensure_ascii=False)
         # Half a character is none.

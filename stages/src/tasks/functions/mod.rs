@@ -22,6 +22,8 @@ const HELPER: &str = include_str!("helper.py");
 pub struct Python {
     program: PathBuf,
     running: Mutex<Option<Running>>,
+    /// What is no longer needed of what it keeps; it is told with the next request.
+    forgotten: Mutex<Vec<u64>>,
 }
 
 #[derive(Debug)]
@@ -55,7 +57,7 @@ impl Drop for Running {
 impl Python {
     /// One of a program that can be started, as `python3`.
     pub fn new(program: PathBuf) -> Self {
-        Self { program, running: Mutex::new(None) }
+        Self { program, running: Mutex::new(None), forgotten: Mutex::default() }
     }
 
     /// Its version, and those of packages that functions are likely to use.
@@ -63,11 +65,12 @@ impl Python {
     /// # Errors
     /// Says why it cannot be asked.
     pub fn versions(&self) -> Result<Value, String> {
-        self.ask(&json!({ "kind": "versions" }))
+        self.ask(json!({ "kind": "versions" }))
     }
 
-    fn ask(&self, request: &Value) -> Result<Value, String> {
+    fn ask(&self, mut request: Value) -> Result<Value, String> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        request["forget"] = json!(std::mem::take(&mut *self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)));
         if running.is_none() {
             *running = Some(self.start()?);
         }
@@ -112,14 +115,32 @@ pub struct Function {
     python: Arc<Python>,
 }
 
-/// What a function returned and Python keeps.
+/// What a function returned and Python keeps, for as long as this or a clone of it is there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kept {
-    id: u64,
+    held: Arc<Held>,
     /// If it is one.
     pub number: Option<f64>,
     /// If it is two.
     pub pair: Option<(f64, f64)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    id: u64,
+    python: Arc<Python>,
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.python.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
 }
 
 impl PartialEq for Function {
@@ -161,6 +182,14 @@ impl Function {
     /// Says what is not there.
     pub fn load(&self) -> Result<(), String> {
         self.ask("load", json!({})).map(drop)
+    }
+
+    /// Seeds Python's random numbers, as the harness does before a task.
+    ///
+    /// # Errors
+    /// Says why Python cannot be asked.
+    pub fn seed(&self) -> Result<(), String> {
+        self.ask("seeded", json!({})).map(drop)
     }
 
     /// What it returns, as JSON.
@@ -215,17 +244,25 @@ impl Function {
         number(&made).ok_or_else(|| self.of("returned no number"))
     }
 
-    /// What it makes of the responses to a row: it filters, or is a class of filters, if there are arguments.
+    /// What it makes of the responses to each of some rows: it filters, or is a class of filters, if there are
+    /// arguments.
     ///
     /// # Errors
-    /// As for [`Function::call`].
+    /// As for [`Function::call`], and if it returns no list as long as there are rows.
     pub fn filtered(
         &self,
-        responses: &Value,
-        row: &Document,
+        responses: &[Value],
+        rows: &[&Document],
         arguments: Option<&Map<String, Value>>,
-    ) -> Result<Value, String> {
-        self.ask("filtered", json!({ "responses": responses, "row": row, "arguments": arguments }))
+    ) -> Result<Vec<Value>, String> {
+        let made = self.ask("filtered", json!({ "responses": responses, "rows": rows, "arguments": arguments }))?;
+        match made {
+            Value::Array(made) if made.len() == rows.len() => Ok(made),
+            Value::Array(made) => {
+                Err(self.of(&format!("returned {} lists of responses for {} rows", made.len(), rows.len())))
+            }
+            _ => Err(self.of("returned no list")),
+        }
     }
 
     fn ask(&self, kind: &str, mut request: Value) -> Result<Value, String> {
@@ -233,7 +270,7 @@ impl Function {
         // A module is known by its whole path: it must not be another one in another folder.
         let module = std::path::absolute(&self.module).unwrap_or_else(|_| self.module.clone());
         request["function"] = json!([module, self.name()]);
-        self.python.ask(&request).map_err(|error| self.of(&error))
+        self.python.ask(request).map_err(|error| self.of(&error))
     }
 
     fn of(&self, message: &str) -> String {
@@ -244,8 +281,8 @@ impl Function {
         let of_one = |entry: &Value| {
             let (name, value) = (entry.get(0)?.as_str()?, entry.get(1)?);
             let pair = value["pair"].as_array().and_then(|pair| Some((number(&pair[0])?, number(&pair[1])?)));
-            let kept = Kept { id: value["kept"].as_u64()?, number: number(&value["number"]), pair };
-            Some((name.to_owned(), kept))
+            let held = Arc::new(Held { id: value["kept"].as_u64()?, python: Arc::clone(&self.python) });
+            Some((name.to_owned(), Kept { held, number: number(&value["number"]), pair }))
         };
         let entries = made.as_array().and_then(|entries| entries.iter().map(of_one).collect());
         entries.ok_or_else(|| self.of("returned no figures"))
@@ -255,7 +292,7 @@ impl Function {
 impl Kept {
     /// What stands for it in a request.
     pub fn json(&self) -> Value {
-        json!({ "kept": self.id })
+        json!({ "kept": self.held.id })
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use test_harness::Requirement;
 
-use super::Python;
+use super::{Function, Python};
 use crate::tasks::documents::{self, Document};
 use crate::tasks::file::{Task, TaskFile};
+use crate::tasks::processor::RowProcessor;
 use crate::tasks::prompt::PromptOptions;
 use crate::tasks::request::{Asking, Request, Sample};
 use crate::tasks::results::{Answer, Results};
@@ -158,9 +159,14 @@ fn functions_make_rows_requests_and_figures() {
     let task = task(folder.path(), CHOICES, &python);
     let row = |q: &str| json!({ "q": q, "right": "yes", "wrong": "no" });
     let given = rows(&[row("a?"), row("b?"), row("c?"), row("d?")]);
+    // The same whatever ran before it was seeded.
+    let seed = || task.process_docs.as_ref().and_then(RowProcessor::function).unwrap().seed().unwrap();
+    seed();
     let made = documents::processed(&task, given.clone()).unwrap();
-    // Seeded before each call: the same whatever ran before.
+    let next = documents::processed(&task, given.clone()).unwrap();
+    seed();
     assert_eq!(documents::processed(&task, given).unwrap(), made);
+    assert_ne!(next, made);
     let gold: Vec<&Value> = made.iter().map(|row| &row["gold"]).collect();
     assert!(gold.contains(&&json!(0)) && gold.contains(&&json!(1)), "{gold:?}");
     let found = samples(&task, &made);
@@ -236,4 +242,59 @@ fn what_a_function_fails_over_is_told_with_its_place() {
     let said = TaskFile::read(&folder.path().join("task.yaml"), Some(&python)).unwrap_err().to_string();
     let expected = "task.yaml:7, `doc_to_target`: the function `other.gold` is one of `other.py`, which is not beside";
     assert!(said.contains(expected), "{said}");
+}
+
+/// Validation evaluates again and again in one process.
+#[test]
+fn what_nobody_reads_any_more_is_forgotten() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let module = "import gc\nclass Big: pass\ndef results(row, answers): return {'big': Big()}\n\
+                  def alive(): return sum(isinstance(one, Big) for one in gc.get_objects())\n";
+    std::fs::write(folder.path().join("big.py"), module).unwrap();
+    let function = |name| Function::named(name, &folder.path().join("task.yaml"), &python).unwrap();
+    let alive = || function("big.alive").call(&[]).unwrap();
+    let made = || function("big.results").results(&Document::default(), Vec::new(), false).unwrap();
+    let (one, other) = (made(), made());
+    assert_eq!(alive(), 2);
+    let again = other.clone();
+    drop((one, other));
+    assert_eq!(alive(), 1);
+    drop(again);
+    assert_eq!(alive(), 0);
+}
+
+/// As in the harness, which a filter may count on.
+#[test]
+fn a_filter_is_given_all_rows_at_once() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let module = "def numbered(resps, docs): return [[f'{at} of {len(docs)}'] for at, _ in enumerate(resps)]\n\
+                  def short(resps, docs): return [['x']]\ndef none(row): return None\n";
+    std::fs::write(folder.path().join("all.py"), module).unwrap();
+    let of_filter = |name: &str| {
+        format!(
+            "task: t\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\ntest_split: test\n\
+             output_type: generate_until\ndoc_to_text: '{{{{ q }}}}'\ndoc_to_target: '{{{{ q }}}} of 2'\n\
+             generation_kwargs: {{until: [x]}}\nmetric_list: [{{metric: exact_match}}]\n\
+             filter_list: [{{name: f, filter: [{{function: custom, filter_fn: !function all.{name}}}, {{function: take_first}}]}}]\n"
+        )
+    };
+    let given = [json!({"q": "0"}), json!({"q": "1"})];
+    let said: [&[&str]; 2] = [&["a"], &["b"]];
+    let numbered = task(folder.path(), &of_filter("numbered"), &python);
+    assert_eq!(of_responses(&numbered, &given, &said).figures["exact_match,f"].value, 1.0);
+
+    let short = task(folder.path(), &of_filter("short"), &python);
+    let samples = samples(&short, &rows(&given));
+    let answers: Vec<Vec<Answer>> =
+        said.iter().map(|said| said.iter().map(|text| Answer::Text((*text).to_owned())).collect()).collect();
+    let error = short.results(&samples, &answers, 0).unwrap_err().to_string();
+    assert!(error.contains("`all.short`: returned 1 lists of responses for 2 rows"), "{error}");
+
+    let text = of_filter("numbered").replace("doc_to_text: '{{ q }}'", "doc_to_text: !function all.none");
+    let without = task(folder.path(), &text, &python);
+    let asking = Asking { task: &without, options: PromptOptions::default(), chat_template: None, num_fewshot: None };
+    let error = asking.samples(&rows(&given), &[]).unwrap_err().to_string();
+    assert!(error.contains("row 1") && error.contains("`doc_to_text`: there is no text, but None"), "{error}");
 }

@@ -16,10 +16,25 @@ use super::contamination::Contamination;
 use super::prepared::Prepared;
 use crate::data::results::TableWriter;
 use crate::kinds::evaluate::write_text;
+use crate::tasks::file::Task;
 use crate::tasks::group::Group;
-use crate::tasks::metric::BOOTSTRAP_ITERATIONS;
+use crate::tasks::metric::{BOOTSTRAP_ITERATIONS, Metric};
 use crate::tasks::request::{Request, Sample};
 use crate::tasks::results::{Answer, Measured, Results};
+
+/// Says which metrics of a task have no figure, or one that is no number.
+fn warn_of_no_figures(task: &Task, found: &Results, context: &mut StageContext) {
+    for Metric { name, .. } in &task.metrics {
+        let of_it = |key: &str| key.split_once(',').is_some_and(|(metric, _)| metric == name);
+        let figures: Vec<f64> =
+            found.figures.iter().filter(|(key, _)| of_it(key)).map(|(_, figure)| figure.value).collect();
+        if figures.is_empty() {
+            context.warn(format!("no row of the task `{}` has a figure for the metric `{name}`", task.name));
+        } else if figures.iter().any(|value| value.is_nan()) {
+            context.warn(format!("the metric `{name}` of the task `{}` is NaN", task.name));
+        }
+    }
+}
 
 /// The figures of tasks and groups: their table, their files, their facts.
 pub(super) fn finish(
@@ -34,7 +49,9 @@ pub(super) fn finish(
     let mut results: BTreeMap<&str, Results> = BTreeMap::new();
     for (at, (Prepared { task, samples, .. }, answers)) in prepared.iter().zip(answers).enumerate() {
         let measured = task.measured(samples, &answers)?;
-        results.insert(&task.name, task.figures(&measured, BOOTSTRAP_ITERATIONS)?);
+        let found = task.figures(&measured, BOOTSTRAP_ITERATIONS)?;
+        warn_of_no_figures(task, &found, context);
+        results.insert(&task.name, found);
         let held = contamination.get(at).map(|found| found.rows.as_slice());
         write_samples(samples, &answers, &measured, held, &draft.folder.join(samples_file(&task.name)))?;
     }
@@ -43,8 +60,10 @@ pub(super) fn finish(
     let mut add = |name: &str, results: &Results| {
         let single = prepared.len() == 1;
         for (key, figure) in &results.figures {
-            for (key, value) in [(key.clone(), Some(figure.value)), (name_of_standard_error(key), figure.stderr)] {
-                let Some(value) = value.filter(|value| value.is_finite()) else { continue };
+            let error = figure.stderr.filter(|error| error.is_finite());
+            for (key, value) in [(key.clone(), Some(figure.value)), (name_of_standard_error(key), error)] {
+                let Some(value) = value else { continue };
+                // JSON has no NaN: null is a figure that is none.
                 facts.insert(format!("{name}.{key}"), value.into());
                 // Those of one task have their own names, too: children of a sweep over tasks are compared by them.
                 if single {

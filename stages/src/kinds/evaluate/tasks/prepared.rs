@@ -15,6 +15,7 @@ use crate::tasks::TaskError;
 use crate::tasks::file::{Task, TaskFile};
 use crate::tasks::functions::Python;
 use crate::tasks::group::{Group, Member, Overrides};
+use crate::tasks::processor::RowProcessor;
 use crate::tasks::request::{Asking, Sample};
 use crate::tasks::shipped;
 
@@ -214,17 +215,24 @@ fn with_requests(
     chat_template: Option<&ChatTemplate>,
 ) -> Result<Prepared, StageError> {
     let split = task.evaluated_split().unwrap_or_default().to_owned();
+    let num_fewshot = task.shots(params.num_fewshot);
+    let shown_split = task.shown_split().filter(|_| num_fewshot > 0);
+    // A function of rows may draw random numbers: the harness has it make those that are shown first, and the rows of a
+    // split once.
+    if let Some(function) = task.process_docs.as_ref().and_then(RowProcessor::function) {
+        function.seed().map_err(|message| TaskError::key(&task.file, "process_docs", message))?;
+    }
+    let shown = match shown_split.filter(|shown| *shown != split) {
+        Some(shown) => granted.rows(&task, shown)?,
+        None => Vec::new(),
+    };
     let mut rows = granted.rows(&task, &split)?;
+    let shown = if shown_split == Some(&*split) { rows.clone() } else { shown };
     let original = rows.len();
     if original == 0 {
         return Err(StageError::bad_data(format!("the split `{split}` of the task `{}` has no rows", task.name)));
     }
     rows.truncate(limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX)));
-    let num_fewshot = task.shots(params.num_fewshot);
-    let shown = match task.shown_split().filter(|_| num_fewshot > 0) {
-        Some(split) => granted.rows(&task, split)?,
-        None => Vec::new(),
-    };
     let asking = Asking { task: &task, options: params.options(), chat_template, num_fewshot: Some(num_fewshot) };
     let samples = asking.samples(&rows, &shown)?;
     Ok(Prepared { task: Arc::new(task), num_fewshot, samples, original })
