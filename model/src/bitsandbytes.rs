@@ -89,8 +89,11 @@ pub enum QuantizeError {
     #[error("the model's weights are stored quantised (`{0}`): start from the model before it was quantised")]
     Quantized(String),
     /// A value is beyond what the format holds.
-    #[error("`{0}` has values that are not finite, or not in half precision, which 8 bits are made from")]
+    #[error("`{0}` has values that are NaN or infinite: the model was damaged, or its training diverged")]
     NotFinite(String),
+    /// A value is too great.
+    #[error("`{0}` has values above 65504: 8 bits are made from half precision, where they are infinite")]
+    TooGreat(String),
     /// Nothing would be quantised.
     #[error("no linear layer is left to quantise: `skip_modules` names all of them")]
     Nothing,
@@ -144,6 +147,7 @@ pub fn write(
             }
             (true, Layout::Int8) => report.quantized.push(quantizer.int8(name, info, &mut writer)?),
             (false, _) => {
+                check_finite(&checkpoint, name, info)?;
                 let copy = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), QuantizeError> {
                     Ok(checkpoint.read_bytes(name, first, piece)?)
                 };
@@ -163,6 +167,24 @@ pub fn write(
     write_atomically(&path, format!("{:#}\n", Value::Object(fields)).as_bytes())?;
     report.files.push(path);
     Ok(report)
+}
+
+/// Makes sure that a tensor which is copied holds numbers.
+fn check_finite(checkpoint: &Checkpoint, name: &str, info: &TensorInfo) -> Result<(), QuantizeError> {
+    /// Values that are looked at at a time.
+    const PIECE: usize = 1 << 18;
+    if checkpoint.expect_float(name).is_err() {
+        return Ok(());
+    }
+    let mut values = vec![0.0; PIECE.min(info.elements())];
+    for first in (0..info.elements()).step_by(PIECE) {
+        let count = PIECE.min(info.elements() - first);
+        checkpoint.read_f32(name, first, &mut values[..count])?;
+        if values[..count].iter().any(|value| !value.is_finite()) {
+            return Err(QuantizeError::NotFinite(name.to_owned()));
+        }
+    }
+    Ok(())
 }
 
 /// `quantization_config` of a checkpoint that would be written with these options.
@@ -287,10 +309,13 @@ impl Quantizer<'_> {
         let mut row = vec![0.0; shape[1]];
         for index in 0..shape[0] {
             rows.read(index, &mut row)?;
+            if row.iter().any(|value| !value.is_finite()) {
+                return Err(QuantizeError::NotFinite(name.to_owned()));
+            }
             row.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
             let absmax = row.iter().fold(0.0f32, |most, value| most.max(value.abs()));
             if row.iter().any(|value| !value.is_finite()) {
-                return Err(QuantizeError::NotFinite(name.to_owned()));
+                return Err(QuantizeError::TooGreat(name.to_owned()));
             }
             // In this order, as PyTorch divides a number by a tensor.
             let inverse = if absmax == 0.0 { 0.0 } else { 1.0 / absmax * 127.0 };

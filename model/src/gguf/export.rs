@@ -95,8 +95,9 @@ impl Export {
         let fields: Map<String, Json> =
             serde_json::from_str(&text).map_err(|error| ConfigError::NotAnObject(Some(error)))?;
         let architecture = Architecture::of(&config)?;
-        let warnings = architecture.check(&config, &fields)?;
+        let mut warnings = architecture.check(&config, &fields)?;
         let checkpoint = Checkpoint::open(folder)?;
+        config.check_weights(&checkpoint)?;
 
         let text = |text: &str| Value::String(text.to_owned());
         let mut metadata = vec![
@@ -109,14 +110,9 @@ impl Export {
         metadata.push(("general.quantization_version".to_owned(), Value::U32(2)));
         let tokenizer = TokenizerFiles::read(folder)?;
         metadata.extend(tokenizer.metadata(&config, &fields, options.pre_tokenizer.as_deref())?);
+        warnings.extend(tokenizer.warnings(options.pre_tokenizer.as_deref()));
 
         let tensors = tensors(architecture, &config, &fields, options.file_type);
-        for tensor in &tensors {
-            if let Source::Tensor { name, .. } = &tensor.source {
-                checkpoint.expect_shape(name, &tensor.shape)?;
-                checkpoint.expect_float(name)?;
-            }
-        }
         Ok(Self { checkpoint, config, metadata, tensors, warnings })
     }
 
@@ -209,6 +205,9 @@ impl Export {
             let first = first + task * rows_per_task;
             let mut values = vec![0.0; bytes.len() / stored.bytes(row) * row];
             self.rows(tensor, first, row, &mut values)?;
+            if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+                return Err(GgufError::NotFinite { name: tensor.name.clone(), value: *value });
+            }
             if stored == TensorType::F16
                 && let Some(value) = values.iter().find(|value| value.abs() >= INFINITE_IN_F16)
             {

@@ -17,6 +17,14 @@ pub(crate) struct SourceTensor<'a> {
     pub(crate) change: Change,
 }
 
+/// Makes sure that a file has each tensor of its model in its shape, and no other.
+///
+/// # Errors
+/// Fails with the first of which that is not so.
+pub fn check_tensors(file: &GgufFile) -> Result<(), GgufError> {
+    sources(file).map(drop)
+}
+
 /// The tensors of a file under the names that they have on the Hub.
 ///
 /// # Errors
@@ -102,7 +110,9 @@ impl Metadata<'_> {
         set("num_attention_heads", json!(heads));
         set("num_key_value_heads", json!(self.optional_size("attention.head_count_kv")?.unwrap_or(heads)));
         set("max_position_embeddings", json!(self.size("context_length")?));
-        set("rms_norm_eps", shortest(self.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5)));
+        let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
+        let without = || unusable(format!("it has no `{}.attention.layer_norm_rms_epsilon`", self.architecture.name()));
+        set("rms_norm_eps", shortest(epsilon.ok_or_else(without)?));
         set("tie_word_embeddings", json!(tensor(self.file, "output.weight").is_none()));
         if key_length.is_some() {
             set("head_dim", json!(head_dim));
@@ -114,6 +124,13 @@ impl Metadata<'_> {
         }
         if let Some(scaling) = self.rope_scaling(head_dim)? {
             set("rope_scaling", scaling);
+        }
+        for name in ["bos", "eos", "eot", "eom", "padding", "unknown"] {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            let id = self.file.get(&key).and_then(integer);
+            if let Some(id) = id.filter(|id| *id >= embedding.shape[0]) {
+                return Err(unusable(format!("`{key}` is {id}, and the vocabulary has {} tokens", embedding.shape[0])));
+            }
         }
         for (key, value) in self.special_ids() {
             set(key, value);

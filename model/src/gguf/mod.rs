@@ -21,8 +21,8 @@ use std::path::PathBuf;
 
 pub(crate) use architecture::Change;
 pub use export::{Export, ExportOptions, PlannedTensor, Progress, check_config, tensor_bytes};
-pub use import::config;
 pub(crate) use import::{SourceTensor, sources};
+pub use import::{check_tensors, config};
 pub use import_vocabulary::{TokenizerJson, tokenizer};
 pub use mixture::FileType;
 pub use pre_tokenizer::PRE_TOKENIZERS;
@@ -68,6 +68,14 @@ pub enum GgufError {
     /// A value is infinite in f16.
     #[error("`{name}` has the value {value}, which is too great for f16; give the type bf16 or f32")]
     TooGreat {
+        /// The tensor's name in the file.
+        name: String,
+        /// The value.
+        value: f32,
+    },
+    /// A value is no number, or infinite.
+    #[error("`{name}` has the value {value}: the model was damaged, or its training diverged")]
+    NotFinite {
         /// The tensor's name in the file.
         name: String,
         /// The value.

@@ -120,6 +120,38 @@ impl TokenizerFiles {
         Ok(metadata)
     }
 
+    /// What llama.cpp does otherwise with the text. `pre` names the pre-tokenizer where the user does.
+    pub(super) fn warnings(&self, pre: Option<&str>) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let found =
+            pre_tokenizer::name(&self.tokenizer).ok().filter(|_| self.tokenizer["model"]["byte_fallback"] != true);
+        if let (Some(pre), Some(found)) = (pre, found)
+            && pre != found
+        {
+            warnings.push(format!(
+                "`tokenizer.json` splits text as `{found}`, and `pre_tokenizer` says `{pre}`: llama.cpp will split it otherwise"
+            ));
+        }
+        let begins = self.template().and_then(|steps| steps.first()?["SpecialToken"]["id"].as_str());
+        if let Some(token) = begins.filter(|_| self.settings.is_null()) {
+            warnings.push(format!(
+                "`tokenizer.json` begins every text with `{token}`, which no `tokenizer_config.json` names as `bos_token`: llama.cpp \
+                 will not"
+            ));
+        }
+        let listed = self.tokenizer["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_set = |token: &&Json| ["lstrip", "rstrip", "single_word"].iter().any(|flag| token[flag] == true);
+        let lost: Vec<String> = listed.iter().filter(is_set).map(|token| token["content"].to_string()).collect();
+        if let Some(first) = lost.first() {
+            let more = if lost.len() > 1 { format!(" and {} others", lost.len() - 1) } else { String::new() };
+            warnings.push(format!(
+                "llama.cpp finds the added token {first}{more} wherever its text is: `lstrip`, `rstrip` and `single_word` have no \
+                 place in a GGUF file"
+            ));
+        }
+        warnings
+    }
+
     fn added(&self) -> Vec<Added> {
         let listed = self.tokenizer["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
         listed.iter().filter_map(|token| Added::of(token, usize::try_from(token["id"].as_u64()?).ok()?)).collect()

@@ -358,6 +358,72 @@ fn what_gguf_cannot_hold_is_an_error_and_a_window_a_warning() {
     assert!(windowed.warnings()[0].contains("up to 16 tokens"), "{:?}", windowed.warnings());
 }
 
+/// The model of a folder with other values in a tensor, and with a tensor more.
+fn with_weights(
+    folder: &Path,
+    change: impl Fn(&str, &mut Vec<f32>),
+    more: Option<(&str, &[usize])>,
+) -> tempfile::TempDir {
+    let output = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|kind| kind == "json" || kind == "model") {
+            std::fs::write(output.path().join(entry.file_name().unwrap()), std::fs::read(&entry).unwrap()).unwrap();
+        }
+    }
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = checkpoint
+        .tensors()
+        .map(|(name, info)| (name.to_owned(), (info.shape.clone(), checkpoint.tensor_f32(name).unwrap())))
+        .collect();
+    tensors.iter_mut().for_each(|(name, (_, values))| change(name, values));
+    if let Some((name, shape)) = more {
+        tensors.insert(name.to_owned(), (shape.to_vec(), vec![0.5; shape.iter().product()]));
+    }
+    let specs = tensors.iter().map(|(name, (shape, _))| TensorSpec::new(name.as_str(), Dtype::F32, shape)).collect();
+    let mut writer = CheckpointWriter::create(output.path(), specs, 1 << 30).unwrap();
+    tensors.iter().for_each(|(name, (_, values))| writer.write_f32(name, values).unwrap());
+    writer.finish().unwrap();
+    output
+}
+
+#[test]
+fn what_is_no_number_and_what_is_no_part_of_the_model_is_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf/llama31");
+    let refusal = |model: &Path, file_type: FileType| {
+        let options = ExportOptions { file_type, name: "m".to_owned(), pre_tokenizer: None };
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let path = model.join("written.gguf");
+        let written = Export::plan(model, &options)
+            .and_then(|export| export.write(&path, &threads, &mut |_| ControlFlow::Continue(())));
+        written.err().map(|error| error.to_string())
+    };
+    let same = with_weights(&folder, |_, _| (), None);
+    assert_eq!(refusal(same.path(), FileType::F32), None);
+    for (name, written) in
+        [("model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"), ("model.norm.weight", "output_norm.weight")]
+    {
+        for value in [f32::NAN, f32::INFINITY] {
+            let broken = with_weights(
+                &folder,
+                |own, values| {
+                    if own == name {
+                        values[1] = value
+                    }
+                },
+                None,
+            );
+            for file_type in [FileType::F32, FileType::Bf16, FileType::Q8_0, FileType::Q4KM] {
+                let refused = refusal(broken.path(), file_type).unwrap();
+                assert!(refused.contains(&format!("`{written}` has the value {value}")), "{refused}");
+            }
+        }
+    }
+    let more = with_weights(&folder, |_, _| (), Some(("model.layers.1.mlp.foo.weight", &[4, 4])));
+    assert!(
+        refusal(more.path(), FileType::F32).unwrap().contains("no place for tensor `model.layers.1.mlp.foo.weight`")
+    );
+}
+
 /// A folder as `download` makes it of a file.
 fn imported(file: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -37,12 +37,14 @@ impl Derived {
         let read = || -> Result<Self, GgufError> {
             let file = GgufFile::open(path)?;
             let config = model::gguf::config(&file)?;
+            model::gguf::check_tensors(&file)?;
             Ok(Self { config, tokenizer: model::gguf::tokenizer(&file, pre_tokenizer)? })
         };
         let derived = read().map_err(failure)?;
         let text = Value::Object(derived.config.clone()).to_string();
-        Architecture::from_json(&text)
-            .or_fail(Cause::BadData, || "the GGUF file describes a model that cannot be used here".to_owned())?;
+        Architecture::from_json(&text).map_err(|error| {
+            StageError::bad_data(format!("the GGUF file describes a model that cannot be used here: {error}"))
+        })?;
         Ok(derived)
     }
 
@@ -98,7 +100,16 @@ fn failure(error: GgufError) -> StageError {
         GgufError::Damaged(_) => Some("fetch or copy it again".to_owned()),
         _ => None,
     };
-    let error = StageError::bad_data("the GGUF file cannot be used as a model").with_source(error);
+    let why = match &error {
+        GgufError::Unusable(why) => why.clone(),
+        other => other.to_string(),
+    };
+    let message = format!("the GGUF file cannot be used as a model: {why}");
+    let error = match std::error::Error::source(&error) {
+        // What it says has been said.
+        None => StageError::bad_data(message),
+        Some(_) => StageError::bad_data(message).with_source(error),
+    };
     match help {
         Some(help) => error.with_help(help),
         None => error,

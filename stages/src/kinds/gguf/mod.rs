@@ -87,7 +87,7 @@ impl Type {
 
 impl StageKind for Gguf {
     const NAME: &'static str = "gguf";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: the first gemma's end of turn has its key.
     const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
     const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
     const GOAL: bool = true;
@@ -99,13 +99,16 @@ impl Stage for Gguf {
     }
 
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        match config(self, inputs).map(model::gguf::check_config) {
-            Some(Err(error)) => {
-                let label = "this model cannot be a GGUF file";
-                vec![Problem::error("bad-value", span, error.to_string(), label).at("model")]
-            }
-            Some(Ok(_)) | None => Vec::new(),
+        let mut problems = Vec::new();
+        if let Some(Err(error)) = config(self, inputs).map(model::gguf::check_config) {
+            let label = "this model cannot be a GGUF file";
+            problems.push(Problem::error("bad-value", span, error.to_string(), label).at("model"));
         }
+        if self.pre_tokenizer.as_ref().is_some_and(|name| name.trim().is_empty()) {
+            let problem = Problem::error("bad-value", span, "`pre_tokenizer` is empty", "a name of llama.cpp's");
+            problems.push(problem.with_help("leave it out, to have it recognised").at("pre_tokenizer"));
+        }
+        problems
     }
 
     fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
