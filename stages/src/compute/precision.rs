@@ -46,8 +46,8 @@ struct Written {
     dtype: WrittenDtype,
     /// The format that weights are quantised to when the model is loaded: `int8` or `int4` (only `backend: native`
     /// with `cpu` kernels), or a base as in `train` (`{ base: nf4 }`, on the same backends). Default: the format
-    /// that the adapter was trained on; without an adapter the stored weights. `none` always uses the stored
-    /// weights.
+    /// that the adapter was trained on; without an adapter the stored weights. `none` leaves the
+    /// format of the adapter out; a model that was trained with QAT computes as in training whatever is set.
     #[semantic]
     quantize: Option<WeightFormat>,
 }

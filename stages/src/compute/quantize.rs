@@ -6,13 +6,14 @@ use std::sync::Arc;
 use cache::Class;
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
-use engine::error::StageError;
+use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader, choice_schema, read_choice};
 use model::blocks::Blocks;
-use model::config::Config;
+use model::checkpoint::Checkpoint;
+use model::config::{Config, StoredQuantized};
 use model::cpu::Cpu;
 use model::decoder::{Decoder, LoadError};
 use model::parameter::Trainability;
@@ -84,6 +85,42 @@ impl BaseFormat {
     }
 }
 
+/// Warns of names in `skip_modules`, by the key that they have in the file, that no module has.
+///
+/// # Errors
+/// Fails if the model cannot be read.
+pub(crate) fn warn_of_idle_names(
+    quantize: &QuantizedBase,
+    base: &Path,
+    key: &str,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let files = Checkpoint::open(base).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+    // A tied head is no tensor, and is left as it is.
+    for name in quantize.skip_modules.iter().filter(|name| *name != "lm_head") {
+        let alone = QuantizedBase { skip_modules: vec![name.clone()], ..quantize.clone() };
+        let all = QuantizedBase { skip_modules: Vec::new(), ..quantize.clone() };
+        if !files.names().any(|tensor| all.covers(tensor) && !alone.covers(tensor)) {
+            context.warn(format!("`{key}` names `{name}`, which is no linear layer of the model"));
+        }
+    }
+    Ok(())
+}
+
+/// The few bits that a model's weights are stored in.
+fn stored_format(model: &Config) -> Option<&'static str> {
+    let elements: usize = model
+        .tensors()
+        .iter()
+        .filter(|(_, shape)| shape.len() > 1)
+        .map(|(_, shape)| shape.iter().product::<usize>())
+        .sum();
+    match model.stored_quantized? {
+        StoredQuantized::Nf4(_) => Some("bitsandbytes"),
+        StoredQuantized::Gguf { bytes } => (bytes < 2 * elements as u64).then_some("GGUF"),
+    }
+}
+
 /// Whether a tensor can be stored so; what is no matrix is not.
 fn fits(format: Nf4, shape: &[usize]) -> bool {
     <[usize; 2]>::try_from(shape).map_or(true, |shape| format.fits(shape))
@@ -142,8 +179,16 @@ impl QuantizeParams {
         })
     }
 
-    /// What is wrong with it on a model: torchao's NF4 is of whole blocks.
+    /// What is wrong with it on a model: weights that are quantised keep their format, and torchao's NF4 is of whole
+    /// blocks.
     pub fn problem_on(&self, model: &Config, span: Span) -> Option<Problem> {
+        if let Some(format) = stored_format(model) {
+            let message = format!("the model's weights are stored quantised already ({format}), and stay as they are");
+            let problem = Problem::error("bad-value", span, message, "of a model in 16 or 32 bits").at("quantize");
+            return Some(
+                problem.with_help("leave `quantize` out: adapters are trained and asked on the weights as stored"),
+            );
+        }
         let base = self.base();
         let StoredFormat::FourBits(nf4) = base.format else { return None };
         let tensors = model.tensors().into_iter();

@@ -218,7 +218,11 @@ impl InferenceParams {
                 Some(problem.with_help("set `dtype: bf16`, or leave it out").at("dtype"))
             }
         };
-        of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).chain(of_format).collect()
+        let of_base = match (&self.precision.quantize, model_config(&self.model.reference, inputs)) {
+            (Some(WeightFormat::Base(base)), Some(config)) => base.problem_on(&config, span),
+            _ => None,
+        };
+        of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).chain(of_format).chain(of_base).collect()
     }
 
     /// The problem of an adapter that belongs to another model, where both are known.

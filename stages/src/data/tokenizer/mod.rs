@@ -244,6 +244,21 @@ impl Tokenizer {
         self.bos_token_id.is_some() && self.config.get("add_bos_token") != Some(&Value::Bool(false))
     }
 
+    /// A token that the tokenizer's file puts before every text, where no configuration names a beginning of text: it
+    /// is left out.
+    pub fn unnamed_beginning(&self) -> Option<String> {
+        if self.bos_token_id.is_some()
+            || self.config.contains_key("bos_token")
+            || self.config.contains_key("add_bos_token")
+        {
+            return None;
+        }
+        let with = unpanicked(|| self.inner.encode_fast("a", true)).ok()?;
+        let without = unpanicked(|| self.inner.encode_fast("a", false)).ok()?;
+        let first = *with.get_ids().first()?;
+        (without.get_ids().first() != Some(&first)).then(|| self.inner.id_to_token(first)).flatten()
+    }
+
     /// Ids after which generation stops: end of text, and the end of a turn where the chat template writes one.
     pub fn stop_token_ids(&self) -> Vec<u32> {
         const ENDS_OF_TURN: [&str; 6] =

@@ -17,6 +17,7 @@ use model::config::Architecture;
 use model::merge::Progress;
 use model::resize::{ResizeError, ResizeOptions};
 
+use crate::compute::aware;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUANTIZATION};
 use crate::data::artifact::{Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::prompt::PROMPT;
@@ -50,7 +51,7 @@ impl AddTokens {
 
 impl StageKind for AddTokens {
     const NAME: &'static str = "add_tokens";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: models trained with QAT are refused.
     const ABOUT: &'static str = "Adds tokens to a model and its tokenizer.";
     const ALSO_CALLED: &'static [&'static str] = &["resize_token_embeddings", "added_tokens", "new_tokens"];
 }
@@ -112,6 +113,11 @@ impl Stage for AddTokens {
         if checkpoint::config(&base.folder)?.contains_key(QUANTIZATION) {
             return Err(StageError::new(Cause::BadParameters, "the model's weights are stored quantised")
                 .with_help("add the tokens to the model before it was quantised"));
+        }
+        if aware::is_aware(&base.folder) {
+            let message = "the model was trained for 4-bit weights (QAT), whose scales are of the rows that it has";
+            return Err(StageError::new(Cause::BadParameters, message)
+                .with_help("add the tokens to the model before quantisation-aware training"));
         }
         let tokens = self.tokens();
         let mut draft = context.create("model")?;

@@ -153,7 +153,8 @@ impl<'a> Taker<'a> {
             ));
         }
         if counts.empty > 0 {
-            context.warn(format!("{} rows have an empty string; `on_empty: drop` leaves such rows out", counts.empty));
+            let rows = if counts.empty == 1 { "1 row has" } else { &format!("{} rows have", counts.empty) };
+            context.warn(format!("{rows} an empty string; `on_empty: drop` leaves such rows out"));
         }
         (self.arranger, counts, self.examples)
     }

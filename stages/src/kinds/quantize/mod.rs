@@ -17,10 +17,11 @@ use engine::stage::{InputFacts, Stage, StageKind, Threads};
 use model::bitsandbytes::{Layout, Options, Progress, QuantizeError, Report, TensorError};
 use model::checkpoint::{DEFAULT_MAX_SHARD_BYTES, Flush};
 use model::config::Architecture;
-use model::weights::{Codebook, Nf4};
+use model::weights::{BaseFormat, Codebook, Nf4, QuantizedBase};
 use serde_json::{Value, json};
 
 use crate::compute::checkpoint::{self, CONFIG, QUANTIZATION};
+use crate::compute::quantize::warn_of_idle_names;
 use crate::data::artifact::{Model, OutputKind, TokensOrPacks};
 use crate::data::prompt::PROMPT;
 use crate::forecast::PROCESS_BYTES;
@@ -150,6 +151,12 @@ impl Stage for Quantize {
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let base = context.open(&self.model)?;
+        let covered = QuantizedBase {
+            format: BaseFormat::FourBits(Nf4::default()),
+            skip_modules: self.skip_modules.clone(),
+            layers: None,
+        };
+        warn_of_idle_names(&covered, &base.folder, "skip_modules", context)?;
         let options = Options {
             layout: self.layout(),
             skip_modules: self.skip_modules.clone(),

@@ -365,6 +365,12 @@ fn check_ends(
              false` leaves it out"
         ));
     }
+    if let Some(token) = tokenizer.unnamed_beginning() {
+        context.warn(format!(
+            "`tokenizer.json` begins every text with `{token}`, which is left out, since no `tokenizer_config.json` names it \
+             as `bos_token`"
+        ));
+    }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
         context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
     }

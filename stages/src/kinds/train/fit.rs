@@ -56,6 +56,12 @@ pub(super) fn problems(params: &Train, inputs: &InputFacts, span: Span) -> Vec<P
         problems.extend(quantize.problem_on(&config, span));
     }
     if params.method == Method::Full {
+        let config = model_config(&params.model.reference, inputs);
+        if config.is_some_and(|config| config.stored_quantized.is_some()) {
+            let message = "the model's weights are stored quantised, and `method: full` trains every weight";
+            let problem = Problem::error("bad-value", span, message, "quantised already").at("method");
+            problems.push(problem.with_help("set `method: lora`, or start from the model before it was quantised"));
+        }
         return problems;
     }
     if let Some(config) = model_config(&params.model.reference, inputs) {

@@ -13,14 +13,13 @@ use model::decoder::Decoder;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
-use model::weights::QuantizedBase;
 use serde::Deserialize;
 
 use super::parameters::{Method, Train, train_tokens};
 use super::{failure, fit};
 use crate::compute::adapter;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
-use crate::compute::quantize::{TrainQuantize, WeightFormat, warn_of_other_base};
+use crate::compute::quantize::{TrainQuantize, WeightFormat, warn_of_idle_names, warn_of_other_base};
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
@@ -41,7 +40,7 @@ pub(super) fn trainer<B: Blocks>(
     let decoder = match (&params.quantize, keep) {
         (Some(TrainQuantize::Base(quantize)), _) => {
             let quantize = quantize.base();
-            warn_of_idle_names(&quantize, base, context)?;
+            warn_of_idle_names(&quantize, &base.folder, "quantize.skip_modules", context)?;
             Decoder::load_quantized(ops, &base.folder, &quantize)
         }
         (Some(TrainQuantize::Aware(aware)), Trainability::Frozen) => {
@@ -90,20 +89,6 @@ fn teacher<B: Blocks>(ops: Arc<B>, student: &Artifact, teacher: &Artifact) -> Re
     fit::same_tokens(student, teacher)?;
     Decoder::load(ops, &teacher.folder, Trainability::Frozen)
         .or_fail(Cause::BadData, || "cannot load the teacher".to_owned())
-}
-
-/// Warns of names in `quantize.skip_modules` that no module has.
-fn warn_of_idle_names(quantize: &QuantizedBase, base: &Artifact, context: &mut StageContext) -> Result<(), StageError> {
-    let files = Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
-    // A tied head is no tensor, and is left as it is.
-    for name in quantize.skip_modules.iter().filter(|name| *name != "lm_head") {
-        let alone = QuantizedBase { skip_modules: vec![name.clone()], ..quantize.clone() };
-        let all = QuantizedBase { skip_modules: Vec::new(), ..quantize.clone() };
-        if !files.names().any(|tensor| all.covers(tensor) && !alone.covers(tensor)) {
-            context.warn(format!("`quantize.skip_modules` names `{name}`, which is no linear layer of the model"));
-        }
-    }
-    Ok(())
 }
 
 /// Attaches an adapter that changes nothing yet.
