@@ -486,7 +486,8 @@ fn what_a_launcher_decides_is_carried_over_or_named() {
     let said = import("torchrun --nnodes 2 --nproc_per_node 4", "");
     is_written(&said, &["micro_batch_size: 16", "nodes: 2", "count: 4"]);
     // Its other scripts, and LLaMA-Factory's.
-    let pairs = TRL.replace("sft.py", "dpo.py");
+    project.write("pairs.jsonl", r#"{"prompt": "Who?", "chosen": "Pip.", "rejected": "No."}"#);
+    let pairs = TRL.replace("sft.py", "dpo.py").replace("chats.jsonl", "pairs.jsonl");
     let said = said_of(&project, "a.sh", &format!("accelerate launch --num_processes 2 {pairs} --beta 0.3\n"));
     is_written(&said, &["name: dpo", "beta: 0.3", "count: 2"]);
     project.write("data/dataset_info.json", r#"{"own": {"file_name": "own.json"}}"#);

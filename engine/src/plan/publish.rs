@@ -36,15 +36,13 @@ pub(super) fn resolve(
         let children: Vec<&StageEntry> = found.iter().map(|(place, _)| &document.stages[*place]).collect();
         for (place, output) in found {
             let stage = &document.stages[place];
-            let text = if of_axes.contains(&path.span) {
-                with_values(path, stage, problems)
-            } else {
-                Some(apart(&path.text, stage, &children))
-            };
+            let names_axes = of_axes.contains(&path.span);
+            let text =
+                if names_axes { with_values(path, stage, problems) } else { Some(apart(&path.text, stage, &children)) };
             let Some(text) = text else { break };
             let Some(folder) = folder(path, &text, problems) else { break };
             if let Some(problem) =
-                folders.add(folder, TargetFolder { entry, text: text.clone(), span: path.span, stage })
+                folders.add(folder, TargetFolder { entry, text: text.clone(), span: path.span, stage, names_axes })
             {
                 problems.push(problem);
                 break;
@@ -230,6 +228,8 @@ struct TargetFolder<'a> {
     text: String,
     span: Span,
     stage: &'a StageEntry,
+    /// Whether the path has values of `matrix` where the user wants them.
+    names_axes: bool,
 }
 
 impl<'a> Folders<'a> {
@@ -263,6 +263,13 @@ fn of_children(problem: Problem, place: &TargetFolder<'_>, first: &TargetFolder<
     let axes = place.stage.axes.iter().zip(&first.stage.axes);
     let differ = axes.filter(|(a, b)| a.value != b.value).map(|(axis, _)| format!("${{matrix.{}}}", axis.name));
     let names: Vec<String> = differ.collect();
+    if let (true, [one], [other]) = (place.names_axes, &*place.stage.axes, &*first.stage.axes) {
+        return problem.with_help(format!(
+            "`{}` and `{}` are written alike in a path, where `/` and the like become `_`: give the children values that \
+             differ in letters or digits",
+            other.value, one.value
+        ));
+    }
     problem.with_help(format!(
         "the children of a sweep need a folder each: `{}/{}`",
         place.text.trim_end_matches('/'),

@@ -353,6 +353,21 @@ fn what_gguf_cannot_hold_is_an_error_and_a_window_a_warning() {
     let pre = export.metadata().iter().find(|(key, _)| key == "tokenizer.ggml.pre").unwrap();
     assert_eq!(pre.1, Value::String("qwen2".to_owned()));
     assert!(export.warnings().is_empty());
+    let warned = |file: &str, change: fn(&mut Json)| {
+        let folder = changed(&here.join("llama31"), file, change);
+        Export::plan(folder.path(), &named).unwrap().warnings().join("\n")
+    };
+    let other = "splits text as `llama-bpe`, and `pre_tokenizer` says `qwen2`";
+    assert!(warned("tokenizer_config.json", |_| ()).contains(other));
+    let flag = |tokenizer: &mut Json| tokenizer["added_tokens"][0]["single_word"] = true.into();
+    assert!(warned("tokenizer.json", flag).contains("`lstrip`, `rstrip` and `single_word` have no place"));
+    let bare = changed(&here.join("llama31"), "config.json", |_| ());
+    std::fs::remove_file(bare.path().join("tokenizer_config.json")).unwrap();
+    let warnings = Export::plan(bare.path(), &options).unwrap().warnings().join("\n");
+    assert!(
+        warnings.contains("begins every text with `<|begin_of_text|>`, which no `tokenizer_config.json` names"),
+        "{warnings}"
+    );
 
     let windowed = Export::plan(&here.join("mistral"), &options).unwrap();
     assert!(windowed.warnings()[0].contains("up to 16 tokens"), "{:?}", windowed.warnings());

@@ -47,9 +47,15 @@ impl Fields {
         match value.as_f64().filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
             None => {
-                let message =
-                    format!("`{name}` is {value}, and a number from {} to {} is expected", range.start(), range.end());
-                Err(ApiError::field(name, message))
+                // Of bounds that only say what a float holds nobody wants to read the digits.
+                let expected = match (*range.start(), *range.end()) {
+                    (least, most) if least == f64::MIN_POSITIVE && most >= f64::from(f32::MAX) => {
+                        "a number above 0".to_owned()
+                    }
+                    (least, most) if most >= f64::from(f32::MAX) => format!("a number of at least {least}"),
+                    (least, most) => format!("a number from {least} to {most}"),
+                };
+                Err(ApiError::field(name, format!("`{name}` is {value}, and {expected} is expected")))
             }
         }
     }

@@ -324,6 +324,10 @@ fn what_is_no_model_is_told() {
     assert_eq!(told(&split, json!({"pre_tokenizer": "gpt-2"})), None);
     let said = told(&with(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), json!({})).unwrap();
     assert!(said.contains("its architecture is `mamba`; those that are computed are llama, qwen2"), "{said}");
+    // Two layers are said to be one, as bytes of the same length.
+    let layers = |count: u8| [&b"llama.block_count"[..], &[4, 0, 0, 0, count, 0, 0, 0]].concat();
+    let said = told(&with(&layers(2), &layers(1)), json!({})).unwrap();
+    assert!(said.contains("it has a tensor `blk.1.") && said.contains("that the model has no place for"), "{said}");
     // The type of the last tensor, which is followed by its place.
     let read = GgufFile::open(&file).unwrap();
     let last = read.tensors().last().unwrap();

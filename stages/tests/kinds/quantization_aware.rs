@@ -17,6 +17,7 @@ use model::checkpoint::{Checkpoint, Dtype};
 use model::weights::SCALES_FILE;
 use serde_json::{Value, json};
 use stages::data::artifact::TokenRow;
+use stages::kinds::add_tokens::AddTokens;
 use stages::kinds::evaluate::Evaluate;
 use stages::kinds::log_probs::LogProbabilities;
 use stages::kinds::merge::Merge;
@@ -246,6 +247,8 @@ fn what_does_not_go_with_it_is_refused() {
     let adapter = train(&tiny, &root.path().join("adapter"), json!({})).unwrap().remove("adapter").unwrap();
     let bench = bench_of(&tiny, &outputs["model"].folder, Some(&adapter), &root.path().join("asked"));
     let error = bench.run::<Merge>(json!({"model": "trained", "adapter": "trained"})).unwrap_err();
+    assert!(error.message.starts_with("the model was trained for 4-bit weights"), "{error:?}");
+    let error = bench.run::<AddTokens>(json!({"model": "trained", "added_tokens": ["<x>"]})).unwrap_err();
     assert!(error.message.starts_with("the model was trained for 4-bit weights"), "{error:?}");
     let torch = json!({"model": "trained", "data": "rows", "metrics": ["perplexity"], "backend": "torch"});
     let error = bench.run::<Evaluate>(torch.clone()).unwrap_err();

@@ -252,6 +252,27 @@ fn what_cannot_be_is_found_before_a_run() {
     assert!(generate(json!({"backend": "torch"})).is_empty());
     assert!(generate(json!({"backend": "torch", "quantize": "none"})).is_empty());
     assert_eq!(generate(json!({"quantize": {"base": "nf4", "block_size": 96}})).len(), 1);
+
+    // Of weights that have few bits nothing is quantised again.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf/llama31/config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(folder).unwrap()).unwrap();
+    let mut with = |bytes: u64| {
+        config["quantization_config"] = json!({"quant_method": "gguf", "weight_bytes": bytes});
+        let inputs = InputFacts::from([("base.model".to_owned(), facts(&json!({"config": config})))]);
+        let base = json!({"quantize": {"base": "nf4"}});
+        let parameters = [
+            ("generate", json!({"model": "base", "prompts": ["a"]})),
+            ("train", json!({"model": "base", "data": "rows"})),
+        ];
+        parameters.map(|(kind, mut parameters)| {
+            parameters.as_object_mut().unwrap().extend(base.as_object().unwrap().clone());
+            problems(kind, parameters, &inputs)
+        })
+    };
+    assert_eq!(with(1 << 40), [Vec::<String>::new(), Vec::new()]);
+    for found in with(1 << 10) {
+        assert_eq!(found, ["the model's weights are stored quantised already (GGUF), and stay as they are"]);
+    }
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl Stage for Rank {
         let report = tally.report(self.make);
         if tally.made == 0 {
             return Err(StageError::bad_data(format!("there is nothing to train on: {report}"))
-                .with_help("use more `samples_per_prompt` at a higher `temperature`, or scores with finer steps"));
+                .with_help(tally.help(self.min_margin > 0.0)));
         }
         context.report(report);
         let dropped_by: BTreeMap<String, u64> =
@@ -296,6 +296,21 @@ struct Tally {
 }
 
 impl Tally {
+    /// What to do where nothing is left, by what has left out the most.
+    fn help(&self, has_margin: bool) -> &'static str {
+        let most = self.left_out.iter().max_by_key(|(_, count)| **count).map(|(reason, _)| *reason);
+        match most {
+            Some(LeftOut::NoAnswer) if self.cut_off > 0 => {
+                "raise `max_new_tokens` of the stage that drew the answers, or set `on_cut_off: keep`"
+            }
+            Some(LeftOut::LowScore) => "lower `min_score`, or draw more answers (`samples_per_prompt`)",
+            Some(LeftOut::NoMargin) if has_margin => {
+                "lower `min_margin`: scores have to differ by more; or use more `samples_per_prompt` at a higher `temperature`"
+            }
+            _ => "use more `samples_per_prompt` at a higher `temperature`, or scores with finer steps",
+        }
+    }
+
     fn add(&mut self, chosen: &Chosen) {
         self.made += 1;
         self.best += chosen.best.0;
