@@ -197,23 +197,20 @@ fn read_message(index: usize, message: Value) -> Result<Message, ApiError> {
     }
 }
 
-/// Calls that an assistant has made, with their arguments as chat templates have them: objects.
+/// Calls that an assistant has made, with their arguments as the model wrote them.
 fn read_calls(at: &str, calls: Value) -> Result<Value, ApiError> {
-    let Value::Array(mut calls) = calls else {
+    let Value::Array(calls) = calls else {
         return Err(ApiError::field(at, format!("`{at}` is not a list")));
     };
-    for (index, call) in calls.iter_mut().enumerate() {
+    for (index, call) in calls.iter().enumerate() {
         let at = |name: &str| format!("{at}[{index}].function.{name}");
         if !call["function"]["name"].is_string() {
             return Err(ApiError::field(at("name"), format!("`{}` is missing", at("name"))));
         }
-        let arguments = call["function"]["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
-        match arguments {
-            Some(Value::Object(arguments)) => call["function"]["arguments"] = Value::Object(arguments),
-            _ => {
-                let name = at("arguments");
-                return Err(ApiError::field(name.clone(), format!("`{name}` is not a JSON object as a string")));
-            }
+        let arguments = call["function"]["arguments"].as_str().map(serde_json::from_str::<Map<String, Value>>);
+        if !matches!(arguments, Some(Ok(_))) {
+            let name = at("arguments");
+            return Err(ApiError::field(name.clone(), format!("`{name}` is not a JSON object as a string")));
         }
     }
     Ok(Value::Array(calls))

@@ -2,6 +2,7 @@
 
 pub mod artifact;
 pub(crate) mod jinja;
+pub(crate) mod number;
 pub mod overlap;
 pub mod prompt;
 pub mod protobuf;

@@ -9,9 +9,11 @@ use engine::artifact::Facts;
 use engine::error::StageError;
 use model::batch::target_count;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::data::artifact::{
-    IGNORE_INDEX, OutputKind, Packs, Role, Row, Rows, RowsReader, Said, Samples, TokenRow, Tokens, TokensReader,
+    IGNORE_INDEX, Message, OutputKind, Packs, Role, Row, Rows, RowsReader, Said, Samples, TOOLS, TokenRow, Tokens,
+    TokensReader,
 };
 use crate::data::results::TextReader;
 use crate::data::tokenizer::Tokenizer;
@@ -143,13 +145,7 @@ fn fields(row: Row) -> Vec<Field> {
     match row {
         Row::Columns(columns) => columns.into_iter().map(|(name, text)| Field { name, text }).collect(),
         Row::Text(text) => vec![Field { name: "text".to_owned(), text }],
-        Row::Messages(messages) => messages
-            .into_iter()
-            .map(|message| {
-                let text = message.content.as_str().map_or_else(|| message.content.to_string(), str::to_owned);
-                Field { name: message.role, text }
-            })
-            .collect(),
+        Row::Messages(messages) => messages.into_iter().flat_map(fields_of_turn).collect(),
         Row::Judged(judged) => {
             let named = [("prompt", Some(judged.prompt)), ("chosen", judged.chosen), ("rejected", judged.rejected)];
             let field = |(name, said): (&str, Option<Said>)| match said? {
@@ -163,6 +159,23 @@ fn fields(row: Row) -> Vec<Field> {
             named.into_iter().filter_map(field).flatten().collect()
         }
     }
+}
+
+/// What a turn says, and all else that the chat template is given of it: calls of tools, reasoning, the tools
+/// themselves.
+fn fields_of_turn(turn: Message) -> Vec<Field> {
+    let Message { role, content, other } = turn;
+    let text = |value: Value| match value {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    let is_said = other.is_empty() || !(content.is_null() || content == "");
+    let said = is_said.then(|| Field { name: role.clone(), text: text(content) });
+    let other = other.into_iter().map(|(name, value)| match name.as_str() {
+        TOOLS => Field { name: "tools".to_owned(), text: text(value) },
+        _ => Field { name: format!("{role}, {name}"), text: text(value) },
+    });
+    said.into_iter().chain(other).collect()
 }
 
 fn token_row(index: u64, row: &TokenRow, tokenizer: Option<&Tokenizer>) -> Result<RowView, StageError> {

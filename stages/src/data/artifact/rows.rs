@@ -66,7 +66,7 @@ impl Said {
     fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Turns(turns) => turns.iter().map(|turn| turn.content.as_str().map_or(0, str::len)).sum(),
+            Self::Turns(turns) => turns.iter().flat_map(Message::texts).map(str::len).sum(),
         }
     }
 
@@ -74,7 +74,7 @@ impl Said {
     pub fn texts(&self) -> Vec<&str> {
         match self {
             Self::Text(text) => vec![text],
-            Self::Turns(turns) => turns.iter().filter_map(|turn| turn.content.as_str()).collect(),
+            Self::Turns(turns) => turns.iter().flat_map(Message::texts).collect(),
         }
     }
 
@@ -149,6 +149,12 @@ impl Message {
     pub fn new(role: &str, content: &str) -> Self {
         Self { role: role.to_owned(), content: content.into(), other: Map::new() }
     }
+
+    /// What is said: one text, or that of each part.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let parts = self.content.as_array().into_iter().flatten();
+        self.content.as_str().into_iter().chain(parts.filter_map(|part| part["text"].as_str()))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -168,7 +174,7 @@ impl Row {
     pub fn text(&self) -> String {
         let texts: Vec<&str> = match self {
             Self::Columns(columns) => columns.values().map(String::as_str).collect(),
-            Self::Messages(messages) => messages.iter().filter_map(|message| message.content.as_str()).collect(),
+            Self::Messages(messages) => messages.iter().flat_map(Message::texts).collect(),
             Self::Text(text) => vec![text],
             Self::Judged(judged) => judged.parts().flat_map(Said::texts).collect(),
         };
@@ -179,9 +185,7 @@ impl Row {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Columns(columns) => columns.values().map(String::len).sum(),
-            Self::Messages(messages) => {
-                messages.iter().map(|message| message.content.as_str().map_or(0, str::len)).sum()
-            }
+            Self::Messages(messages) => messages.iter().flat_map(Message::texts).map(str::len).sum(),
             Self::Text(text) => text.len(),
             Self::Judged(judged) => judged.parts().map(Said::text_bytes).sum(),
         }

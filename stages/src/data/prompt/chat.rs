@@ -1,13 +1,15 @@
 //! A model's own chat template: a conversation as text, turn by turn.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
 use super::python;
+use super::spelling::Spelling;
 use super::train_on::TrainOn;
 use crate::data::artifact::{Message, TOOLS};
 use crate::data::jinja::{self, Form, Program};
@@ -69,6 +71,22 @@ pub enum ChatError {
         /// The turn, from 1.
         turn: usize,
     },
+    /// Arguments of a call are text, and the template writes an object.
+    #[error("turn {turn}: `arguments` of call {call} are text, and no JSON object with numbers of at most 64 bits")]
+    Arguments {
+        /// The turn, from 1.
+        turn: usize,
+        /// The call in the turn, from 1.
+        call: usize,
+    },
+    /// A part of what is said is no text.
+    #[error("turn {turn}: its `content` has a part of type `{kind}`, and the chat template writes text alone")]
+    Part {
+        /// The turn, from 1.
+        turn: usize,
+        /// The part's `type`.
+        kind: String,
+    },
 }
 
 /// Part of a rendered conversation.
@@ -96,6 +114,7 @@ pub struct ChatTemplate {
     program: Program<'static>,
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
+    spelling: OnceLock<Spelling>,
 }
 
 impl ChatTemplate {
@@ -111,7 +130,7 @@ impl ChatTemplate {
         let form = Form::Template(syntax.expect("the default delimiters are fine"));
         let program =
             Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
-        Ok(Self { program, special_tokens, has_marks })
+        Ok(Self { program, special_tokens, has_marks, spelling: OnceLock::new() })
     }
 
     /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
@@ -125,16 +144,22 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        if !Spelling::matters(messages) {
+            return self.render_as_spelled(messages, add_generation_prompt);
+        }
+        let spelling = self.spelling.get_or_init(|| Spelling::of(|probe| self.render_as_spelled(probe, false).ok()));
+        self.render_as_spelled(&spelling.apply(messages)?, add_generation_prompt)
+    }
+
+    fn render_as_spelled(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
         let tools = messages.first().and_then(|message| message.other.get(TOOLS));
-        let without_tools = tools.is_some().then(|| {
-            let mut messages = messages.to_vec();
-            messages[0].other.remove(TOOLS);
-            messages
-        });
-        let messages = without_tools.as_deref().unwrap_or(messages);
+        let mut messages = Cow::Borrowed(messages);
+        if tools.is_some() {
+            messages.to_mut()[0].other.remove(TOOLS);
+        }
         let context = || {
             context! {
-                messages => Value::from(Serde(messages)),
+                messages => Value::from(Serde(&*messages)),
                 add_generation_prompt => add_generation_prompt,
                 tools => tools.map_or(Value::from(()), |tools| Value::from(Serde(tools))),
                 documents => (),

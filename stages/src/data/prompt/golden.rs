@@ -62,6 +62,33 @@ fn tools_and_reasoning_are_rendered_as_in_transformers() {
     }
 }
 
+/// Rows of OpenAI's API hold arguments as text, and what is said in parts.
+#[test]
+fn other_spellings_of_a_conversation_are_rendered_alike() {
+    for case in cases("tools.json") {
+        let (template, mut messages) = (chat_template(&case), messages(&case));
+        messages[0].other.insert(TOOLS.to_owned(), case["tools"].clone());
+        let mut spelled = 0;
+        for message in &mut messages {
+            if let Some(text) = message.content.as_str().filter(|text| text.len() > 1) {
+                let (begin, end) = text.split_at(text.char_indices().nth(1).unwrap().0);
+                message.content = json!([{ "type": "text", "text": begin }, { "type": "text", "text": end }]);
+            }
+            for call in message.other.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+                let arguments = &mut call["function"]["arguments"];
+                assert_eq!(*arguments, json!({ "city": "Zürich", "days": 2 }));
+                *arguments = r#"{"city": "Zürich", "days": 2}"#.into();
+                spelled += 1;
+            }
+        }
+        assert!(spelled > 0);
+        for (expected, asked) in [("whole", false), ("asked", true)] {
+            let text = template.render(&messages, asked).unwrap();
+            assert_eq!(text, case[expected].as_str().unwrap(), "{} {expected}", case["template"]);
+        }
+    }
+}
+
 #[test]
 fn calls_are_read_back_from_what_templates_write() {
     let mut read = 0;

@@ -11,6 +11,7 @@ mod params;
 mod preference;
 pub(crate) mod python;
 mod render;
+mod spelling;
 mod template;
 mod tool_calls;
 mod train_on;

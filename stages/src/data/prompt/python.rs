@@ -187,6 +187,15 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     Ok(text)
 }
 
+/// A value as `tojson` of transformers writes it.
+pub(super) fn json(value: &serde_json::Value) -> String {
+    let (between_items, after_key) = (", ".to_owned(), ": ".to_owned());
+    let style = Style { indent: None, between_items, after_key, ensure_ascii: false, sort_keys: false };
+    let mut text = String::new();
+    style.write(&mut text, value, 0);
+    text
+}
+
 /// `tojson` of Jinja itself: keys in order, letters of ASCII, and none that HTML reads.
 pub(crate) fn tojson_of_jinja(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;

@@ -60,7 +60,7 @@ impl PromptError {
             Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
                 Some("give a `chat_template` with `{% generation %}` around the assistant's text")
             }
-            Self::Chat(ChatError::Refused(_)) => {
+            Self::Chat(ChatError::Refused(_) | ChatError::Arguments { .. } | ChatError::Part { .. }) => {
                 Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
             }
             Self::WeightOfUnknownTurn => {
@@ -602,8 +602,8 @@ impl PromptRenderer {
                 let all = self.prompter.messages(messages, tokenizer);
                 let behind = messages.len() - answer.unwrap_or(messages.len());
                 let prompt = self.prompter.asked(&all[..all.len() - behind])?;
-                let text = |index: usize| messages[index].content.as_str().map(|text| text.trim().to_owned());
-                Ok(Question { prompt, reference: answer.and_then(text) })
+                let text = |index: usize| messages[index].texts().collect::<String>().trim().to_owned();
+                Ok(Question { prompt, reference: answer.map(text) })
             }
             (Shape::Pairs | Shape::Judged, Row::Judged(judged)) => {
                 let prompt = match &judged.prompt {

@@ -118,6 +118,8 @@ impl Tokenizer {
         config.extend(read_object(&folder.join("tokenizer_config.json"))?);
         let id = |role| special_id(&inner, &config, role);
         let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
+        let is_named = ["bos_token", "add_bos_token"].iter().any(|name| config.contains_key(*name));
+        let bos_token_id = if is_named { bos_token_id } else { beginning(&inner) };
         let chat_template = chat_template(folder, &config)?;
         let added = inner.get_added_tokens_decoder();
         let special = added.into_values().filter(|token| token.special).map(|token| token.content);
@@ -223,7 +225,7 @@ impl Tokenizer {
         token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
-    /// Beginning of text.
+    /// Beginning of text: what the configuration names, or else what the tokenizer's file puts before every text.
     pub fn bos_token_id(&self) -> Option<u32> {
         self.bos_token_id
     }
@@ -242,21 +244,6 @@ impl Tokenizer {
     /// it.
     pub fn wants_bos(&self) -> bool {
         self.bos_token_id.is_some() && self.config.get("add_bos_token") != Some(&Value::Bool(false))
-    }
-
-    /// A token that the tokenizer's file puts before every text, where no configuration names a beginning of text: it
-    /// is left out.
-    pub fn unnamed_beginning(&self) -> Option<String> {
-        if self.bos_token_id.is_some()
-            || self.config.contains_key("bos_token")
-            || self.config.contains_key("add_bos_token")
-        {
-            return None;
-        }
-        let with = unpanicked(|| self.inner.encode_fast("a", true)).ok()?;
-        let without = unpanicked(|| self.inner.encode_fast("a", false)).ok()?;
-        let first = *with.get_ids().first()?;
-        (without.get_ids().first() != Some(&first)).then(|| self.inner.id_to_token(first)).flatten()
     }
 
     /// Ids after which generation stops: end of text, and the end of a turn where the chat template writes one.
@@ -284,6 +271,14 @@ impl Tokenizer {
     pub fn special_tokens(&self) -> BTreeMap<String, String> {
         special_tokens(&self.config)
     }
+}
+
+/// The token that a tokenizer's file puts before every text.
+fn beginning(tokenizer: &tokenizers::Tokenizer) -> Option<u32> {
+    let encode = |with_added| unpanicked(|| tokenizer.encode_fast("a", with_added)).ok();
+    let (with, without) = (encode(true)?, encode(false)?);
+    let first = *with.get_ids().first()?;
+    (without.get_ids().first() != Some(&first)).then_some(first)
 }
 
 /// What the `tokenizers` crate answers, a panic over a file that it should have refused included. What is known of such
@@ -408,6 +403,24 @@ mod tests {
         let after = tokenizer(&json);
         assert_eq!(after.encode("Rain fell on the hills all night.").unwrap(), before);
         assert!(before.len() > 2 && before.len() < 64);
+    }
+
+    #[test]
+    fn a_text_begins_as_the_file_says_where_no_configuration_does() {
+        let json = std::fs::read(golden("metaspace/tokenizer.json")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), &json).unwrap();
+        let begins = |config: Option<Value>| {
+            let path = folder.path().join("tokenizer_config.json");
+            config.into_iter().for_each(|config| std::fs::write(&path, config.to_string()).unwrap());
+            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+            (tokenizer.bos_token_id(), tokenizer.wants_bos())
+        };
+        assert_eq!(begins(None), (Some(1), true));
+        assert_eq!(begins(Some(json!({ "eos_token": "</s>" }))), (Some(1), true));
+        assert_eq!(begins(Some(json!({ "bos_token": null }))), (None, false));
+        assert_eq!(begins(Some(json!({ "add_bos_token": false }))), (None, false));
+        assert_eq!(begins(Some(json!({ "bos_token": "<s>", "add_bos_token": false }))), (Some(1), false));
     }
 
     #[test]

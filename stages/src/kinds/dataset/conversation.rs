@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::TurnOrder;
 use super::flaw::{Flaw, Reason, describe};
-use super::number;
 use crate::data::artifact::Message;
+use crate::data::number;
 
 fn flaw(problem: impl Into<String>) -> Flaw {
     Flaw::new(Reason::Turns, problem)

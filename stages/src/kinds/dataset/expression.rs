@@ -16,9 +16,9 @@ use super::Dataset;
 use super::comparison::{self, checked, checked_template};
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
-use super::number;
 use super::read::Wanted;
 use crate::data::jinja::{self, Form, Program};
+use crate::data::number;
 use crate::data::prompt::python;
 
 /// What `filter:` says: an expression.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::number;
+use crate::data::number;
 
 /// Why a row cannot be used, or is remarkable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectExt};
 use serde_json::Map;
 
-use super::number;
+use crate::data::number;
 
 /// The name of the whole row, where no column has it.
 pub(super) const ROW: &str = "row";

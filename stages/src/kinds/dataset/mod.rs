@@ -22,7 +22,6 @@ mod hub_splits;
 mod lookup;
 mod mapping;
 mod mix;
-mod number;
 mod of_files;
 mod parameters;
 mod preference;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::flaw::{Flaw, Reason, describe};
-use super::number;
+use crate::data::number;
 
 fn flaw(problem: impl Into<String>) -> Flaw {
     Flaw::new(Reason::Turns, problem)

@@ -107,7 +107,7 @@ impl Generate {
 
 impl StageKind for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 7; // 7: marks of the chat template say where a turn begins and ends.
+    const VERSION: u32 = 8; // 8: as `tokenize` 6.
     const ABOUT: &'static str = "Generates completions of prompts.";
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;

@@ -14,7 +14,7 @@ use model::config::Config;
 use model::init::NewModel as Shape;
 
 use crate::compute::checkpoint;
-use crate::data::artifact::{Model, OutputKind, Row, Rows, RowsReader, Said, Tokenizer};
+use crate::data::artifact::{Message, Model, OutputKind, Row, Rows, RowsReader, Said, Tokenizer};
 
 /// Text that the tokenizer is trained on at most, in bytes: more changes few merges and costs memory.
 const MOST_TEXT_BYTES: usize = 64 << 20;
@@ -163,9 +163,7 @@ fn read_texts(params: &NewModel, context: &mut StageContext) -> Result<Vec<Strin
         let added = match row? {
             Row::Text(text) => vec![text],
             Row::Columns(columns) => columns.into_values().collect(),
-            Row::Messages(messages) => {
-                messages.iter().filter_map(|message| message.content.as_str().map(str::to_owned)).collect()
-            }
+            Row::Messages(messages) => messages.iter().flat_map(Message::texts).map(str::to_owned).collect(),
             Row::Judged(judged) => judged.parts().flat_map(Said::texts).map(str::to_owned).collect(),
         };
         bytes += added.iter().map(String::len).sum::<usize>();

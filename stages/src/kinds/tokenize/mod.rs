@@ -171,7 +171,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 5; // 5: marks of the chat template come first; what is cut ends as `add_eos` says.
+    const VERSION: u32 = 6; // 6: calls and parts are spelled as the chat template wants them; the beginning that `tokenizer.json` alone has.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
 }
 
@@ -363,12 +363,6 @@ fn check_ends(
         context.warn(format!(
             "rows begin with `{bos}`, the tokenizer's `bos_token`, which begins turns in its chat template: `add_bos: \
              false` leaves it out"
-        ));
-    }
-    if let Some(token) = tokenizer.unnamed_beginning() {
-        context.warn(format!(
-            "`tokenizer.json` begins every text with `{token}`, which is left out, since no `tokenizer_config.json` names it \
-             as `bos_token`"
         ));
     }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {

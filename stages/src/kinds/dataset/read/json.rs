@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use super::super::flaw::{Flaw, Reason};
 use super::super::form::SourceFile;
-use super::super::number;
 use super::open::{Meter, Metered, open};
 use super::{BadRecord, ReadError, Record, Visit, text};
+use crate::data::number;
 
 /// Reads an object per line; blank lines are no rows.
 pub(super) fn read_lines(file: &SourceFile, range: Range<u64>, visit: &mut Visit<'_>) -> Result<u64, ReadError> {

@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use super::super::flaw::{Flaw, Reason};
 use super::super::form::{Format, SourceFile};
-use super::super::number;
 use super::{BadRecord, ReadError, Record, Visit, Wanted};
+use crate::data::number;
 
 /// Rows that are decoded together, where they are short.
 const ROWS_PER_BATCH: usize = 1024;

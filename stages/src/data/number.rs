@@ -10,12 +10,12 @@ use serde_json::{Map, Number, Value as Json};
 const KEY: &str = "\u{FDD0}number";
 
 /// A number as Python writes it: `nan`, `inf`, `-inf`, or digits.
-pub(super) fn special(digits: impl Into<String>) -> Json {
+pub(crate) fn special(digits: impl Into<String>) -> Json {
     Json::Object(Map::from_iter([(KEY.to_owned(), Json::String(digits.into()))]))
 }
 
 /// A float, whether JSON has a word for it or not.
-pub(super) fn float(float: f64) -> Json {
+pub(crate) fn float(float: f64) -> Json {
     match Number::from_f64(float) {
         Some(number) => Json::Number(number),
         None if float.is_nan() => special("nan"),
@@ -24,7 +24,7 @@ pub(super) fn float(float: f64) -> Json {
 }
 
 /// A decimal number: an integer, a float where one prints the same digits, or else its digits.
-pub(super) fn decimal(digits: &str) -> Json {
+pub(crate) fn decimal(digits: &str) -> Json {
     let Some((whole, fraction)) = digits.split_once('.') else {
         let integer = digits.parse::<i64>().map(Json::from).or_else(|_| digits.parse::<u64>().map(Json::from));
         return integer.unwrap_or_else(|_| special(digits));
@@ -38,7 +38,7 @@ pub(super) fn decimal(digits: &str) -> Json {
 }
 
 /// The digits of such a number.
-pub(super) fn digits_of(value: &Json) -> Option<&str> {
+pub(crate) fn digits_of(value: &Json) -> Option<&str> {
     match value {
         Json::Object(map) if map.len() == 1 => map.get(KEY)?.as_str(),
         _ => None,
@@ -46,7 +46,7 @@ pub(super) fn digits_of(value: &Json) -> Option<&str> {
 }
 
 /// Such a number in a value, at any depth.
-pub(super) fn find(value: &Json) -> Option<&str> {
+pub(crate) fn find(value: &Json) -> Option<&str> {
     match value {
         Json::Object(map) => digits_of(value).or_else(|| map.values().find_map(find)),
         Json::Array(items) => items.iter().find_map(find),
@@ -55,7 +55,7 @@ pub(super) fn find(value: &Json) -> Option<&str> {
 }
 
 /// A value of an expression; `too_large` is told of integers that are none there.
-pub(super) fn to_value(value: &Json, too_large: &mut dyn FnMut(&str)) -> Value {
+pub(crate) fn to_value(value: &Json, too_large: &mut dyn FnMut(&str)) -> Value {
     if let Json::String(text) = value {
         return Value::from(text.as_str());
     }
@@ -89,7 +89,7 @@ const DEEPEST: usize = 128;
 ///
 /// # Errors
 /// Fails where a value is none that a column can hold.
-pub(super) fn to_json(value: &Value) -> Result<Json, Error> {
+pub(crate) fn to_json(value: &Value) -> Result<Json, Error> {
     to_json_at(value, DEEPEST)
 }
 
@@ -117,7 +117,7 @@ fn to_json_at(value: &Value, depth: usize) -> Result<Json, Error> {
 }
 
 /// Whether a number of a JSON text may have been an integer that was rounded.
-pub(super) fn may_be_rounded(value: &Json) -> bool {
+pub(crate) fn may_be_rounded(value: &Json) -> bool {
     /// From here on an integer has more than 63 bits.
     const LARGE: f64 = 9.2e18;
     match value {
@@ -133,7 +133,7 @@ const WORDS: &[(&str, &str)] = &[("NaN", "nan"), ("Infinity", "inf"), ("-Infinit
 
 /// A JSON text in which integers of more than 64 bits are objects that keep their digits, and so are the words that
 /// Python writes for floats that are not finite.
-pub(super) fn with_digits_kept(json: &str) -> String {
+pub(crate) fn with_digits_kept(json: &str) -> String {
     let mut result = String::with_capacity(json.len() + 32);
     let mut rest = json;
     let begins = |letter: char| matches!(letter, '"' | '-' | 'N' | 'I') || letter.is_ascii_digit();
