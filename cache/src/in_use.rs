@@ -46,7 +46,7 @@ pub(crate) struct User {
     path: PathBuf,
     since: SystemTime,
     mode: u32,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl User {
@@ -56,7 +56,12 @@ impl User {
         let lock = Lock::take(&path)?;
         let told = |metadata: fs::Metadata| Ok((metadata.modified()?, metadata.permissions().mode()));
         let (since, mode) = fs::metadata(&path).and_then(told).map_err(StoreError::on("read", &path))?;
-        Ok(Self { path, since, mode, _lock: lock })
+        Ok(Self { path, since, mode, lock })
+    }
+
+    /// What says so, for a process that goes on with the work of this one.
+    pub(crate) fn lock(&self) -> &Lock {
+        &self.lock
     }
 
     /// When it became one, by the clock of the store's file system.

@@ -18,12 +18,13 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::atomic::{ensure_folder, flush_folder, flush_together, parent, write_flushed};
+use crate::atomic::{ensure_folder, flush_folder, flush_together, parent, unique_name, write_flushed};
 use crate::entry::{Entry, ensure_own_folder, make_own_folder, put_entry, read_entry, remove_entry};
 use crate::in_use::{self, Closed, Gate, Passage, User};
 use crate::outside::is_whole;
@@ -51,8 +52,42 @@ pub struct Store {
 struct Opened {
     root: PathBuf,
     gate: Gate,
-    /// `None` where this process may not write: it can only look.
-    user: Option<User>,
+    /// Where files are written that have no name yet, made with the first of them.
+    private: Mutex<Option<Staging>>,
+    access: Access,
+}
+
+/// What a process is to the store that it has opened.
+#[derive(Debug)]
+enum Access {
+    User(User),
+    /// It works for a user, whose lock it has inherited, and writes into a private folder of that one.
+    Helper {
+        private: PathBuf,
+        /// As [`User::mode`].
+        mode: u32,
+    },
+    /// It may not write: it can only look.
+    Onlooker,
+}
+
+impl Access {
+    fn user(&self) -> Option<&User> {
+        match self {
+            Self::User(user) => Some(user),
+            Self::Helper { .. } | Self::Onlooker => None,
+        }
+    }
+}
+
+/// A file that has no name in the store yet; it is gone when this is dropped.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Most often it has been renamed.
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 impl Store {
@@ -69,17 +104,19 @@ impl Store {
         lock::sweep(&root.join("staging"))?;
         in_use::sweep(&root.join("users"))?;
         let user = User::register(&root.join("users"))?;
-        Ok(Self::opened(root, Some(user)))
+        Ok(Self::opened(root, Access::User(user)))
     }
 
-    /// Opens a store for a process whose parent has it open: nothing is made or swept up once more.
+    /// Opens a store for a process that works for one that has it open, in a private folder of that one, and has
+    /// inherited its [`Store::descriptors`]: nothing is made or swept up once more.
     ///
     /// # Errors
-    /// Fails where it is not there, or this process cannot write to it.
-    pub fn join(root: &Path) -> Result<Self, StoreError> {
+    /// Fails where the store or the folder is not there.
+    pub fn join(root: &Path, private: &Path) -> Result<Self, StoreError> {
         let root = root.canonicalize().map_err(StoreError::on("open", root))?;
-        let user = User::register(&root.join("users"))?;
-        Ok(Self::opened(root, Some(user)))
+        let lock = private.with_extension("lock");
+        let mode = fs::metadata(&lock).map_err(StoreError::on("read", &lock))?.permissions().mode();
+        Ok(Self::opened(root, Access::Helper { private: private.to_owned(), mode }))
     }
 
     /// Opens a store to look at it, if it is there. Nothing is made or swept up, so this works on a read-only file
@@ -97,8 +134,8 @@ impl Store {
         if !root.join("locks").is_dir() {
             return Ok(None);
         }
-        let user = User::register(&root.join("users")).ok();
-        Ok(Some(Self::opened(root, user)))
+        let user = User::register(&root.join("users"));
+        Ok(Some(Self::opened(root, user.map_or(Access::Onlooker, Access::User))))
     }
 
     /// As [`Store::look`]; a store that is not there yet is made.
@@ -117,9 +154,16 @@ impl Store {
         make_folders(self.root())
     }
 
-    fn opened(root: PathBuf, user: Option<User>) -> Self {
+    fn opened(root: PathBuf, access: Access) -> Self {
         let gate = Gate::new(root.join("locks").join("gate"));
-        Self { opened: Arc::new(Opened { root, gate, user }) }
+        Self { opened: Arc::new(Opened { root, gate, private: Mutex::default(), access }) }
+    }
+
+    /// What a process inherits that works in a private folder of this one ([`Store::join`]): the locks that say that
+    /// the folder, and what it stores, are somebody's, also when this process is gone.
+    pub fn descriptors(&self, folder: &Staging) -> Vec<RawFd> {
+        let user = self.opened.access.user().map(|user| user.lock().as_raw_fd());
+        user.into_iter().chain([folder.lock().as_raw_fd()]).collect()
     }
 
     /// The store's folder, absolute.
@@ -181,8 +225,8 @@ impl Store {
         }
         changed.sort_unstable();
         changed.dedup();
-        let staging = self.staging()?;
-        let mut contents = vec![staging.path().join("list")];
+        let temporary = self.temporary()?;
+        let mut contents = vec![temporary.0.clone()];
         fs::write(&contents[0], tree.to_json()).map_err(StoreError::on("write", &contents[0]))?;
         let mode = self.mode();
         for (file, source) in &moved {
@@ -358,18 +402,23 @@ impl Store {
 
     /// Since when other processes use the store; `None` where none does.
     pub(crate) fn in_use_since(&self) -> Result<Option<SystemTime>, StoreError> {
-        in_use::in_use_since(&self.folder("users"), self.opened.user.as_ref())
+        in_use::in_use_since(&self.folder("users"), self.opened.access.user())
     }
 
     /// When this process became a user, by the clock of the store's file system; `None` where it can only look.
     pub(crate) fn user_since(&self) -> Option<SystemTime> {
-        self.opened.user.as_ref().map(User::since)
+        self.opened.access.user().map(User::since)
     }
 
     /// The mode of an object that this process stores: nobody writes to it, and those read it whom the process lets
     /// read what it makes.
     fn mode(&self) -> u32 {
-        self.opened.user.as_ref().map_or(0o400, |user| 0o400 | 0o444 & user.mode())
+        let mode = match &self.opened.access {
+            Access::User(user) => user.mode(),
+            Access::Helper { mode, .. } => *mode,
+            Access::Onlooker => 0,
+        };
+        0o400 | 0o444 & mode
     }
 
     /// One of the store's own folders.
@@ -377,15 +426,31 @@ impl Store {
         self.root().join(name)
     }
 
+    /// A name in staging for a file that is to have another: what a killed process leaves there is swept up. One folder
+    /// for all of them, since to make and remove one costs more than the file.
+    fn temporary(&self) -> Result<Temporary, StoreError> {
+        if let Access::Helper { private, .. } = &self.opened.access {
+            return Ok(Temporary(private.join(unique_name())));
+        }
+        let mut private = self.opened.private.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody may have tidied up.
+        let folder = match private.take().filter(|folder| folder.path().is_dir()) {
+            Some(folder) => folder,
+            None => self.staging()?,
+        };
+        let temporary = Temporary(folder.path().join(unique_name()));
+        *private = Some(folder);
+        Ok(temporary)
+    }
+
     /// Writes a file of the store under its final name. Its temporary one is in staging, so that what a killed
     /// process leaves is swept up.
     pub(crate) fn publish(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         ensure_own_folder(parent(path))?;
-        let staging = self.staging()?;
-        let temporary = staging.path().join("file");
-        write_flushed(&temporary, bytes)?;
+        let temporary = self.temporary()?;
+        write_flushed(&temporary.0, bytes)?;
         let passage = self.pass()?;
-        put_entry(&temporary, path)?;
+        put_entry(&temporary.0, path)?;
         drop(passage);
         flush_folder(parent(path))
     }

@@ -126,7 +126,7 @@ impl StageContext {
     /// # Errors
     /// Fails where the store or one of the folders cannot be opened.
     pub fn new(job: Job, voice: Voice) -> Result<Self, StageError> {
-        let store = Store::join(&job.store).map_err(stored)?;
+        let store = Store::join(&job.store, &job.staging).map_err(stored)?;
         let scratch = job.staging.join("scratch");
         for folder in [&scratch, &job.inputs_folder, &job.working] {
             fs::create_dir_all(folder)

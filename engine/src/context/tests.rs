@@ -7,7 +7,10 @@ use crate::file::source::Span;
 use crate::protocol::{InputGrant, PROTOCOL};
 
 pub(crate) fn job(folder: &Path) -> Job {
-    drop(Store::open(folder.join("store")).unwrap());
+    let private = Store::open(folder.join("store")).unwrap().staging().unwrap();
+    let staging = private.path().to_owned();
+    // The engine holds its lock until the job is over.
+    std::mem::forget(private);
     Job {
         protocol: PROTOCOL,
         stage: "s".into(),
@@ -19,8 +22,8 @@ pub(crate) fn job(folder: &Path) -> Job {
         pins: BTreeMap::new(),
         outputs: vec![Output::new("rows", "rows")],
         store: folder.join("store"),
-        inputs_folder: folder.join("store/staging/inputs"),
-        staging: folder.join("store/staging/mine"),
+        inputs_folder: staging.join("inputs"),
+        staging,
         working: folder.join("working"),
         run_folder: folder.join("run"),
         profile: None,

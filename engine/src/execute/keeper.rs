@@ -114,7 +114,7 @@ impl Keeper {
         };
         let kills = Memory::default().kills();
         let log_from = fs::metadata(&self.submission.log).map_or(0, |log| log.len());
-        let (process, messages) = self.start(&locks, &staging)?;
+        let (process, messages) = self.start(&store, &locks, &staging)?;
         let mut heard = self.hear(process.as_ref(), messages, &mut terminate).await?;
         heard.exit.verdict = match (&heard.exit.ending, heard.stopped) {
             _ if heard.is_success() => None,
@@ -171,6 +171,7 @@ impl Keeper {
 
     fn start(
         &mut self,
+        store: &Store,
         locks: &[Lock],
         staging: &Staging,
     ) -> io::Result<(Box<dyn Process>, UnboundedReceiver<Message>)> {
@@ -187,7 +188,7 @@ impl Keeper {
             job: path,
             log: self.submission.log.clone(),
             store: self.job.store.clone(),
-            inherit: locks.iter().map(AsRawFd::as_raw_fd).chain([staging.lock().as_raw_fd()]).collect(),
+            inherit: locks.iter().map(AsRawFd::as_raw_fd).chain(store.descriptors(staging)).collect(),
             cluster: None,
         };
         let (sender, messages) = unbounded_channel();

@@ -336,7 +336,7 @@ impl Scheduler<'_> {
         let attempt = self.stages.begin_attempt(stage, on_cluster && adopt.is_none());
         let cluster = if on_cluster { Some(Box::new(self.cluster_job(stage, adopt)?)) } else { None };
         let inherit = locks.iter().map(AsRawFd::as_raw_fd).chain(lease.iter().flat_map(Lease::descriptors));
-        let inherit = inherit.chain(staging.iter().map(|staging| staging.lock().as_raw_fd())).collect();
+        let inherit = inherit.chain(staging.iter().flat_map(|staging| self.store.descriptors(staging))).collect();
         let log = folder.join("log");
         let log_from = fs::metadata(&log).map_or(0, |log| log.len());
         let store = self.store.root().to_owned();

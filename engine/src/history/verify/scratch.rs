@@ -105,7 +105,7 @@ impl Scratch {
         let (job_file, log) = (own.join("job.json"), own.join("log"));
         let text = serde_json::to_vec(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
-        let inherit = vec![staging.lock().as_raw_fd(), self.folder.lock().as_raw_fd()];
+        let inherit = [self.store.descriptors(&staging), vec![self.folder.lock().as_raw_fd()]].concat();
         let launch = Launch {
             stage: 0,
             job: job_file,
