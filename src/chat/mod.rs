@@ -86,6 +86,7 @@ struct Chat<'a> {
 /// An answer in progress.
 struct Growing {
     id: RequestId,
+    stops: StopStrings,
     text: CompletionText,
     ids: Vec<u32>,
     is_over: bool,
@@ -268,7 +269,7 @@ impl Chat<'_> {
             }
             out.flush()
         };
-        let [answer] = self.complete([self.request(model)?], &mut shown)?;
+        let [answer] = self.complete([(self.request(model)?, model)], &mut shown)?;
         Ok(answer)
     }
 
@@ -287,7 +288,7 @@ impl Chat<'_> {
             }
             out.flush()
         };
-        let requests = [self.request(&models[0])?, self.request(&models[1])?];
+        let requests = [(self.request(&models[0])?, &*models[0]), (self.request(&models[1])?, &*models[1])];
         let [answer, _] = self.complete(requests, &mut shown)?;
         Ok(answer)
     }
@@ -325,11 +326,11 @@ impl Chat<'_> {
     /// Completes requests at once, until all are complete or the user stops them; `shown` is given what comes of each.
     fn complete<const N: usize>(
         &mut self,
-        requests: [QueuedRequest; N],
+        requests: [(QueuedRequest, &Named); N],
         shown: &mut dyn FnMut(usize, Piece<'_>) -> io::Result<()>,
     ) -> Result<[String; N], Failure> {
         let mut growing = Vec::with_capacity(N);
-        for request in requests {
+        for (request, model) in requests {
             let id = self.opened.engine.push(request);
             let id = id.map_err(|error| {
                 Failure::from(
@@ -340,13 +341,18 @@ impl Chat<'_> {
                     .with_source(error),
                 )
             })?;
-            growing.push(Growing { id, text: CompletionText::default(), ids: Vec::new(), is_over: false });
+            let stops = StopStrings::new(model.stop_text.as_slice());
+            growing.push(Growing { id, stops, text: CompletionText::default(), ids: Vec::new(), is_over: false });
         }
         let done = self.grow(&mut growing, shown);
         growing.iter().for_each(|it| self.opened.engine.cancel(it.id));
         done?;
         let tokenizer = &self.opened.vocabulary.tokenizer;
-        let answers = growing.iter().map(|it| tokenizer.decode(&it.ids)).collect::<Result<Vec<_>, _>>();
+        let whole = |it: &Growing| match it.text.stopped() {
+            Some(_) => Ok(it.text.whole().to_owned()),
+            None => tokenizer.decode(&it.ids),
+        };
+        let answers = growing.iter().map(whole).collect::<Result<Vec<_>, _>>();
         Ok(answers.map_err(StageError::from)?.try_into().expect("an answer of each request"))
     }
 
@@ -355,10 +361,10 @@ impl Chat<'_> {
         growing: &mut [Growing],
         shown: &mut dyn FnMut(usize, Piece<'_>) -> io::Result<()>,
     ) -> Result<(), Failure> {
-        let (stops, tokenizer) = (StopStrings::default(), &self.opened.vocabulary.tokenizer);
+        let tokenizer = &self.opened.vocabulary.tokenizer;
         let finish = |index: usize, it: &mut Growing, shown: &mut dyn FnMut(usize, Piece<'_>) -> io::Result<()>| {
             it.is_over = true;
-            it.text.finish(tokenizer, &stops).map_err(StageError::from)?;
+            it.text.finish(tokenizer, &it.stops).map_err(StageError::from)?;
             Ok::<_, Failure>(shown(index, Piece::Last(it.text.take_rest()))?)
         };
         while growing.iter().any(|it| !it.is_over) && !self.interrupted.swap(false, Ordering::Relaxed) {
@@ -367,8 +373,13 @@ impl Chat<'_> {
                 let it = &mut growing[index];
                 if let Some(token) = progress.token {
                     it.ids.push(token.id);
-                    it.text.push(token.id, tokenizer, &stops).map_err(StageError::from)?;
-                    shown(index, Piece::More(it.text.take_settled(&stops)))?;
+                    it.text.push(token.id, tokenizer, &it.stops).map_err(StageError::from)?;
+                    shown(index, Piece::More(it.text.take_settled(&it.stops)))?;
+                }
+                if it.text.stopped().is_some() && !it.is_over {
+                    self.opened.engine.cancel(it.id);
+                    finish(index, it, shown)?;
+                    continue;
                 }
                 if let Some(ended) = progress.ended {
                     ended.map_err(|error| StageError::bad_data("no next token can be chosen").with_source(error))?;

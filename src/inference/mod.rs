@@ -209,6 +209,8 @@ pub(crate) struct Named {
     pub(crate) number: usize,
     prompter: Prompter,
     tool_form: Option<ToolForm>,
+    /// The text that ends a turn, where it is no token that ends a completion by itself.
+    pub(crate) stop_text: Option<String>,
 }
 
 impl Named {
@@ -404,7 +406,8 @@ impl Vocabulary {
         }
         let prompter = Prompter::new(&prompt, &self.tokenizer)?;
         let tool_form = prompter.tool_form();
-        Ok(Named { name: name.to_owned(), number, prompter, tool_form })
+        let stop_text = prompter.stop_text(&self.tokenizer);
+        Ok(Named { name: name.to_owned(), number, prompter, tool_form, stop_text })
     }
 
     /// What is known of the base.

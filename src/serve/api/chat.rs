@@ -66,6 +66,11 @@ impl ChatRequest {
         Ok(Self { model, messages, options, logprobs, schema, tools })
     }
 
+    /// The same, where answers end before a text of the model's own, too.
+    pub(super) fn ending_at(self, text: Option<&str>) -> Self {
+        Self { options: self.options.ending_at(text), ..self }
+    }
+
     /// How a model writes the calls of the request's tools, where it has any.
     pub(super) fn tool_form(&self, model: &Named) -> Result<Option<ToolForm>, ApiError> {
         match (&self.tools, model.tool_form()) {

@@ -81,6 +81,12 @@ impl Options {
         }
     }
 
+    /// The same, where completions end before a text of the model's own, too.
+    pub(super) fn ending_at(mut self, text: Option<&str>) -> Self {
+        self.stops.extend(text.map(str::to_owned));
+        self
+    }
+
     pub(super) fn stop_strings(&self) -> StopStrings {
         StopStrings::new(&self.stops)
     }

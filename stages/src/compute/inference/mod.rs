@@ -361,6 +361,14 @@ impl InferenceSession {
         Ok(Self { model, tokenizer, options, stop_strings, of_tasks, stats: GenerationStats::default(), pieces })
     }
 
+    /// Completions end before this text, too, unless they end by `stop_strings` as it is.
+    pub fn end_at(&mut self, params: &InferenceParams, text: Option<String>) {
+        let Some(text) = text else { return };
+        let texts = [params.stop_strings.clone(), vec![text]].concat();
+        self.stop_strings = StopStrings::new(&texts);
+        self.pieces.complete_as(self.options.max_new_tokens, &texts, self.options.sampling);
+    }
+
     /// How it answers a task next: when answers end (after so many tokens, at the end of text, or before one of these
     /// texts), and how their tokens are chosen, beside a penalty that the model itself asks for.
     pub fn answer_task_as(&mut self, max_new_tokens: usize, stop_strings: &[String], sampling: Sampling) {

@@ -132,8 +132,8 @@ impl Judged {
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool` or whatever else the chat template knows.
     pub role: String,
-    /// What is said. Empty where the turn holds something else, such as tool calls.
-    #[serde(default)]
+    /// What is said. Null, and unknown to the template, where the turn holds something else, such as tool calls.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
     pub content: Value,
     /// Everything else the data says about the turn, for the chat template.
     #[serde(flatten)]

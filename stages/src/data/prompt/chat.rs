@@ -2,14 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::{Environment, Error, ErrorKind, context};
+use serde_json::Value;
 
 use super::python;
-use super::spelling::Spelling;
+use super::render::behind_reasoning;
+use super::spelling::{REASONING, Spelling};
 use super::train_on::TrainOn;
 use crate::data::artifact::{Message, TOOLS};
 use crate::data::jinja::{self, Form, Program};
@@ -17,6 +20,9 @@ use crate::data::jinja::{self, Form, Program};
 /// Noncharacters, which no text holds, around what `{% generation %}` marks.
 const MARK_BEGIN: char = '\u{FDD0}';
 const MARK_END: char = '\u{FDD1}';
+
+/// What stands in the place of a text to find out where a template writes it: a noncharacter.
+pub(super) const PLACE: &str = "\u{FDD4}";
 
 /// The letters of a template's own message that are shown.
 const LONGEST_MESSAGE: usize = 1000;
@@ -30,7 +36,7 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
         jinja::made(text.len() as u64)?;
         Ok(format!("{MARK_BEGIN}{text}{MARK_END}"))
     });
-    environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
+    environment.add_function("raise_exception", |message: &str| -> Result<minijinja::Value, Error> {
         let message = message.chars().take(LONGEST_MESSAGE).collect::<String>();
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -80,13 +86,22 @@ pub enum ChatError {
         call: usize,
     },
     /// A part of what is said is no text.
-    #[error("turn {turn}: its `content` has a part of type `{kind}`, and the chat template writes text alone")]
+    #[error("turn {turn}: its `content` has a part {found}, and the chat template writes text alone")]
     Part {
         /// The turn, from 1.
         turn: usize,
-        /// The part's `type`.
-        kind: String,
+        /// What the part is.
+        found: String,
     },
+    /// A turn calls tools, and the template would leave that out.
+    #[error("turn {turn} calls a tool, and the chat template does not write calls")]
+    Calls {
+        /// The turn, from 1.
+        turn: usize,
+    },
+    /// There are tools, and the template would leave them out.
+    #[error("there are tools, and the chat template does not write tools")]
+    Tools,
 }
 
 /// Part of a rendered conversation.
@@ -115,6 +130,16 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
     spelling: OnceLock<Spelling>,
+    frame: OnceLock<Option<Frame>>,
+    end_of_reasoning: OnceLock<Option<String>>,
+}
+
+/// What a template writes around what an assistant says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Frame {
+    /// The header, or what ends a user's turn where there is none.
+    begin: String,
+    end: String,
 }
 
 impl ChatTemplate {
@@ -130,7 +155,14 @@ impl ChatTemplate {
         let form = Form::Template(syntax.expect("the default delimiters are fine"));
         let program =
             Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
-        Ok(Self { program, special_tokens, has_marks, spelling: OnceLock::new() })
+        Ok(Self {
+            program,
+            special_tokens,
+            has_marks,
+            spelling: OnceLock::new(),
+            frame: OnceLock::new(),
+            end_of_reasoning: OnceLock::new(),
+        })
     }
 
     /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
@@ -144,11 +176,28 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        if !Spelling::matters(messages) {
-            return self.render_as_spelled(messages, add_generation_prompt);
-        }
-        let spelling = self.spelling.get_or_init(|| Spelling::of(|probe| self.render_as_spelled(probe, false).ok()));
-        self.render_as_spelled(&spelling.apply(messages)?, add_generation_prompt)
+        self.render_as_spelled(&self.spelled(messages)?, add_generation_prompt)
+    }
+
+    fn spelling(&self) -> &Spelling {
+        self.spelling.get_or_init(|| Spelling::of(|probe| self.render_as_spelled(probe, false).ok()))
+    }
+
+    /// Messages in the spelling that the template writes as it should; rendering does the same.
+    ///
+    /// # Errors
+    /// Fails where there is none.
+    pub fn spelled<'a>(&self, messages: &'a [Message]) -> Result<Cow<'a, [Message]>, ChatError> {
+        if Spelling::matters(messages) { self.spelling().apply(messages) } else { Ok(Cow::Borrowed(messages)) }
+    }
+
+    /// Checks that the template writes the tools and the calls of messages: most that cannot leave them out, and what
+    /// remains of such a turn is an empty one.
+    ///
+    /// # Errors
+    /// Fails where it would leave them out.
+    pub fn check(&self, messages: &[Message]) -> Result<(), ChatError> {
+        if Spelling::matters(messages) { self.spelling().check(messages) } else { Ok(()) }
     }
 
     fn render_as_spelled(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
@@ -159,11 +208,11 @@ impl ChatTemplate {
         }
         let context = || {
             context! {
-                messages => Value::from(Serde(&*messages)),
+                messages => minijinja::Value::from(Serde(&*messages)),
                 add_generation_prompt => add_generation_prompt,
-                tools => tools.map_or(Value::from(()), |tools| Value::from(Serde(tools))),
+                tools => tools.map_or(minijinja::Value::from(()), |tools| minijinja::Value::from(Serde(tools))),
                 documents => (),
-                ..Value::from(Serde(&self.special_tokens))
+                ..minijinja::Value::from(Serde(&self.special_tokens))
             }
         };
         self.program.render(&ENVIRONMENT, context).map_err(|error| ChatError::Refused(first_line(&error)))
@@ -194,7 +243,8 @@ impl ChatTemplate {
         }
         let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
             // Only the borders of what is learned must be known.
-            Err(_) if train_on == TrainOn::Last => self.turns_by_prefix(messages, Then::End, &last, &learned),
+            Err(_) if train_on == TrainOn::Last => self.turns_told_apart(messages, Then::End, &last, &learned),
+            Err(ChatError::NotAPrefix { turn }) => self.turns_by_place(messages, Then::End, &spoken, &learned, turn),
             result => result,
         };
         let turns = match turns {
@@ -221,7 +271,7 @@ impl ChatTemplate {
             return Ok(turns);
         }
         let turns = self.turns_by_prefix(messages, Then::End, &spoken, &learned);
-        let turns = turns.or_else(|_| self.turns_by_prefix(messages, Then::End, &after, &learned));
+        let turns = turns.or_else(|_| self.turns_told_apart(messages, Then::End, &after, &learned));
         turns.map_err(|error| if self.has_marks { ChatError::Marks } else { error })
     }
 
@@ -236,8 +286,123 @@ impl ChatTemplate {
         if let Some(turns) = self.marked(messages, Then::Answer, &[])? {
             return Ok(turns);
         }
-        self.turns_by_prefix(messages, Then::Answer, &spoken, &[])
+        self.turns_told_apart(messages, Then::Answer, &spoken, &[])
             .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false, message: None }]))
+    }
+
+    /// The pieces by prefixes, or else by places.
+    fn turns_told_apart(
+        &self,
+        messages: &[Message],
+        then: Then,
+        told_apart: &[usize],
+        learned: &[usize],
+    ) -> Result<Vec<Turn>, ChatError> {
+        match self.turns_by_prefix(messages, then, told_apart, learned) {
+            Err(ChatError::NotAPrefix { turn }) => self.turns_by_place(messages, then, told_apart, learned, turn),
+            result => result,
+        }
+    }
+
+    /// The pieces where what is rendered first is not how it stays (Qwen 3 takes the reasoning out of earlier turns):
+    /// each turn of `told_apart` is around a letter that takes the place of what it says, from the header before to the
+    /// end behind. `turn` is the one that prefixes do not tell apart.
+    fn turns_by_place(
+        &self,
+        messages: &[Message],
+        then: Then,
+        told_apart: &[usize],
+        learned: &[usize],
+        turn: usize,
+    ) -> Result<Vec<Turn>, ChatError> {
+        let cannot = || ChatError::NotAPrefix { turn };
+        let frame = self.frame().filter(|frame| !frame.end.trim().is_empty()).ok_or_else(cannot)?;
+        let whole = self.render(messages, then == Then::Answer)?;
+        let mut turns = Vec::new();
+        let mut done = 0;
+        for &index in told_apart {
+            let said = self.place_of(messages, then, index, &whole).ok_or_else(cannot)?;
+            let begin = whole[done..said.start].rfind(&frame.begin).map(|at| done + at + frame.begin.len());
+            // Another turn's header is no header of this one.
+            let begin =
+                begin.filter(|begin| !whole[*begin..said.start].contains(frame.end.trim())).ok_or_else(cannot)?;
+            let end = whole[said.end..].find(&frame.end).ok_or_else(cannot)? + said.end + frame.end.len();
+            turns.push(Turn { text: whole[done..begin].to_owned(), learn: false, message: None });
+            let learn = learned.contains(&index);
+            turns.push(Turn { text: whole[begin..end].to_owned(), learn, message: Some(index) });
+            done = end;
+        }
+        turns.push(Turn { text: whole[done..].to_owned(), learn: false, message: None });
+        turns.retain(|turn| !turn.text.is_empty());
+        Ok(turns)
+    }
+
+    /// Where in the whole an assistant's message says something: its text, or the name of its last call.
+    fn place_of(&self, messages: &[Message], then: Then, index: usize, whole: &str) -> Option<Range<usize>> {
+        let mut messages = self.spelled(messages).ok()?.into_owned();
+        let message = &mut messages[index];
+        match &mut message.content {
+            // Reasoning that stands in the text stays where it is.
+            Value::String(text) if !text.trim().is_empty() => {
+                let said = behind_reasoning(text, self.end_of_reasoning()).len();
+                text.replace_range(text.len() - said.., PLACE);
+            }
+            _ => {
+                let call = message.other.get_mut("tool_calls")?.as_array_mut()?.last_mut()?;
+                let call = if call["function"].is_object() { &mut call["function"] } else { call };
+                *call.get_mut("name")? = PLACE.into();
+            }
+        }
+        let with_place = self.render(&messages, then == Then::Answer).ok()?;
+        let (before, behind) = with_place.split_once(PLACE)?;
+        let end = whole.len().checked_sub(behind.len()).filter(|end| *end >= before.len())?;
+        (whole.starts_with(before) && whole.ends_with(behind) && !behind.contains(PLACE)).then_some(before.len()..end)
+    }
+
+    /// What the template writes around what an assistant says, if it can be told.
+    fn frame(&self) -> Option<&Frame> {
+        let told = || {
+            let user = Message::new("user", PLACE);
+            let (base, asked) =
+                (self.render(std::slice::from_ref(&user), false), self.render(std::slice::from_ref(&user), true));
+            let (base, asked) = (base.ok()?, asked.ok()?);
+            let header = asked.strip_prefix(&base).filter(|header| !header.is_empty());
+            let begin = header.map_or_else(
+                || base.split_once(PLACE).map(|(_, end)| end.to_owned()),
+                |header| Some(header.to_owned()),
+            )?;
+            let said = self.render(&[Message::new("user", "x"), Message::new("assistant", PLACE)], false).ok()?;
+            let end = said.split_once(PLACE)?.1.to_owned();
+            (!begin.is_empty()).then_some(Frame { begin, end })
+        };
+        self.frame.get_or_init(told).as_ref()
+    }
+
+    /// What the template writes behind what an assistant says.
+    pub fn end_of_turn(&self) -> Option<&str> {
+        self.frame().map(|frame| frame.end.as_str())
+    }
+
+    /// What the template writes behind an assistant's reasoning, if it writes any.
+    pub fn end_of_reasoning(&self) -> Option<&str> {
+        let told = || {
+            let mut message = Message::new("assistant", "x");
+            message.other.insert(REASONING[0].to_owned(), PLACE.into());
+            let said = self.render(&[Message::new("user", "x"), message], false).ok()?;
+            let end = said.split_once(PLACE)?.1.split_once('x')?.0.trim().to_owned();
+            (!end.is_empty()).then_some(end)
+        };
+        self.end_of_reasoning.get_or_init(told).as_deref()
+    }
+
+    /// What an assistant says in its last message, as the template writes it, without the end of the turn: what a model
+    /// is to answer where it is asked with `asked`. None where that is not how the conversation begins.
+    pub fn answer_to(&self, asked: &str, messages: &[Message]) -> Result<Option<String>, ChatError> {
+        let whole = self.render(messages, false)?;
+        let Some(said) = whole.strip_prefix(asked) else { return Ok(None) };
+        let end = self.end_of_turn().map_or("", str::trim_end);
+        let said = said.trim_end();
+        Ok(Some(said.strip_suffix(end).unwrap_or(said).to_owned()))
     }
 
     /// The pieces, with borders before and behind the turns of `told_apart`.
@@ -326,7 +491,7 @@ impl ChatTemplate {
 
 /// Whether a message is not taken out of the loss with `weight: 0`, as OpenAI's format has it.
 fn has_weight(message: &Message) -> bool {
-    message.other.get("weight").and_then(serde_json::Value::as_f64) != Some(0.0)
+    message.other.get("weight").and_then(Value::as_f64) != Some(0.0)
 }
 
 fn first_line(error: &Error) -> String {
@@ -408,10 +573,13 @@ mod tests {
         let asked = template(REWRITES).asked(&conversation()[..3]).unwrap();
         assert_eq!(pieces(&asked), [("U:one|A:", false), ("t|", false), ("U:three|A:", false)]);
         let unmarked = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
-        let asked = template(&unmarked).asked(&conversation()[..3]).unwrap();
+        let by_place = template(&unmarked).asked(&conversation()[..3]).unwrap();
+        assert_eq!(pieces(&by_place), [("U:one|A:", false), ("t|", false), ("U:three|A:", false)]);
+        let without_end = unmarked.replace('|', "");
+        let asked = template(&without_end).asked(&conversation()[..3]).unwrap();
         assert_eq!(
             asked.iter().map(|turn| turn.text.trim()).collect::<String>().replace('\n', ""),
-            "U:one|A:t|U:three|A:"
+            "U:oneA:tU:threeA:"
         );
         assert_eq!(asked.len(), 1);
     }
@@ -471,9 +639,11 @@ mod tests {
     }
 
     #[test]
-    fn without_marks_a_rewritten_turn_is_an_error() {
+    fn a_turn_that_is_rewritten_is_found_in_its_place_if_something_ends_it() {
         let source = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
-        let error = template(&source).turns(&conversation(), TrainOn::Assistant).unwrap_err();
+        let expected = [("U:one|A:", false), ("t|", true), ("U:three|A:", false), ("four|", true)];
+        assert_eq!(pieces(&template(&source).turns(&conversation(), TrainOn::Assistant).unwrap()), expected);
+        let error = template(&source.replace('|', "")).turns(&conversation(), TrainOn::Assistant).unwrap_err();
         assert!(matches!(error, ChatError::NotAPrefix { turn: 2 }), "{error}");
     }
 

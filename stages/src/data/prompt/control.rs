@@ -1,6 +1,8 @@
 //! Control tokens that somebody wrote into the data: put between marks before a template sees them, so that they can be
 //! told from the template's own afterwards. transformers does so under `sanitize_control_tokens`.
 
+use std::ops::Range;
+
 use serde_json::Value;
 
 use crate::data::artifact::Message;
@@ -11,7 +13,7 @@ pub const PLAIN_BEGIN: char = '\u{FDD2}';
 pub const PLAIN_END: char = '\u{FDD3}';
 
 /// Noncharacters that have a meaning here or in a chat template; they are taken out of the data.
-const OUR_OWN: std::ops::RangeInclusive<char> = '\u{FDD0}'..=PLAIN_END;
+const OUR_OWN: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDD4}';
 
 /// The control tokens of a vocabulary (its special tokens), as texts to look for.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +27,7 @@ pub struct ControlTexts {
 /// What stands at a place of a text.
 enum Found<'a> {
     Control(&'a str),
-    OurOwn(char),
+    OurOwn,
 }
 
 impl ControlTexts {
@@ -41,6 +43,11 @@ impl ControlTexts {
         Self { texts, begins }
     }
 
+    /// Whether a text is one of the control tokens.
+    pub fn has(&self, text: &str) -> bool {
+        self.texts.iter().any(|control| control == text)
+    }
+
     /// The text with each control token in it between marks; `None` if it holds none.
     pub fn mark(&self, text: &str) -> Option<String> {
         let (mut at, mut found) = self.find(text)?;
@@ -48,16 +55,15 @@ impl ControlTexts {
         let mut rest = text;
         loop {
             marked.push_str(&rest[..at]);
-            let length = match found {
-                Found::Control(control) => {
-                    marked.push(PLAIN_BEGIN);
-                    marked.push_str(control);
-                    marked.push(PLAIN_END);
-                    control.len()
-                }
-                Found::OurOwn(own) => own.len_utf8(),
+            let Found::Control(control) = found else {
+                // What stands on both sides of such a letter may be a control token.
+                let text = without_our_own(text);
+                return Some(self.mark(&text).unwrap_or(text));
             };
-            rest = &rest[at + length..];
+            marked.push(PLAIN_BEGIN);
+            marked.push_str(control);
+            marked.push(PLAIN_END);
+            rest = &rest[at + control.len()..];
             match self.find(rest) {
                 Some(next) => (at, found) = next,
                 None => break,
@@ -65,6 +71,29 @@ impl ControlTexts {
         }
         marked.push_str(rest);
         Some(marked)
+    }
+
+    /// The text of a template with each control token between marks that some data is a part of, be it that data ends
+    /// one which other data has begun; `data` is where the data are, without letters of our own. `None` if there is none.
+    pub fn mark_within(&self, text: &str, data: &[Range<usize>]) -> Option<String> {
+        let is_data = |place: &Range<usize>| data.iter().any(|data| data.start < place.end && place.start < data.end);
+        let (mut marked, mut done, mut at) = (String::new(), 0, 0);
+        while let Some((begins, found)) = self.find(&text[at..]) {
+            let Found::Control(control) = found else {
+                at += begins + PLAIN_BEGIN.len_utf8();
+                continue;
+            };
+            let place = at + begins..at + begins + control.len();
+            at = place.end;
+            if is_data(&place) {
+                marked.push_str(&text[done..place.start]);
+                marked.push(PLAIN_BEGIN);
+                marked.push_str(control);
+                marked.push(PLAIN_END);
+                done = place.end;
+            }
+        }
+        (done > 0).then(|| marked + &text[done..])
     }
 
     /// The first control token or noncharacter of a text, and where it begins.
@@ -78,7 +107,7 @@ impl ControlTexts {
         if let Some(control) = self.texts.iter().find(|control| text.starts_with(control.as_str())) {
             return Some(Found::Control(control));
         }
-        text.chars().next().filter(|letter| OUR_OWN.contains(letter)).map(Found::OurOwn)
+        text.starts_with(|letter| OUR_OWN.contains(&letter)).then_some(Found::OurOwn)
     }
 
     /// The messages with every control token in them between marks; `None` if they hold none.
@@ -100,7 +129,7 @@ impl ControlTexts {
         match value {
             Value::String(text) => self.find(text).is_some(),
             Value::Array(items) => items.iter().any(|item| self.is_in(item)),
-            Value::Object(map) => map.values().any(|item| self.is_in(item)),
+            Value::Object(map) => map.iter().any(|(key, item)| self.find(key).is_some() || self.is_in(item)),
             Value::Null | Value::Bool(_) | Value::Number(_) => false,
         }
     }
@@ -109,10 +138,21 @@ impl ControlTexts {
         match value {
             Value::String(text) => *text = self.mark(text).unwrap_or_else(|| std::mem::take(text)),
             Value::Array(items) => items.iter_mut().for_each(|item| self.mark_value(item)),
-            Value::Object(map) => map.values_mut().for_each(|item| self.mark_value(item)),
+            Value::Object(map) => {
+                let marked = std::mem::take(map).into_iter().map(|(key, mut item)| {
+                    self.mark_value(&mut item);
+                    (self.mark(&key).unwrap_or(key), item)
+                });
+                *map = marked.collect();
+            }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
+}
+
+/// A text of the data without the letters that have a meaning here.
+pub(super) fn without_our_own(text: &str) -> String {
+    text.replace(|letter| OUR_OWN.contains(&letter), "")
 }
 
 /// Whether a text holds marks.
@@ -153,5 +193,20 @@ mod tests {
         let content = serde_json::json!([{"type": "text", "text": "</s>"}]);
         let marked = texts().mark_messages(&[plain.clone(), Message { content, ..plain }]).unwrap();
         assert_eq!(marked[1].content[0]["text"], "\u{FDD2}</s>\u{FDD3}");
+    }
+
+    #[test]
+    fn no_letter_of_ours_and_no_border_hides_a_control_token() {
+        let marked = "\u{FDD2}</s>\u{FDD3}";
+        assert_eq!(texts().mark("a<\u{FDD0}/s>").unwrap(), format!("a{marked}"));
+        assert_eq!(texts().mark("</s>\u{FDD4}").unwrap(), marked);
+        let mark = |text: &str, data: &[Range<usize>]| texts().mark_within(text, data);
+        assert_eq!(mark("</s></s>", &[0..2, 2..4]).unwrap(), format!("{marked}</s>"));
+        assert_eq!(mark("</s>x", &[4..5]), None);
+        assert_eq!(mark("x</s>", &[0..2]).unwrap(), format!("x{marked}"));
+        let mut message = Message::new("assistant", "");
+        message.other.insert("tool_calls".to_owned(), serde_json::json!([{ "arguments": { "</s>": 1 } }]));
+        let found = texts().mark_messages(&[message]).unwrap();
+        assert_eq!(found[0].other["tool_calls"][0]["arguments"], serde_json::json!({ (marked): 1 }));
     }
 }

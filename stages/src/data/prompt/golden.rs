@@ -62,6 +62,54 @@ fn tools_and_reasoning_are_rendered_as_in_transformers() {
     }
 }
 
+/// Qwen 3 takes the reasoning out of earlier turns, so that no prefix of a conversation is rendered as in the whole.
+#[test]
+fn earlier_turns_of_qwen_3_are_learned_as_they_are_written() {
+    let template = chat_template(&json!({ "template": "qwen3" }));
+    let messages = ["One?", "1", "Two?", "2"].iter().enumerate();
+    let messages = messages.map(|(index, text)| Message::new(["user", "assistant"][index % 2], text));
+    let mut messages: Vec<Message> = messages.collect();
+    messages[1].other.insert("reasoning_content".to_owned(), "Hm.".into());
+    let learned = |messages: &[Message]| -> Vec<String> {
+        let turns = template.turns(messages, TrainOn::Assistant).unwrap();
+        assert_eq!(
+            turns.iter().map(|turn| turn.text.as_str()).collect::<String>(),
+            template.render(messages, false).unwrap()
+        );
+        turns.into_iter().filter(|turn| turn.learn).map(|turn| turn.text).collect()
+    };
+    assert_eq!(learned(&messages), ["1<|im_end|>\n", "<think>\n\n</think>\n\n2<|im_end|>\n"]);
+    // Calls of tools without reasoning.
+    let case = cases("tools.json").into_iter().find(|case| case["template"] == "qwen3").unwrap();
+    let mut messages = self::messages(&case);
+    messages.iter_mut().for_each(|message| drop(message.other.remove("reasoning_content")));
+    let learned = learned(&messages);
+    assert!(
+        learned[0].starts_with("<tool_call>\n{") && learned[0].ends_with("</tool_call><|im_end|>\n"),
+        "{learned:?}"
+    );
+    assert_eq!(learned.len(), 2);
+}
+
+#[test]
+fn an_answer_is_what_a_template_writes_of_it_without_reasoning() {
+    let template = chat_template(&json!({ "template": "qwen3" }));
+    let mut messages = [Message::new("user", "One?"), Message::new("assistant", "1")];
+    let asked = template.render(&messages[..1], true).unwrap();
+    let answer = |messages: &[Message]| template.answer_to(&asked, messages).unwrap().unwrap();
+    assert_eq!(answer(&messages), "<think>\n\n</think>\n\n1");
+    messages[1].other.insert("reasoning_content".to_owned(), "Hm.".into());
+    assert_eq!(answer(&messages), "<think>\nHm.\n</think>\n\n1");
+    assert_eq!(template.end_of_reasoning(), Some("</think>"));
+    assert_eq!(behind_reasoning(&answer(&messages), template.end_of_reasoning()), "1");
+    for name in ["llama3", "qwen25", "gemma2", "phi3", "mistral_v03", "chatml"] {
+        let template = chat_template(&json!({ "template": name }));
+        let asked = template.render(&messages[..1], true).unwrap();
+        assert_eq!(template.answer_to(&asked, &messages).unwrap().unwrap().trim(), "1", "{name}");
+        assert_eq!(template.end_of_reasoning(), None, "{name}");
+    }
+}
+
 /// Rows of OpenAI's API hold arguments as text, and what is said in parts.
 #[test]
 fn other_spellings_of_a_conversation_are_rendered_alike() {
@@ -158,11 +206,9 @@ fn pieces_of_a_conversation_add_up_to_it_and_an_assistant_is_learned() {
         for train_on in [TrainOn::Assistant, TrainOn::Last, TrainOn::All] {
             let turns = match chat_template(&case).turns(&messages, train_on) {
                 Ok(turns) => turns,
-                // Mistral moves the system message to the last user's turn, Qwen 3 drops earlier reasoning; and most
-                // templates cannot ask for a first turn of the assistant.
+                // Most templates cannot ask for a first turn of the assistant.
                 Err(ChatError::NotAPrefix { .. }) => {
-                    let rewrites = ["mistral_v03", "qwen3"].contains(&case["template"].as_str().unwrap());
-                    assert!(rewrites || messages[0].role == "assistant", "{train_on:?}: {case}");
+                    assert!(messages[0].role == "assistant", "{train_on:?}: {case}");
                     continue;
                 }
                 Err(ChatError::Refused(_)) => {

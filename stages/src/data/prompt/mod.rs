@@ -21,7 +21,7 @@ pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks
 pub use named::NamedTemplate;
 pub use params::{ChatTemplateChoice, PROMPT, PromptParams, UnknownTemplate};
 pub use preference::{Responded, ResponseBorder};
-pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
+pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment, behind_reasoning};
 pub use template::{NAMED, Template, TemplateError};
 pub use tool_calls::{Calls, SaidWithCalls, Tool, ToolCall, ToolForm};
 pub use train_on::TrainOn;

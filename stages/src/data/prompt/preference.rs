@@ -74,7 +74,7 @@ impl PromptRenderer {
             }
             (Said::Turns(prompt), Said::Turns(response)) => {
                 let whole: Vec<Message> = prompt.iter().chain(response).cloned().collect();
-                let messages = self.prompter.messages(&whole, tokenizer);
+                let messages = self.prompter.messages(&whole, tokenizer)?;
                 let first = messages.len() - response.len();
                 let turns = match self.train_on {
                     TrainOn::Response => self.prompter.chat_template()?.turns_from(&messages, first)?,
@@ -136,14 +136,14 @@ impl PromptRenderer {
                 Ok(lesson)
             }
             (Said::Turns(prompt), None) => {
-                let messages = prompter.messages(prompt, tokenizer);
+                let messages = prompter.messages(prompt, tokenizer)?;
                 let mut lesson = Prompt::default();
                 lesson.text(prompter.chat_template()?.render(&messages, true)?, false);
                 Ok(lesson)
             }
             (Said::Turns(prompt), Some(Said::Turns(response))) => {
                 let whole: Vec<Message> = prompt.iter().chain(response).cloned().collect();
-                let messages = prompter.messages(&whole, tokenizer);
+                let messages = prompter.messages(&whole, tokenizer)?;
                 let mut lesson = Prompt::default();
                 lesson.text(prompter.chat_template()?.render(&messages, false)?, false);
                 Ok(lesson)

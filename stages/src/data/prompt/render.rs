@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use engine::error::{Cause, StageError};
 
-use super::chat::{ChatError, ChatTemplate, Turn};
-use super::control::{ControlTexts, is_marked, without_marks};
+use super::chat::{ChatError, ChatTemplate, PLACE, Turn};
+use super::control::{ControlTexts, is_marked, without_marks, without_our_own};
 use super::params::PromptParams;
+use super::spelling::REASONING;
 use super::template::Template;
 use super::tool_calls::ToolForm;
 use super::train_on::TrainOn;
@@ -60,7 +61,13 @@ impl PromptError {
             Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
                 Some("give a `chat_template` with `{% generation %}` around the assistant's text")
             }
-            Self::Chat(ChatError::Refused(_) | ChatError::Arguments { .. } | ChatError::Part { .. }) => {
+            Self::Chat(
+                ChatError::Refused(_)
+                | ChatError::Arguments { .. }
+                | ChatError::Part { .. }
+                | ChatError::Calls { .. }
+                | ChatError::Tools,
+            ) => {
                 Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
             }
             Self::WeightOfUnknownTurn => {
@@ -300,7 +307,7 @@ impl Prompter {
     /// # Errors
     /// Fails where there is no chat template or it refuses.
     pub fn conversation(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
-        self.asked(&self.messages(messages, tokenizer))
+        self.asked(&self.messages(messages, tokenizer)?)
     }
 
     /// Messages as a chat template gets them, up to the assistant's answer.
@@ -310,6 +317,26 @@ impl Prompter {
             prompt.text(turn.text, false);
         }
         Ok(prompt)
+    }
+
+    /// The last message as a model is to say it that is asked with a prompt: what the template writes of it, but for
+    /// reasoning; where the prompt is not how the conversation begins, its text.
+    fn reference(&self, prompt: &Prompt, messages: &[Message]) -> Result<String, PromptError> {
+        let template = self.chat_template()?;
+        let asked: String = prompt.segments.iter().filter_map(Segment::text).collect();
+        let text = || messages.last().into_iter().flat_map(Message::texts).collect();
+        let said = template.answer_to(&asked, messages)?.unwrap_or_else(text);
+        Ok(behind_reasoning(&without_marks(&said), template.end_of_reasoning()).trim().to_owned())
+    }
+
+    /// What ends the reasoning that a chat template lets a model write before its answer.
+    pub fn end_of_reasoning(&self) -> Option<&str> {
+        self.chat_template.as_ref().and_then(|template| template.end_of_reasoning())
+    }
+
+    /// The text that ends a turn, where it is no token that ends a completion by itself.
+    pub fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+        self.chat_template.as_ref()?.end_of_turn().and_then(|end| stop_text(end, tokenizer))
     }
 
     /// How the chat template writes calls of tools, if it does and in a form that can be read.
@@ -352,18 +379,24 @@ impl Prompter {
 
     fn fill(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> String {
         let Some(control) = self.control_texts(tokenizer, true) else { return template.render(columns) };
-        let marked = columns.iter().filter_map(|(name, text)| Some((name.clone(), control.mark(text)?)));
-        let marked: BTreeMap<String, String> = marked.collect();
-        if marked.is_empty() {
-            return template.render(columns);
-        }
-        let mut columns = columns.clone();
-        columns.extend(marked);
-        template.render(&columns)
+        let clean = columns.iter().map(|(name, text)| (name.clone(), without_our_own(text))).collect();
+        let (text, data) = template.render_with_data(&clean);
+        control.mark_within(&text, &data).unwrap_or(text)
     }
 
     /// The messages as a chat template gets them: with a system message where one is to be added.
-    pub(super) fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Vec<Message> {
+    ///
+    /// # Errors
+    /// Fails where the template cannot write what they hold.
+    pub(super) fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<Message>, PromptError> {
+        // First, since control tokens are looked for in what a template is given.
+        let messages = match &self.chat_template {
+            Some(template) => {
+                template.check(messages)?;
+                template.spelled(messages)?
+            }
+            None => Cow::Borrowed(messages),
+        };
         let control = self.control_texts(tokenizer, true);
         let mut all = Vec::with_capacity(messages.len() + 1);
         if let Some(system) = &self.params.system_prompt
@@ -371,21 +404,36 @@ impl Prompter {
         {
             all.push(Message::new("system", system));
         }
-        match control.and_then(|control| control.mark_messages(messages)) {
+        match control.and_then(|control| control.mark_messages(&messages)) {
             Some(marked) => all.extend(marked),
-            None => all.extend_from_slice(messages),
+            None => all.extend_from_slice(&messages),
         }
         // They stand with the first message, which may be another one now.
         if let Some(tools) = all.get_mut(1).and_then(|message| message.other.remove(TOOLS)) {
             all[0].other.insert(TOOLS.to_owned(), tools);
         }
-        all
+        Ok(all)
     }
 
     fn control_texts<'a>(&self, tokenizer: &'a Tokenizer, by_default: bool) -> Option<&'a ControlTexts> {
         let sanitize = self.params.sanitize_control_tokens.unwrap_or(by_default);
         sanitize.then(|| tokenizer.control_texts())
     }
+}
+
+/// What a model said, without the reasoning that it wrote before; `end` is what ends that.
+pub fn behind_reasoning<'a>(said: &'a str, end: Option<&str>) -> &'a str {
+    let behind = end.and_then(|end| said.rsplit_once(end));
+    behind.map_or(said, |(_, behind)| behind.trim_start())
+}
+
+/// The text that a completion ends with, where it is learned as plain text: no token of it ends one.
+fn stop_text(end: &str, tokenizer: &Tokenizer) -> Option<String> {
+    let end = end.trim();
+    let ids = tokenizer.encode(end).ok().filter(|ids| !ids.is_empty())?;
+    let stops = tokenizer.stop_token_ids();
+    let ends = |id: &u32| tokenizer.is_special(*id) || stops.contains(id);
+    (!ids.iter().any(ends)).then(|| end.to_owned())
 }
 
 /// Turns rows into prompts, in the one way that their facts and the parameters describe.
@@ -401,12 +449,6 @@ pub struct PromptRenderer {
     /// Whether an assistant's `reasoning_content` is learned with its turn.
     learn_reasoning: bool,
 }
-
-/// The field of an assistant's message with what it thought before it spoke.
-const REASONING: &str = "reasoning_content";
-
-/// What stands in the place of reasoning to find out where a template writes it: a noncharacter.
-const PLACE: &str = "\u{FDD4}";
 
 /// Where in a turn its reasoning is: before, reasoning, behind. `with_place` is the same turn with [`PLACE`] in its
 /// place. None where the template does not write it.
@@ -464,6 +506,20 @@ impl PromptRenderer {
         self.train_on != TrainOn::All && template.is_some_and(|template| !template.has_generation_prompt())
     }
 
+    /// What ends the reasoning before an answer, where the rows are conversations.
+    pub fn end_of_reasoning(&self) -> Option<&str> {
+        if self.shape == Shape::Messages { self.prompter.end_of_reasoning() } else { None }
+    }
+
+    /// The text that ends an answer, where it is no token that ends a completion by itself.
+    pub fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+        match self.shape {
+            Shape::Prompt => stop_text(self.template.as_ref()?.response_end.as_ref()?, tokenizer),
+            Shape::Messages => self.prompter.stop_text(tokenizer),
+            Shape::Text | Shape::Pairs | Shape::Judged => None,
+        }
+    }
+
     /// Whether a row that is cut ends with the end-of-text token all the same.
     pub fn ends_what_is_cut(&self) -> bool {
         self.shape == Shape::Messages || self.prompter.params.add_eos != Some(false)
@@ -511,7 +567,7 @@ impl PromptRenderer {
                 Ok(prompt)
             }
             (Shape::Messages, Row::Messages(messages)) => {
-                let messages = prompter.messages(messages, tokenizer);
+                let messages = prompter.messages(messages, tokenizer)?;
                 let mut prompt = Prompt::default();
                 let weights = messages.iter().map(|message| self.weight_of(message)).collect::<Result<Vec<_>, _>>()?;
                 let turns = prompter.chat_template()?.turns(&messages, self.train_on)?;
@@ -553,7 +609,7 @@ impl PromptRenderer {
     /// The turns of a conversation with [`PLACE`] where its reasoning is; none where it has none.
     fn with_places(&self, messages: &[Message]) -> Result<Option<Vec<Turn>>, PromptError> {
         let reasons = |message: &Message| {
-            let reasoning = message.other.get(REASONING).and_then(serde_json::Value::as_str);
+            let reasoning = message.other.get(REASONING[0]).and_then(serde_json::Value::as_str);
             message.role == "assistant" && reasoning.is_some_and(|reasoning| !reasoning.trim().is_empty())
         };
         if !messages.iter().any(reasons) {
@@ -561,7 +617,7 @@ impl PromptRenderer {
         }
         let mut messages = messages.to_vec();
         for message in messages.iter_mut().filter(|message| reasons(message)) {
-            message.other.insert(REASONING.to_owned(), PLACE.into());
+            REASONING.iter().for_each(|name| drop(message.other.insert((*name).to_owned(), PLACE.into())));
         }
         Ok(Some(self.prompter.chat_template()?.turns(&messages, self.train_on)?))
     }
@@ -599,11 +655,15 @@ impl PromptRenderer {
             (Shape::Messages, Row::Messages(messages)) => {
                 let answer = messages.iter().rposition(|message| message.role == "assistant");
                 // A system message counts wherever it stands in the row, as in a lesson.
-                let all = self.prompter.messages(messages, tokenizer);
+                let all = self.prompter.messages(messages, tokenizer)?;
                 let behind = messages.len() - answer.unwrap_or(messages.len());
-                let prompt = self.prompter.asked(&all[..all.len() - behind])?;
-                let text = |index: usize| messages[index].texts().collect::<String>().trim().to_owned();
-                Ok(Question { prompt, reference: answer.map(text) })
+                let (asks, answers) = all.split_at(all.len() - behind);
+                let prompt = self.prompter.asked(asks)?;
+                let reference = match answers.is_empty() {
+                    true => None,
+                    false => Some(self.prompter.reference(&prompt, &all[..=asks.len()])?),
+                };
+                Ok(Question { prompt, reference })
             }
             (Shape::Pairs | Shape::Judged, Row::Judged(judged)) => {
                 let prompt = match &judged.prompt {

@@ -1,7 +1,8 @@
 //! One conversation has several spellings: the arguments of a call are an object or, as in OpenAI's API, JSON as a
-//! string; what is said is a string or a list of parts. A chat template is made for one of each. Over the other it
-//! fails, or writes what no model was trained on: `tojson` puts a string in quotes, and `+` a list in Python's
-//! brackets. So a template is shown both, and is given what it writes as it should.
+//! string; what is said is a string or a list of parts; reasoning has three names. A chat template is made for one of
+//! each. Over the other it fails, or writes what no model was trained on: `tojson` puts a string in quotes, and `+` a
+//! list in Python's brackets. So a template is shown both, and is given what it writes as it should. What it does not
+//! write at all, calls and tools, is refused.
 
 use std::borrow::Cow;
 
@@ -9,11 +10,18 @@ use serde_json::{Map, Value, json};
 
 use super::chat::ChatError;
 use super::python;
-use crate::data::artifact::Message;
+use crate::data::artifact::{Message, TOOLS};
 use crate::data::number;
 
 const CALLS: &str = "tool_calls";
 const ARGUMENTS: &str = "arguments";
+
+/// The names that reasoning has, as in transformers: the first is what templates read, gpt-oss reads the second.
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// What probes call things.
+const TOOL: &str = "name_of_a_tool";
+const CALLED: &str = "name_of_a_call";
 
 /// How a template wants the arguments of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +37,16 @@ enum Arguments {
 pub(super) struct Spelling {
     arguments: Arguments,
     reads_parts: bool,
+    writes_calls: bool,
+    writes_tools: bool,
 }
 
 impl Spelling {
     /// Whether conversations may be spelled otherwise than some template wants.
     pub(super) fn matters(messages: &[Message]) -> bool {
-        messages.iter().any(|message| message.content.is_array() || message.other.contains_key(CALLS))
+        let named =
+            |message: &Message| REASONING.iter().chain([&CALLS, &TOOLS]).any(|name| message.other.contains_key(*name));
+        messages.iter().any(|message| message.content.is_array() || named(message))
     }
 
     /// What a template wants, by what it makes of conversations; none where it refuses one.
@@ -44,20 +56,43 @@ impl Spelling {
         let reads_parts = text.is_some() && text == said(json!([{ "type": "text", "text": "A text." }]));
         let called = |arguments: Value| {
             let call = json!({ "type": "function", "id": "abcdefghi",
-                "function": { "name": "name_of_a_tool", ARGUMENTS: arguments } });
+                "function": { "name": CALLED, ARGUMENTS: arguments } });
             let mut calls = Message::new("assistant", "");
             calls.other.insert(CALLS.to_owned(), json!([call]));
-            render(&[Message::new("user", "Call it."), calls])
+            let parameters = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
+            let tool = json!({ "type": "function",
+                "function": { "name": TOOL, "description": "A tool.", "parameters": parameters } });
+            let mut asks = Message::new("user", "Call it.");
+            asks.other.insert(TOOLS.to_owned(), json!([tool]));
+            render(&[asks, calls])
         };
         let (object, written) = (json!({ "n": 1 }), r#"{"n": 1}"#);
         let quoted = Value::from(written).to_string();
-        let arguments = match (called(object), called(written.into())) {
+        let (of_object, of_text) = (called(object), called(written.into()));
+        let arguments = match (&of_object, &of_text) {
             (Some(_), None) => Arguments::Object,
             (Some(_), Some(text)) if text.contains(&quoted) => Arguments::Object,
             (None, Some(_)) => Arguments::Text,
             _ => Arguments::Either,
         };
-        Self { arguments, reads_parts }
+        // One that refuses both says so itself.
+        let writes = |name| of_object.as_ref().or(of_text.as_ref()).is_none_or(|text| text.contains(name));
+        Self { arguments, reads_parts, writes_calls: writes(CALLED), writes_tools: writes(TOOL) }
+    }
+
+    /// Checks that the template writes the calls and the tools that are there.
+    ///
+    /// # Errors
+    /// Fails where it would leave them out.
+    pub(super) fn check(self, messages: &[Message]) -> Result<(), ChatError> {
+        let has = |message: &Message, name| {
+            message.other.get(name).and_then(Value::as_array).is_some_and(|all| !all.is_empty())
+        };
+        if !self.writes_tools && messages.first().is_some_and(|first| has(first, TOOLS)) {
+            return Err(ChatError::Tools);
+        }
+        let calls = messages.iter().position(|message| has(message, CALLS)).filter(|_| !self.writes_calls);
+        calls.map_or(Ok(()), |index| Err(ChatError::Calls { turn: index + 1 }))
     }
 
     /// The messages as the template wants them.
@@ -67,11 +102,20 @@ impl Spelling {
     pub(super) fn apply(self, messages: &[Message]) -> Result<Cow<'_, [Message]>, ChatError> {
         let mut messages = Cow::Borrowed(messages);
         for index in 0..messages.len() {
-            if let Value::Array(parts) = &messages[index].content
-                && !self.reads_parts
-                && let Some(text) = joined(parts, index + 1)?
+            if let Value::Array(parts) = &messages[index].content {
+                match joined(parts) {
+                    Ok(text) => messages.to_mut()[index].content = text.into(),
+                    Err(_) if self.reads_parts => {}
+                    Err(found) => return Err(ChatError::Part { turn: index + 1, found }),
+                }
+            }
+            if let Some(reasoning) = REASONING.iter().find_map(|name| messages[index].other.get(*name))
+                && REASONING[..2].iter().any(|name| !messages[index].other.contains_key(*name))
             {
-                messages.to_mut()[index].content = text.into();
+                let reasoning = reasoning.clone();
+                let other = &mut messages.to_mut()[index].other;
+                other.insert(REASONING[0].to_owned(), reasoning.clone());
+                other.entry(REASONING[1]).or_insert(reasoning);
             }
             if let Some(calls) = messages[index].other.get(CALLS)
                 && let Some(calls) = self.calls(calls, index + 1)?
@@ -119,17 +163,17 @@ fn object(text: &str) -> Option<Map<String, Value>> {
     }
 }
 
-/// The text of parts that are all text; none where they are of no form that is known.
-fn joined(parts: &[Value], turn: usize) -> Result<Option<String>, ChatError> {
+/// The text of parts that are all text; else what one of them is.
+fn joined(parts: &[Value]) -> Result<String, String> {
     let mut text = String::new();
     for part in parts {
-        match (part["type"].as_str(), &part["text"]) {
+        match (part.get("type").map_or(Some("text"), Value::as_str), &part["text"]) {
             (Some("text"), Value::String(said)) => text += said,
-            (Some(kind), _) if kind != "text" => return Err(ChatError::Part { turn, kind: kind.to_owned() }),
-            _ => return Ok(None),
+            (Some(kind), _) if kind != "text" => return Err(format!("of type `{kind}`")),
+            _ => return Err("that is not `{type: text, text: …}`".to_owned()),
         }
     }
-    Ok(Some(text))
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -193,11 +237,45 @@ mod tests {
         let image = json!([{ "type": "text", "text": "See" }, { "type": "image", "url": "a.png" }]);
         let error = said(&plain, &image).unwrap_err().to_string();
         assert!(error.contains("turn 1: its `content` has a part of type `image`"), "{error}");
+        for other in [json!(["One"]), json!([{ "type": "text", "text": null }])] {
+            let error = said(&plain, &other).unwrap_err().to_string();
+            assert!(error.contains("a part that is not `{type: text"), "{error}");
+        }
+        assert_eq!(said(&plain, &json!([{ "text": "One" }])).unwrap(), "<One>");
         let reads_parts = template(
             "{% for m in messages %}<{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
              {{ part.text if part.type == 'text' else '(image)' }}{% endfor %}{% endif %}>{% endfor %}",
         );
         assert_eq!(said(&reads_parts, &parts).unwrap(), "<One, two>");
         assert_eq!(said(&reads_parts, &image).unwrap(), "<See(image)>");
+    }
+
+    #[test]
+    fn reasoning_has_three_names() {
+        let template = |name: &str| {
+            let source = format!("{{% for m in messages %}}({{{{ m.{name} }}}}){{{{ m.content }}}}{{% endfor %}}");
+            ChatTemplate::new(&source, BTreeMap::new()).unwrap()
+        };
+        for (name, reads) in
+            [("reasoning", "reasoning_content"), ("thinking", "reasoning_content"), ("reasoning_content", "thinking")]
+        {
+            let mut message = Message::new("assistant", "4");
+            message.other.insert(name.to_owned(), "2 + 2".into());
+            assert_eq!(template(reads).render(&[message], false).unwrap(), "(2 + 2)4", "{name}");
+        }
+    }
+
+    #[test]
+    fn calls_and_tools_that_a_template_does_not_write_are_refused() {
+        let plain = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}", BTreeMap::new()).unwrap();
+        let with = |name: &str, value: Value| {
+            let mut message = Message::new("assistant", "x");
+            message.other.insert(name.to_owned(), value);
+            plain.check(&[message]).map_err(|error| error.to_string())
+        };
+        let call = json!([{ "type": "function", "function": { "name": "a", "arguments": {} } }]);
+        assert!(with(CALLS, call.clone()).unwrap_err().contains("turn 1 calls a tool"));
+        assert!(with(TOOLS, call).unwrap_err().contains("does not write tools"));
+        assert_eq!([with(CALLS, json!([])), with(TOOLS, json!([]))], [Ok(()), Ok(())]);
     }
 }

@@ -1,6 +1,7 @@
 //! Instruction templates: text with `{placeholders}` that columns fill.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -101,19 +102,28 @@ impl Template {
 
     /// The prompt of a row; a column that the row lacks counts as empty.
     pub fn render(&self, columns: &BTreeMap<String, String>) -> String {
+        self.render_with_data(columns).0
+    }
+
+    /// [`Template::render`], with where in it columns stand, in order.
+    pub(super) fn render_with_data(&self, columns: &BTreeMap<String, String>) -> (String, Vec<Range<usize>>) {
         let column = |name: &str| columns.get(name).map_or("", String::as_str);
         let text = match &self.without {
             Some(without) if column(&without.placeholder).is_empty() => &without.text,
             _ => &self.text,
         };
-        let mut prompt = String::new();
+        let (mut prompt, mut data) = (String::new(), Vec::new());
         for piece in parse(text).unwrap_or_default() {
             match piece {
                 Piece::Literal(text) => prompt.push_str(&text),
-                Piece::Placeholder(name) => prompt.push_str(column(&name)),
+                Piece::Placeholder(name) => {
+                    let begin = prompt.len();
+                    prompt.push_str(column(&name));
+                    data.push(begin..prompt.len());
+                }
             }
         }
-        prompt
+        (prompt, data)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Conversations: a list of turns, in OpenAI's spelling or in ShareGPT's.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::TurnOrder;
 use super::flaw::{Flaw, Reason, describe};
@@ -69,11 +69,22 @@ fn message(turn: Value) -> Result<Message, String> {
     let content = turn.remove("content").unwrap_or(Value::Null);
     match &content {
         Value::String(_) | Value::Array(_) => {}
-        Value::Null if !turn.is_empty() => {}
+        Value::Null if says_otherwise(&turn) => {}
         Value::Null => return Err("it has no `content`".to_owned()),
         other => return Err(format!("its `content` is {}, not a string", describe(other))),
     }
     Ok(Message { role, content, other: turn })
+}
+
+/// Whether a turn says something in other fields than `content`.
+fn says_otherwise(fields: &Map<String, Value>) -> bool {
+    const NAMES: [&str; 5] = ["tool_calls", FUNCTION_CALL, "reasoning_content", "reasoning", "thinking"];
+    NAMES.iter().filter_map(|name| fields.get(*name)).any(|value| match value {
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    })
 }
 
 /// The role of a turn in which LLaMA-Factory's rows call tools.
@@ -168,7 +179,7 @@ pub(super) fn says_nothing(message: &Message) -> bool {
         Value::Array(parts) => parts.is_empty(),
         _ => true,
     };
-    blank && message.other.is_empty()
+    blank && !says_otherwise(&message.other)
 }
 
 #[cfg(test)]
@@ -232,6 +243,8 @@ mod tests {
             (json!(["hello"]), "turn 1: it is text, not an object"),
             (json!([{"content": "x"}]), "no `role`"),
             (json!([{"role": "user"}]), "no `content`"),
+            (json!([{"role": "user", "content": null, "id": 1}]), "no `content`"),
+            (json!([{"role": "assistant", "tool_calls": []}]), "no `content`"),
             (json!([{"role": "user", "content": 7}]), "a number"),
         ] {
             let flaw = conversation(turns.clone(), TurnOrder::Any).unwrap_err();

@@ -10,6 +10,7 @@ use super::measures::Measures;
 use super::{Evaluate, Subject, of_row};
 use crate::compute::inference::{Answer, BatchProgress, Ended, StreamMode};
 use crate::data::artifact::Row;
+use crate::data::prompt::behind_reasoning;
 use crate::metrics::Observed;
 use crate::metrics::exact_match::strip;
 
@@ -50,13 +51,14 @@ impl Answers {
         let progress = BatchProgress { unit: "rows", done: first, total: Some(subject.count), mode: StreamMode::Count };
         let answers = subject.session.answer(&requests, progress, context)?;
         for (example, answer) in examples.into_iter().zip(answers) {
-            self.add(example, answer, measures);
+            self.add(example, answer, subject.renderer.end_of_reasoning(), measures);
         }
         Ok(())
     }
 
-    fn add(&mut self, example: &mut Example, answer: Answer, measures: &mut Measures) {
-        let prediction = strip(&answer.text).to_owned();
+    /// Adds an answer; `end` is what ends the reasoning before it, which references are without.
+    fn add(&mut self, example: &mut Example, answer: Answer, end: Option<&str>, measures: &mut Measures) {
+        let prediction = strip(behind_reasoning(&answer.text, end)).to_owned();
         let reference = example.reference.clone().unwrap_or_default();
         self.rows += 1;
         self.empty += u64::from(prediction.is_empty());

@@ -329,14 +329,10 @@ impl Subject {
         if rows.is_empty() {
             return Err(StageError::bad_data("there are no rows to evaluate on"));
         }
-        let session = InferenceSession::open(&params.inference, Sampling::GREEDY, context)?;
-        Ok(Self {
-            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &session.tokenizer)?,
-            session,
-            count: params.limit.unwrap_or(u64::MAX).min(rows.len()),
-            rows,
-            next: 0,
-        })
+        let mut session = InferenceSession::open(&params.inference, Sampling::GREEDY, context)?;
+        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &session.tokenizer)?;
+        session.end_at(&params.inference, renderer.stop_text(&session.tokenizer));
+        Ok(Self { renderer, session, count: params.limit.unwrap_or(u64::MAX).min(rows.len()), rows, next: 0 })
     }
 
     /// The next few rows, with nothing known of them; `None` at the end.

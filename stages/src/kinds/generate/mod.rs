@@ -185,6 +185,7 @@ impl Stage for Generate {
         let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
         let mut session = InferenceSession::open(&self.inference, self.sampling(), context)?;
         let mut prompts = Prompts::open(self, &session.tokenizer, context)?;
+        session.end_at(&self.inference, prompts.stop_text(&session.tokenizer));
 
         let draft = context.create("samples")?;
         let mut writer = SamplesWriter::create(&draft.folder, self.samples_per_prompt)?;
@@ -223,6 +224,9 @@ impl Stage for Generate {
         facts.insert("skipped".to_owned(), tally.skipped.into());
         if let Some(identity) = prompts.identity() {
             facts.insert(samples::PROMPTS.to_owned(), identity.into());
+        }
+        if let Some(end) = prompts.end_of_reasoning() {
+            facts.insert(samples::END_OF_REASONING.to_owned(), end.into());
         }
         context.seal(draft, facts, None)?;
         journal::forget(context.working());

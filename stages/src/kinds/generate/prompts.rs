@@ -169,6 +169,23 @@ impl Prompts {
         self.identity.as_deref()
     }
 
+    /// The text that ends an answer, where it is no token that ends a completion by itself.
+    pub(super) fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+        match &self.source {
+            Source::Texts { form: Form::Chat, prompter, .. } => prompter.stop_text(tokenizer),
+            Source::Texts { .. } => None,
+            Source::Rows { renderer, .. } => renderer.stop_text(tokenizer),
+        }
+    }
+
+    /// What ends the reasoning before an answer.
+    pub(super) fn end_of_reasoning(&self) -> Option<&str> {
+        match &self.source {
+            Source::Texts { .. } => None,
+            Source::Rows { renderer, .. } => renderer.end_of_reasoning(),
+        }
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> u64 {
         self.len

@@ -20,6 +20,9 @@ const TEXT: &str = "samples.txt";
 /// The fact that has the identity of the rows that were asked.
 pub(crate) const PROMPTS: &str = "prompts";
 
+/// The fact that has what ends the reasoning before an answer: references are without it.
+pub(crate) const END_OF_REASONING: &str = "end_of_reasoning";
+
 /// A prompt and its answer.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {

@@ -8,6 +8,7 @@ use engine::error::StageError;
 
 use super::Rank;
 use crate::compute::inference::Ended;
+use crate::data::prompt::behind_reasoning;
 use crate::data::results::TableReader;
 use crate::kinds::generate::{TABLE, samples};
 
@@ -15,6 +16,8 @@ use crate::kinds::generate::{TABLE, samples};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Answer {
     pub text: String,
+    /// What is compared with the reference: the text without the reasoning before the answer.
+    pub compared: String,
     /// The response that the row has.
     pub reference: Option<String>,
     /// Whether it came to no end.
@@ -28,6 +31,7 @@ pub(super) struct Answers(Vec<Source>);
 struct Source {
     stage: String,
     table: TableReader,
+    end_of_reasoning: Option<String>,
     waiting: VecDeque<(u64, Option<Answer>)>,
 }
 
@@ -50,7 +54,9 @@ impl Answers {
             }
             let columns = ["row", "completion", "reference", "stop"];
             let table = TableReader::open(&artifact.folder.join(TABLE), &columns)?;
-            sources.push(Source { stage, table, waiting: VecDeque::new() });
+            let end = artifact.description.facts.get(samples::END_OF_REASONING).and_then(|end| end.as_str());
+            let end_of_reasoning = end.map(str::to_owned);
+            sources.push(Source { stage, table, end_of_reasoning, waiting: VecDeque::new() });
         }
         Ok(Self(sources))
     }
@@ -96,7 +102,9 @@ impl Source {
             let text = |column: &StringArray, at: usize| column.is_valid(at).then(|| column.value(at).to_owned());
             let answer = |at: usize| {
                 let is_cut = text(stops, at).as_deref() == Some(Ended::Length.name());
-                text(texts, at).map(|text_of| Answer { text: text_of, reference: text(references, at), is_cut })
+                let text_of = text(texts, at)?;
+                let compared = behind_reasoning(&text_of, self.end_of_reasoning.as_deref()).trim().to_owned();
+                Some(Answer { text: text_of, compared, reference: text(references, at), is_cut })
             };
             self.waiting.extend((0..batch.num_rows()).map(|at| (rows.value(at), answer(at))));
         }

@@ -352,7 +352,8 @@ mod tests {
 
     fn answers(scores: &[f64]) -> Vec<(f64, Answer)> {
         let answer = |(index, score): (usize, &f64)| {
-            let answer = Answer { text: format!("answer {index}"), reference: None, is_cut: false };
+            let answer =
+                Answer { text: format!("answer {index}"), compared: String::new(), reference: None, is_cut: false };
             (*score, answer)
         };
         scores.iter().enumerate().map(answer).collect()

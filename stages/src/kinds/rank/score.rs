@@ -117,7 +117,7 @@ impl Scorer {
         };
         let Some(answer) = answer else { return Ok(None) };
         let of_reference =
-            |score: &dyn Fn(&str, &str) -> f64| Some(score(answer.text.trim(), answer.reference.as_deref()?.trim()));
+            |score: &dyn Fn(&str, &str) -> f64| Some(score(&answer.compared, answer.reference.as_deref()?.trim()));
         Ok(match self {
             Self::Given(_) => given,
             Self::Rouge { variant, stemming } => of_reference(&|text, reference| {

@@ -13,7 +13,7 @@ use tokenizers::{
 };
 
 use super::{Tokenizer, TokenizerError};
-use crate::data::prompt::{PLAIN_BEGIN, PLAIN_END, is_marked};
+use crate::data::prompt::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked};
 
 /// Texts that a piece is put behind to be encoded as the middle of a text. One will do that shares no token with the
 /// piece: few tokens hold a line break and something else, and fewer the other.
@@ -109,7 +109,7 @@ impl Tokenizer {
         // Texts without a mark between them, of which the first is in the text of this index.
         let (mut begin, mut run) = (0, Vec::new());
         for (index, text) in texts.iter().enumerate() {
-            for (number, part) in parts(text).into_iter().enumerate() {
+            for (number, part) in parts(text, &self.control_texts).into_iter().enumerate() {
                 // A mark is a border.
                 if number > 0 {
                     self.add_run(&mut ids, begin, &std::mem::take(&mut run))?;
@@ -290,17 +290,18 @@ fn borders(texts: &[&str]) -> Vec<usize> {
 }
 
 /// What stands in a text, between marks and without them.
-fn parts(text: &str) -> Vec<Part<'_>> {
+fn parts<'a>(text: &'a str, control_texts: &ControlTexts) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find([PLAIN_BEGIN, PLAIN_END]) {
         let (before, marked) = rest.split_at(at);
         parts.push(Part::Text(before));
-        // A template that cuts texts may leave one mark without the other: then it is only a border.
+        // A template that cuts texts may leave one mark without the other: then it is only a border, also where another
+        // follows that had a partner of its own.
         let after_mark = &marked[PLAIN_BEGIN.len_utf8()..];
         let control = after_mark.split_once(PLAIN_END).filter(|_| marked.starts_with(PLAIN_BEGIN));
         rest = match control {
-            Some((control, after)) if !is_marked(control) => {
+            Some((control, after)) if control_texts.has(control) => {
                 parts.push(Part::Control(control));
                 after
             }

@@ -282,3 +282,15 @@ fn cuts_are_where_ids_meet() {
     // The ids of a character's bytes, and a space that was put before a text.
     assert_eq!(cut(&[(0, 3), (0, 3), (3, 3), (3, 4)], &[3, 3]), [Some(2), Some(2)]);
 }
+
+/// A template that cuts a text at a control token leaves a mark of it on either side.
+#[test]
+fn marks_without_their_partners_are_borders() {
+    let tokenizer = tokenizer(&metaspace("first", true));
+    let ids = tokenizer.encode_marked(&format!("{PLAIN_BEGIN}a<|user|>b</s>c{PLAIN_END}d")).unwrap();
+    for control in ["<|user|>", "</s>"] {
+        assert!(ids.contains(&tokenizer.token_id(control).unwrap()), "{control}: {ids:?}");
+    }
+    let ids = tokenizer.encode_marked(&format!("{PLAIN_BEGIN}</s>{PLAIN_END}")).unwrap();
+    assert!(!ids.contains(&tokenizer.token_id("</s>").unwrap()), "{ids:?}");
+}
