@@ -170,10 +170,17 @@ pub enum Row {
 }
 
 impl Row {
-    /// All its texts, one after the other.
-    pub fn text(&self) -> String {
+    /// All its texts, one after the other as a model is shown them: columns in the order of the template, and the
+    /// response last.
+    pub fn text(&self, facts: &RowsFacts) -> String {
         let texts: Vec<&str> = match self {
-            Self::Columns(columns) => columns.values().map(String::as_str).collect(),
+            Self::Columns(columns) => {
+                let shown = facts.template.as_ref().map(Template::placeholders).unwrap_or_default();
+                let response = facts.response.as_ref();
+                let is_other = |name: &&String| !shown.contains(name) && Some(*name) != response;
+                let names = shown.iter().chain(columns.keys().filter(is_other)).chain(response);
+                names.filter_map(|name| columns.get(name)).map(String::as_str).collect()
+            }
             Self::Messages(messages) => messages.iter().flat_map(Message::texts).collect(),
             Self::Text(text) => vec![text],
             Self::Judged(judged) => judged.parts().flat_map(Said::texts).collect(),

@@ -22,9 +22,11 @@ impl HeldOut {
         let Some(input) = &self.decontaminate else { return Ok(None) };
         let mut sought = Sought::default();
         let (mut rows, mut short) = (0, 0);
-        for row in RowsReader::open(&context.open(input)?)?.iter() {
+        let mut held_out = RowsReader::open(&context.open(input)?)?;
+        let facts = held_out.facts().clone();
+        for row in held_out.iter() {
             rows += 1;
-            short += usize::from(!sought.add(&row?.text()));
+            short += usize::from(!sought.add(&row?.text(&facts)));
         }
         if short > 0 {
             context.warn(format!(

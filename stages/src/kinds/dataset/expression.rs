@@ -139,7 +139,9 @@ impl<'a> Code<'a> {
     }
 
     fn compile(text: &'a str) -> Result<Self, minijinja::Error> {
-        let inside = text.trim().strip_prefix("{{").and_then(|rest| rest.strip_suffix("}}"));
+        // A block of YAML ends with a line break; other white space is meant.
+        let whole = text.strip_suffix('\n').unwrap_or(text);
+        let inside = whole.strip_prefix("{{").and_then(|rest| rest.strip_suffix("}}"));
         if let Some(Ok(code)) = inside.map(Self::expression) {
             return Ok(code);
         }

@@ -38,6 +38,13 @@ pub(super) fn take<'a>(
     let mut taker = Taker::new(params, Arranger::new(params, facts, context)?, context)?;
     let lengths: Vec<u64> = parts.iter().map(|part| part.rows.len()).collect();
     check_repetition(params, datasets, &lengths)?;
+    let may_repeat = params.mix == Mix::Interleave && params.stopping_strategy == StoppingStrategy::AllExhausted;
+    if may_repeat && params.train_test_split.is_some() {
+        context.warn(
+            "`stopping_strategy: all_exhausted` repeats rows before `train_test_split` parts them: the same row may be in \
+             `train` and in `test`. Split each dataset, then mix the training parts",
+        );
+    }
     for (source, index) in order(params, datasets, &lengths) {
         let part = &mut parts[source];
         let row = part.rows.row(index)?;

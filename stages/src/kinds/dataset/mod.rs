@@ -36,7 +36,7 @@ mod take;
 mod template_choice;
 mod tools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use engine::artifact::Output;
@@ -80,7 +80,7 @@ const LOCAL_SPLIT: &str = "train";
 
 impl StageKind for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 5; // 5: decimals, documents and calls of tools as they stand; hidden files are left out.
+    const VERSION: u32 = 6; // 6: a turn without content says something else, or is empty; white space around an expression is text; bytes in lists are text.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 
@@ -189,7 +189,10 @@ fn write_rows(params: &Dataset, context: &mut StageContext) -> Result<(), StageE
 fn no_rows(params: &Dataset, what: &str, filtered: u64, examples: &[String]) -> StageError {
     let error = StageError::bad_data(format!("`{}` selects no rows of `{what}`", params.split.text));
     match (filtered, examples.first()) {
-        (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
+        (0, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
+        (1.., Some(example)) => error.with_help(format!(
+            "`filter` leaves out {filtered} of them, and the others are unusable, such as {example}"
+        )),
         (1.., None) => error.with_help(format!("`filter` leaves out all {filtered} of them")),
         (0, None) => error.with_help("there are none: check `split`, and that the file is the right one"),
     }
@@ -300,7 +303,33 @@ fn local_files(params: &Dataset, context: &mut StageContext) -> Result<Vec<Sourc
         }
     }
     verify_files(params, context)?;
+    let splits = splits_by_name(&files);
+    if splits.len() > 1 {
+        context.warn(format!(
+            "files of several splits ({}) are read as one: name those that are meant, as in `source: ./folder/train*`",
+            splits.into_iter().collect::<Vec<_>>().join(", ")
+        ));
+    }
     Ok(files)
+}
+
+/// The splits that files are called by, as on the Hub: `test-00000-of-00001.parquet`, `test.jsonl`, `test/0.jsonl`.
+fn splits_by_name(files: &[SourceFile]) -> BTreeSet<&'static str> {
+    const NAMES: [(&str, &str); 7] = [
+        ("train", "train"),
+        ("test", "test"),
+        ("validation", "validation"),
+        ("valid", "validation"),
+        ("val", "validation"),
+        ("dev", "validation"),
+        ("eval", "test"),
+    ];
+    let of_file = |file: &SourceFile| {
+        let parts = file.path.iter().rev().take(2).filter_map(|part| part.to_str());
+        let words = parts.map(|part| part.split(['-', '_', '.']).next().unwrap_or(part).to_ascii_lowercase());
+        words.filter_map(|word| NAMES.iter().find(|(name, _)| *name == word)).map(|(_, split)| *split).next()
+    };
+    files.iter().filter_map(of_file).collect()
 }
 
 /// The rows to take; rows are counted only where a bound depends on their number.

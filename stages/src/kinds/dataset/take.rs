@@ -107,7 +107,7 @@ impl<'a> Taker<'a> {
     }
 
     fn holds_one_held_out(&self, row: &Row) -> bool {
-        self.held_out.as_ref().is_some_and(|held_out| !held_out.found_in(&row.text()).is_empty())
+        self.held_out.as_ref().is_some_and(|held_out| !held_out.found_in(&row.text(self.arranger.facts())).is_empty())
     }
 
     fn put(&mut self, row: Row) -> Result<(), StageError> {

@@ -71,7 +71,7 @@ pub enum CutOff {
 
 impl StageKind for Rank {
     const NAME: &'static str = "rank";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: answers are compared without the reasoning before them.
     const ABOUT: &'static str =
         "Makes pairs of a better and a worse completion, or keeps the best, of a model's own completions.";
     const ALSO_CALLED: &'static [&'static str] = &["best_of_n", "rejection_sampling", "judge"];

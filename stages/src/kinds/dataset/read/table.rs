@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
 use std::ops::{ControlFlow, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
@@ -39,24 +40,30 @@ fn malformed(error: impl std::fmt::Display) -> ReadError {
     })
 }
 
+/// What the `arrow` and `parquet` crates answer, a panic over a damaged file included.
+fn unpanicked<T>(work: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
+    let damaged = |_| Err(ReadError::Malformed("it is damaged".to_owned()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(damaged)
+}
+
 /// The names of the columns.
 pub(super) fn columns(file: &SourceFile) -> Result<Vec<String>, ReadError> {
-    let schema = match file.form.format {
-        Format::Parquet => parquet(file)?.schema().clone(),
-        _ => arrow_batches(file)?.0,
-    };
+    let schema = unpanicked(|| match file.form.format {
+        Format::Parquet => Ok(parquet(file)?.schema().clone()),
+        _ => Ok(arrow_batches(file)?.0),
+    })?;
     Ok(schema.fields().iter().map(|field| field.name().clone()).collect())
 }
 
 /// How many rows there are.
 pub(super) fn count(file: &SourceFile) -> Result<u64, ReadError> {
-    match file.form.format {
+    unpanicked(|| match file.form.format {
         Format::Parquet => {
             let rows = parquet(file)?.metadata().file_metadata().num_rows();
             u64::try_from(rows).map_err(malformed)
         }
         _ => arrow_batches(file)?.1.try_fold(0, |rows, batch| Ok(rows + batch.map_err(malformed)?.num_rows() as u64)),
-    }
+    })
 }
 
 /// Reads rows of the wanted columns.
@@ -66,9 +73,8 @@ pub(super) fn read(
     wanted: &Wanted,
     visit: &mut Visit<'_>,
 ) -> Result<u64, ReadError> {
-    let (batches, mut seen) = batches(file, &range, wanted)?;
-    for batch in batches {
-        let batch = batch.map_err(malformed)?;
+    let (mut batches, mut seen) = unpanicked(|| batches(file, &range, wanted))?;
+    while let Some(batch) = unpanicked(|| batches.next().transpose().map_err(malformed))? {
         let rows = batch.num_rows() as u64;
         let from = range.start.saturating_sub(seen).min(rows);
         let to = range.end.saturating_sub(seen).min(rows);
@@ -93,7 +99,7 @@ fn visit_batch(
 ) -> Result<ControlFlow<()>, ReadError> {
     for first in (0..batch.num_rows()).step_by(ROWS_PER_SLICE) {
         let slice = batch.slice(first, ROWS_PER_SLICE.min(batch.num_rows() - first));
-        for (offset, fields) in records(&slice, wanted)?.into_iter().enumerate() {
+        for (offset, fields) in unpanicked(|| records(&slice, wanted))?.into_iter().enumerate() {
             let number = before + (first + offset) as u64 + 1;
             let record = fields.map(|fields| Record { fields, number }).map_err(|flaw| BadRecord { number, flaw });
             if visit(record).is_break() {
@@ -217,7 +223,7 @@ fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
         bytes => serde_json::from_slice(bytes).map_err(malformed)?,
     };
     let mut values: Vec<Value> = rows.into_iter().map(|mut row| row.remove(name).unwrap_or(Value::Null)).collect();
-    restore_numbers(&mut values, column)?;
+    restore(&mut values, column)?;
     Ok(values)
 }
 
@@ -240,17 +246,30 @@ fn in_utc(data_type: &DataType) -> Option<DataType> {
     }
 }
 
-/// Puts floats in their places, of which the writer of JSON makes null where they are not finite, and of those of 32
-/// bits other numbers than Python reads; and decimals, of which JSON makes floats.
-fn restore_numbers(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
-    if !holds_numbers(column.data_type()) {
+/// Puts in their places what the writer of JSON makes something else of: floats that are not finite, null; those of 32
+/// bits, other numbers than Python reads; decimals, floats; bytes, which are text that was written without saying so,
+/// hexadecimal digits.
+fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
+    if !is_changed_by_json(column.data_type()) {
+        return Ok(());
+    }
+    if let Some(column) = column.as_map_opt() {
+        let keys = arrow::compute::cast(column.keys(), &DataType::Utf8).map_err(malformed)?;
+        for (index, value) in values.iter_mut().enumerate() {
+            let Value::Object(entries) = value else { continue };
+            let (begin, length) = (column.value_offsets()[index] as usize, column.value_length(index) as usize);
+            let keys = (begin..begin + length).map(|at| keys.as_string::<i32>().value(at));
+            let mut items: Vec<Value> = keys.clone().map(|key| entries.get(key).cloned().unwrap_or_default()).collect();
+            restore(&mut items, &column.values().slice(begin, length))?;
+            entries.extend(keys.map(str::to_owned).zip(items));
+        }
         return Ok(());
     }
     if let Some(column) = column.as_struct_opt() {
         for (name, column) in column.column_names().into_iter().zip(column.columns()) {
             let take = |value: &mut Value| value.get_mut(name).map(Value::take).unwrap_or_default();
             let mut fields: Vec<Value> = values.iter_mut().map(take).collect();
-            restore_numbers(&mut fields, column)?;
+            restore(&mut fields, column)?;
             for (value, field) in values.iter_mut().zip(fields) {
                 if let Some(place) = value.get_mut(name) {
                     *place = field;
@@ -270,6 +289,13 @@ fn restore_numbers(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadEr
             DataType::List(_) => column.as_list::<i32>().value(index),
             DataType::LargeList(_) => column.as_list::<i64>().value(index),
             DataType::FixedSizeList(..) => column.as_fixed_size_list().value(index),
+            DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+                let bytes = arrow::compute::cast(column, &DataType::LargeBinary).map_err(malformed)?;
+                if let Ok(text) = std::str::from_utf8(bytes.as_binary::<i64>().value(index)) {
+                    *value = text.into();
+                }
+                continue;
+            }
             decimal if decimal.is_decimal() => {
                 *value = number::decimal(&array_value_to_string(column, index).map_err(malformed)?);
                 continue;
@@ -281,20 +307,22 @@ fn restore_numbers(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadEr
             }
         };
         if let Value::Array(values) = value {
-            restore_numbers(values, &items)?;
+            restore(values, &items)?;
         }
     }
     Ok(())
 }
 
-/// Whether a column holds numbers that its JSON does not have as they are.
-fn holds_numbers(data_type: &DataType) -> bool {
+/// Whether a column holds what its JSON does not have as it is.
+fn is_changed_by_json(data_type: &DataType) -> bool {
     match data_type {
         DataType::Float16 | DataType::Float32 | DataType::Float64 => true,
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            holds_numbers(item.data_type())
+            is_changed_by_json(item.data_type())
         }
-        DataType::Struct(fields) => fields.iter().any(|field| holds_numbers(field.data_type())),
+        DataType::Map(entries, _) => is_changed_by_json(entries.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| is_changed_by_json(field.data_type())),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => true,
         other => other.is_decimal(),
     }
 }

@@ -540,6 +540,57 @@ fn rows_are_filtered_changed_and_cut_in_this_order() {
     assert!(python.message.contains("a filter here: `column|length`"), "{}", python.message);
     let none = run(folder.path(), &file, json!({"filter": "n > 99", "map": {"text": "x"}})).unwrap_err();
     assert!(none.help.unwrap().contains("`filter` leaves out all 20"));
+    let few = json!({"filter": "n > 18", "map": {"text": "{{ n.x.y }}"}, "on_bad_row": "drop"});
+    let help = run(folder.path(), &file, few).unwrap_err().help.unwrap();
+    assert!(help.contains("`filter` leaves out 19 of them, and the others are unusable"), "{help}");
+}
+
+#[test]
+fn white_space_beside_an_expression_is_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [write(folder.path(), "a.jsonl", "{\"a\":\"x\"}\n")];
+    for (text, expected) in [("{{ a }}\n", "x"), (" {{ a }}", " x"), ("{{ a }}\n\n", "x\n\n"), ("{{ a }} ", "x ")] {
+        let made = run(folder.path(), &file, json!({"map": {"text": text}})).unwrap();
+        assert_eq!(column(&made, "text"), [expected], "{text:?}");
+    }
+}
+
+#[test]
+fn the_text_of_a_row_is_in_the_order_of_its_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [write(folder.path(), "a.jsonl", "{\"question\":\"Who?\",\"answer\":\"Ann.\"}\n")];
+    let with = json!({"template": "question_answer", "column_map": {"output": "answer"}});
+    let made = run(folder.path(), &file, with).unwrap();
+    let facts = RowsFacts::from_facts(&made.description.facts).unwrap();
+    assert_eq!(rows(&made)[0].text(&facts), "Who?\nAnn.");
+}
+
+#[test]
+fn a_damaged_table_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values(["one"]));
+    let batch = RecordBatch::try_from_iter([("text", texts)]).unwrap();
+    let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    let whole = parquet.into_inner().unwrap();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0xff;
+        // What is told and what is still read must not end the process.
+        let file = [write(folder.path(), "a.parquet", &bytes)];
+        drop(run(folder.path(), &file, json!({"on_bad_row": "drop"})));
+    }
+}
+
+#[test]
+fn splits_are_known_by_the_names_of_files() {
+    let splits = |names: &[&str]| {
+        let file = |name: &&str| SourceFile::new(PathBuf::from(name), (*name).to_owned()).unwrap();
+        splits_by_name(&names.iter().map(file).collect::<Vec<_>>()).into_iter().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(splits(&["hub/data/test-00000-of-00001.jsonl", "hub/data/train-00000-of-00001.jsonl"]), "test train");
+    assert_eq!(splits(&["a/dev/0.jsonl", "a/train/0.jsonl", "a/other.jsonl"]), "train validation");
+    assert_eq!(splits(&["part-0.jsonl", "tests.jsonl", "trained.jsonl"]), "");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The stage: numbers that JSON and expressions know nothing of, and values that have no order.
 
-use arrow::array::{Decimal128Array, Float32Array, Float64Array, StructArray, TimestampMicrosecondArray};
+use arrow::array::{
+    BinaryArray, Decimal128Array, Float32Array, Float32Builder, Float64Array, MapBuilder, StringBuilder, StructArray,
+    TimestampMicrosecondArray,
+};
 use arrow::datatypes::{Field, Float64Type};
 
 use super::*;
@@ -68,6 +71,28 @@ fn numbers_are_written_as_python_writes_them() {
         let made = run(folder.path(), &file, json!({"map": {"text": text}})).unwrap();
         assert_eq!(column(&made, "text"), expected, "{text}");
     }
+}
+
+#[test]
+fn bytes_and_maps_of_a_table_are_text_and_numbers_at_any_depth() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"hi", "größe".as_bytes()]));
+    let field = Arc::new(Field::new("body", bytes.data_type().clone(), true));
+    let nested: ArrayRef = Arc::new(StructArray::from(vec![(field, bytes)]));
+    let mut scores = MapBuilder::new(None, StringBuilder::new(), Float32Builder::new());
+    for score in [0.1, f32::NAN] {
+        scores.keys().append_value("a");
+        scores.values().append_value(score);
+        scores.append(true).unwrap();
+    }
+    let maps: ArrayRef = Arc::new(scores.finish());
+    let batch = RecordBatch::try_from_iter([("n", nested), ("m", maps)]).unwrap();
+    let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    let file = [write(folder.path(), "a.parquet", parquet.into_inner().unwrap())];
+    let texts = |text: &str| column(&run(folder.path(), &file, json!({"map": {"text": text}})).unwrap(), "text");
+    assert_eq!(texts("{{ n.body }}"), ["hi", "größe"]);
+    assert_eq!(texts("{{ m.a }}"), ["0.10000000149011612", "nan"]);
 }
 
 #[test]

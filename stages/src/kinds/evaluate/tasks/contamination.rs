@@ -61,13 +61,14 @@ pub(super) fn look(
     }
     let empty = |of: &Prepared| Contamination { rows: vec![false; of.samples.len()], training_rows: 0 };
     let mut found: Vec<Contamination> = prepared.iter().map(empty).collect();
+    let facts = training.facts().clone();
     for (done, row) in training.iter().enumerate() {
         if done.is_multiple_of(1024) {
             context.stop_if_cancelled()?;
             context.progress("training rows", done as u64, None, None);
         }
         let mut held: Vec<usize> = Vec::new();
-        for number in sought.found_in(&row?.text()) {
+        for number in sought.found_in(&row?.text(&facts)) {
             let (task, row) = places[number];
             found[task].rows[row] = true;
             held.push(task);
