@@ -50,6 +50,7 @@ mod store;
 mod support;
 mod sweeps;
 mod tasks;
+mod templates;
 mod track;
 mod training;
 mod ui;

@@ -8,13 +8,16 @@ use cache::{Digest, Hasher};
 use engine::artifact::Facts;
 use engine::context::Draft;
 use engine::error::{Cause, OrFail, StageError};
+use engine::forecast::{Ahead, Forecast};
 use engine::local_files::MOST_READ;
+use engine::parameter::Reference;
 use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
 use model::config::{Architecture, sizes_by_other_names};
 use model::gguf::{GgufError, GgufFile};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::data::artifact::TOKENIZER_FILES;
+use crate::data::artifact::{CHAT_TEMPLATE_FILE, TOKENIZER_FILES};
+use crate::data::prompt::{PROMPT, PromptParams};
 use crate::data::tokenizer::has_chat_template;
 
 /// Files that a model derived from another takes over from it, besides the tokenizer's.
@@ -75,6 +78,9 @@ pub const WEIGHTS: &str = "weights";
 
 /// The fact of a tokenizer, and of a model with one, that says whether it has a chat template.
 pub const CHAT_TEMPLATE: &str = "chat_template";
+
+/// The fact of a model that has the chat template it was trained with among its files, in place of its base's.
+pub const SAVED_TEMPLATE: &str = "saved_chat_template";
 
 /// The fact of a model to which tokens were added: their ids. An adapter on it trains their rows.
 pub const ADDED_TOKENS: &str = "added_tokens";
@@ -203,6 +209,38 @@ pub fn carry_along(from: &Path, to: &Path) -> Result<(), StageError> {
         }
     }
     Ok(())
+}
+
+/// Gives a model or an adapter the chat template that it was trained with where `prompt`, the fact of that name, has
+/// one that is not the base's own: whoever loads the folder then asks as was trained. Whether there is one; it is in
+/// the file that transformers looks at first, and nowhere else.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn save_chat_template(folder: &Path, prompt: Option<&Value>) -> Result<bool, StageError> {
+    let prompt = prompt.and_then(|prompt| serde_json::from_value::<PromptParams>(prompt.clone()).ok());
+    let Some(template) = prompt.and_then(|prompt| prompt.chat_template) else { return Ok(false) };
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
+    };
+    write(&folder.join(CHAT_TEMPLATE_FILE), template.text())?;
+    let path = folder.join("tokenizer_config.json");
+    let config = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
+    if let Some(mut config) = config
+        && config.shift_remove("chat_template").is_some()
+    {
+        write(&path, &format!("{:#}\n", Value::Object(config)))?;
+    }
+    Ok(true)
+}
+
+/// Says of a model that will be made that it has the chat template of `from`, its data or its adapter, where that has
+/// one ([`save_chat_template`]).
+pub fn forecast_template(output: &str, ahead: &Ahead<'_>, from: &Reference, forecast: &mut Forecast) {
+    let Some((prompt, grade)) = ahead.fact(from, PROMPT) else { return };
+    if prompt.get("chat_template").is_some_and(Value::is_string) {
+        [CHAT_TEMPLATE, SAVED_TEMPLATE].iter().for_each(|name| forecast.put(output, name, true, grade));
+    }
 }
 
 /// Copies one file's content, not its permissions: what comes from the store is read-only.

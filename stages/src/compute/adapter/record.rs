@@ -12,16 +12,18 @@ use engine::publish;
 use crate::compute::checkpoint::WEIGHTS;
 use crate::compute::quantize::QUANTIZE;
 use crate::data::artifact::{Adapter, OutputKind};
+use crate::data::prompt::PROMPT;
 
 /// Whether a file of an adapter's folder is where a version of this program kept the record.
 pub fn is_one(name: &str) -> bool {
     [publish::RECORD, ARTIFACT_FILE].contains(&name)
 }
 
-/// The facts of an adapter that is taken back: which weights it was trained on, and in which format where they were
-/// quantised. None where the folder was not published here, as anybody may have a file of such a name.
+/// The facts of an adapter that is taken back: which weights it was trained on, in which format where they were
+/// quantised, and with which prompts. None where the folder was not published here, as anybody may have a file of such
+/// a name.
 pub fn trained_on(folder: &Path) -> Option<Facts> {
-    let names = [WEIGHTS, QUANTIZE];
+    let names = [WEIGHTS, QUANTIZE, PROMPT];
     Some(facts(folder, Adapter::NAME)?.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect())
 }
 

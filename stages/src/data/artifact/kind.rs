@@ -63,6 +63,9 @@ impl ArtifactKind for TokensOrPacks {
     const KINDS: &'static [&'static str] = &["packs", "tokens"];
 }
 
+/// The chat template of a tokenizer, where it is not in `tokenizer_config.json`.
+pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
+
 /// The files that make up a Tokenizer artefact, as far as a checkpoint has them.
 pub const TOKENIZER_FILES: &[&str] = &[
     "tokenizer.json",
@@ -70,5 +73,5 @@ pub const TOKENIZER_FILES: &[&str] = &[
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE_FILE,
 ];

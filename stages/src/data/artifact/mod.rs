@@ -14,8 +14,8 @@ pub mod tokens;
 pub use compare::compare;
 pub use identity::IdentityHasher;
 pub use kind::{
-    Adapter, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens,
-    TokensOrPacks,
+    Adapter, CHAT_TEMPLATE_FILE, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES,
+    Tokenizer, Tokens, TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
 pub use rows::{

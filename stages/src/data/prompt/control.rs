@@ -74,7 +74,8 @@ impl ControlTexts {
     }
 
     /// The text of a template with each control token between marks that some data is a part of, be it that data ends
-    /// one which other data has begun; `data` is where the data are, without letters of our own. `None` if there is none.
+    /// one which other data has begun; `data` is where the data are, without letters of our own. `None` if there is
+    /// none.
     pub fn mark_within(&self, text: &str, data: &[Range<usize>]) -> Option<String> {
         let is_data = |place: &Range<usize>| data.iter().any(|data| data.start < place.end && place.start < data.end);
         let (mut marked, mut done, mut at) = (String::new(), 0, 0);

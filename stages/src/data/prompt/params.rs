@@ -14,7 +14,7 @@ use serde_json::json;
 use super::chat::ChatTemplate;
 use super::named::{self, NamedTemplate};
 use super::render::PromptError;
-use crate::compute::checkpoint::CHAT_TEMPLATE;
+use crate::compute::checkpoint::{CHAT_TEMPLATE, SAVED_TEMPLATE};
 
 /// How text becomes what a model reads, beside the template that stands with the rows.
 ///
@@ -52,7 +52,13 @@ impl PromptParams {
     /// A warning where the model, or the adapter on it if there is one, was trained with other prompts.
     pub fn differs_from_training(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
         let fact = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(PROMPT)).cloned();
-        let trained: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
+        let of_adapter = fact(adapter);
+        // What the model's files have is asked with where nothing is said.
+        let is_saved = of_adapter.is_none() && model.is_some_and(|facts| facts.contains_key(SAVED_TEMPLATE));
+        let mut trained: Self = serde_json::from_value(of_adapter.or_else(|| fact(model))?).ok()?;
+        if is_saved && self.chat_template.is_none() {
+            trained.chat_template = None;
+        }
         let keys: Vec<String> = self.differences(&trained).iter().map(|key| format!("`{key}`")).collect();
         if keys.is_empty() {
             return None;
@@ -223,6 +229,19 @@ mod tests {
         // The adapter was trained last.
         assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
         assert_eq!(warning(Some(&unknown), None), None);
+    }
+
+    #[test]
+    fn a_model_that_has_the_template_it_was_trained_with_is_asked_with_it() {
+        let trained = json!({ "chat_template": "alpaca" });
+        let mut facts = Facts::from_iter([(PROMPT.to_owned(), trained)]);
+        let own = PromptParams::default();
+        let other = read(json!({"chat_template": "chatml"})).unwrap();
+        assert!(own.differs_from_training(Some(&facts), None, Span::default()).is_some());
+        facts.insert(SAVED_TEMPLATE.to_owned(), true.into());
+        assert_eq!(own.differs_from_training(Some(&facts), None, Span::default()), None);
+        assert!(other.differs_from_training(Some(&facts), None, Span::default()).is_some());
+        assert!(own.differs_from_training(None, Some(&facts), Span::default()).is_some());
     }
 
     #[test]

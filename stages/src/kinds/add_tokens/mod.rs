@@ -18,7 +18,7 @@ use model::merge::Progress;
 use model::resize::{ResizeError, ResizeOptions};
 
 use crate::compute::aware;
-use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUANTIZATION};
+use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUANTIZATION, SAVED_TEMPLATE};
 use crate::data::artifact::{Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::prompt::PROMPT;
 use crate::data::tokenizer::{AddTokensError, NewToken, add_tokens};
@@ -99,7 +99,7 @@ impl Stage for AddTokens {
         let base = &self.model.reference;
         // How large the vocabulary becomes is known when the tokenizer is read.
         let kept = checkpoint::config_facts().filter(|name| !["vocab_size", CONFIG].contains(name));
-        forecast.pass("model", ahead, base, kept.chain([PROMPT]));
+        forecast.pass("model", ahead, base, kept.chain([PROMPT, SAVED_TEMPLATE]));
         forecast.pass("tokenizer", ahead, base, [CHAT_TEMPLATE]);
         forecast
     }
@@ -140,7 +140,8 @@ impl Stage for AddTokens {
         }
         let mut facts: Facts = checkpoint::facts(&mut draft)?;
         facts.insert(ADDED_TOKENS.to_owned(), ids.clone().into());
-        facts.extend(base.description.facts.get(PROMPT).map(|prompt| (PROMPT.to_owned(), prompt.clone())));
+        let of_base = |name: &str| Some((name.to_owned(), base.description.facts.get(name)?.clone()));
+        facts.extend([PROMPT, SAVED_TEMPLATE].into_iter().filter_map(of_base));
         let mut tokenizer_facts = Facts::new();
         tokenizer_facts.insert("vocab_size".to_owned(), (before as usize + tokens.len()).into());
         if let Some(template) = facts.get(CHAT_TEMPLATE) {

@@ -29,6 +29,7 @@ use model::peft::Adapter as PeftAdapter;
 
 use serde_json::Value;
 
+use crate::compute::checkpoint::SAVED_TEMPLATE;
 use crate::compute::{adapter, aware, checkpoint, kernels};
 use crate::data::artifact::{Model, OutputKind};
 use crate::data::prompt::PROMPT;
@@ -39,7 +40,7 @@ const REPORT_FILE: &str = "merge_report.json";
 
 impl StageKind for Merge {
     const NAME: &'static str = "merge";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: the chat template that the adapter was trained with is saved.
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const GOAL: bool = true;
@@ -195,10 +196,12 @@ fn seal(
     taught: Option<Value>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
+    let is_saved = checkpoint::save_chat_template(&draft.folder, taught.as_ref())?;
     let hashing = context.profile().phase("hash weights");
     let mut facts = checkpoint::facts(&mut draft)?;
     drop(hashing);
     facts.extend(taught.map(|prompt| (PROMPT.to_owned(), prompt)));
+    facts.extend(is_saved.then(|| (SAVED_TEMPLATE.to_owned(), true.into())));
     // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
     let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();
     let identity = identity(weights, &mut draft)?;

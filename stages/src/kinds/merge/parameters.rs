@@ -200,6 +200,7 @@ pub(super) fn forecast(params: &Merge, ahead: &Ahead<'_>) -> Forecast {
     forecast.pass("model", ahead, model, checkpoint::config_facts().chain([PROMPT]));
     if let Some((adapter, _)) = params.weighted().first() {
         forecast.pass("model", ahead, &adapter.reference, [PROMPT]);
+        checkpoint::forecast_template("model", ahead, &adapter.reference, &mut forecast);
     }
     forecast.work = crate::forecast::checkpoint_bytes(model, inputs).map(|bytes| Work::new("bytes", bytes as f64));
     crate::forecast::say_not_native(model, inputs, &mut forecast);

@@ -20,7 +20,7 @@ use model::config::Architecture;
 use model::weights::{BaseFormat, Codebook, Nf4, QuantizedBase};
 use serde_json::{Value, json};
 
-use crate::compute::checkpoint::{self, CONFIG, QUANTIZATION};
+use crate::compute::checkpoint::{self, CONFIG, QUANTIZATION, SAVED_TEMPLATE};
 use crate::compute::quantize::warn_of_idle_names;
 use crate::data::artifact::{Model, OutputKind, TokensOrPacks};
 use crate::data::prompt::PROMPT;
@@ -136,7 +136,7 @@ impl Stage for Quantize {
     fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
         let mut forecast = Forecast { peak_memory_bytes: Some(PROCESS_BYTES), ..Forecast::default() };
         let base = &self.model.reference;
-        forecast.pass("model", ahead, base, checkpoint::config_facts().chain([PROMPT]));
+        forecast.pass("model", ahead, base, checkpoint::config_facts().chain([PROMPT, SAVED_TEMPLATE]));
         if let Some((Value::Object(config), grade)) = ahead.fact(base, CONFIG) {
             let mut config = config.clone();
             config.insert(QUANTIZATION.to_owned(), model::bitsandbytes::settings(&config, self.layout(), &[]));
@@ -186,7 +186,8 @@ impl Stage for Quantize {
         let perplexities = before.zip(after);
         check_bounds(self, &report, perplexities)?;
         let mut facts: Facts = checkpoint::facts(&mut draft)?;
-        facts.extend(base.description.facts.get(PROMPT).map(|prompt| (PROMPT.to_owned(), prompt.clone())));
+        let of_base = |name: &str| Some((name.to_owned(), base.description.facts.get(name)?.clone()));
+        facts.extend([PROMPT, SAVED_TEMPLATE].into_iter().filter_map(of_base));
         let written = format!("{:#}\n", described(&report, perplexities));
         fs::write(draft.folder.join(REPORT_FILE), written)
             .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;

@@ -50,6 +50,9 @@ pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
         forecast.pass(trained, ahead, model, checkpoint::config_facts());
     }
     forecast.pass(trained, ahead, &params.data.reference, [PROMPT]);
+    if params.method == Method::Full {
+        checkpoint::forecast_template(trained, ahead, &params.data.reference, &mut forecast);
+    }
     if let Some(quantize) = &params.quantize {
         forecast.fact(trained, QUANTIZE, quantize.fact());
     }

@@ -12,6 +12,7 @@ use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, F
 use model::peft::{Adapter, AdapterConfig, CARD_FILE, model_card};
 
 use crate::compute::aware::{self, AwareParams, Scales};
+use crate::compute::checkpoint::SAVED_TEMPLATE;
 use crate::compute::quantize::QUANTIZE;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
@@ -44,9 +45,11 @@ pub(super) fn adapter(
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
+    let prompt = prompt_facts(rows);
+    checkpoint::save_chat_template(&draft.folder, prompt.get(PROMPT))?;
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
-    let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows));
+    let facts = facts.clone().into_iter().chain(trained_on).chain(prompt);
     let facts = facts.chain(quantize.clone().map(|fact| (QUANTIZE.to_owned(), fact))).collect();
     let identity = adapter::identity(config, quantize.as_ref(), &mut draft)?;
     context.seal(draft, facts, Some(identity))
@@ -126,11 +129,13 @@ pub(super) fn model(
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
+    let is_saved = checkpoint::save_chat_template(&draft.folder, prompt_facts.get(PROMPT))?;
     if aware.is_some() {
         aware::write_scales(&scales, &draft)?;
     }
     let mut facts = checkpoint::facts(&mut draft)?;
     facts.extend(prompt_facts);
+    facts.extend(is_saved.then(|| (SAVED_TEMPLATE.to_owned(), true.into())));
     if let Some(aware) = aware {
         facts.insert(QUANTIZE.to_owned(), aware.fact());
     }
