@@ -1,6 +1,7 @@
 //! Control tokens that somebody wrote into the data: put between marks before a template sees them, so that they can be
 //! told from the template's own afterwards. transformers does so under `sanitize_control_tokens`.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde_json::Value;
@@ -57,7 +58,7 @@ impl ControlTexts {
             marked.push_str(&rest[..at]);
             let Found::Control(control) = found else {
                 // What stands on both sides of such a letter may be a control token.
-                let text = without_our_own(text);
+                let text = without_our_own(text).into_owned();
                 return Some(self.mark(&text).unwrap_or(text));
             };
             marked.push(PLAIN_BEGIN);
@@ -152,8 +153,13 @@ impl ControlTexts {
 }
 
 /// A text of the data without the letters that have a meaning here.
-pub(super) fn without_our_own(text: &str) -> String {
-    text.replace(|letter| OUR_OWN.contains(&letter), "")
+pub(super) fn without_our_own(text: &str) -> Cow<'_, str> {
+    // Each of them begins with this byte, which few texts have.
+    if text.bytes().any(|byte| byte == 0xEF) {
+        text.replace(|letter| OUR_OWN.contains(&letter), "").into()
+    } else {
+        text.into()
+    }
 }
 
 /// Whether a text holds marks.

@@ -379,7 +379,12 @@ impl Prompter {
 
     fn fill(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> String {
         let Some(control) = self.control_texts(tokenizer, true) else { return template.render(columns) };
-        let clean = columns.iter().map(|(name, text)| (name.clone(), without_our_own(text))).collect();
+        let mut clean = Cow::Borrowed(columns);
+        for (name, text) in columns {
+            if let Cow::Owned(text) = without_our_own(text) {
+                clean.to_mut().insert(name.clone(), text);
+            }
+        }
         let (text, data) = template.render_with_data(&clean);
         control.mark_within(&text, &data).unwrap_or(text)
     }
