@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use engine::context::Artifact;
@@ -160,6 +161,39 @@ fn working_state_outlives_a_failure() {
     run(folder.path(), parameters.clone()).unwrap_err();
     let outputs = run(folder.path(), parameters).unwrap();
     assert_eq!(fs::read_to_string(outputs["made"].folder.join("whole")).unwrap(), "half\n");
+}
+
+#[test]
+fn a_link_in_the_place_of_the_working_folder_is_removed_and_not_followed() {
+    let root = tempfile::tempdir().unwrap();
+    let theirs = root.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("notes"), std::env::var("PATH").unwrap()).unwrap();
+    let mode = || fs::metadata(&theirs).unwrap().permissions().mode();
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+    let linked = format!("rm -r \"$PIPELINE_WORKING\"; ln -s '{}' \"$PIPELINE_WORKING\"", theirs.display());
+    for (number, (gone, pass_env)) in [
+        (linked.as_str(), json!([])),
+        // What a secret is found in is removed from the working folder, and its mode is set.
+        (linked.as_str(), json!(["PATH"])),
+        ("rm -r \"$PIPELINE_WORKING\"", json!([])),
+        ("rm -r \"$PIPELINE_WORKING\"; echo x >\"$PIPELINE_WORKING\"", json!(["PATH"])),
+        ("rm -r \"$PIPELINE_WORKING\"; ln -s nowhere \"$PIPELINE_WORKING\"", json!([])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let folder = root.path().join(number.to_string());
+        let command = |last: &str| {
+            let script = format!("echo done >\"$OUTPUT_made/done\"; {gone}; {last}");
+            run(&folder, json!({ "run": script, "pass_env": pass_env, "outputs": { "made": "files" } }))
+        };
+        command("exit 1").unwrap_err();
+        command("true").unwrap_or_else(|error| panic!("{gone}: {}", words(&error)));
+        let left = fs::symlink_metadata(TestBench::new(&folder).working::<Command>()).unwrap();
+        assert!(left.is_dir(), "{gone}");
+        assert!(theirs.join("notes").is_file() && mode() & 0o777 == 0o755, "{gone}");
+    }
 }
 
 #[test]

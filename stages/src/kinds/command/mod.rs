@@ -15,6 +15,7 @@ mod secrets;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -329,8 +330,22 @@ fn open_folders(folder: &Path) {
     }
 }
 
+/// Makes sure that the folder for the next try is one: a program may have removed it, or put a link in its place, and
+/// what that leads to is not ours to change.
+fn own_working(working: &Path) -> Result<(), StageError> {
+    let failed = || format!("cannot look at `{}`", working.display());
+    match fs::symlink_metadata(working) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => fs::remove_file(working).or_fail(Cause::Machine, failed)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).or_fail(Cause::Machine, failed),
+    }
+    make_folder(working)
+}
+
 /// Removes what the program kept for a try that is cut off: its outputs are in the store.
 fn forget(working: &Path) -> Result<(), StageError> {
+    own_working(working)?;
     let failed = || format!("cannot empty `{}`", working.display());
     for entry in fs::read_dir(working).or_fail(Cause::Machine, failed)? {
         let path = entry.or_fail(Cause::Machine, failed)?.path();
