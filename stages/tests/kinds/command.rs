@@ -82,6 +82,29 @@ fn equal_work_has_equal_identities_and_every_kind_is_checked() {
 }
 
 #[test]
+fn a_program_is_told_of_its_inputs_what_their_identity_covers() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |kind: &str, facts: Value| {
+        let input = folder.path().join("input");
+        fs::create_dir_all(&input).unwrap();
+        fs::write(input.join("file"), "x").unwrap();
+        let facts = facts.as_object().unwrap().clone();
+        let bench = TestBench::new(folder.path()).input("s.o", kind, &input, facts).unwrap();
+        let script = "cp \"${inputs.i}.artifact.json\" \"$OUTPUT_made/told\"";
+        let parameters = json!({ "run": script, "inputs": { "i": "s" }, "outputs": { "made": "files" } });
+        let outputs = bench.run::<Command>(parameters).unwrap();
+        let told: Value = serde_json::from_slice(&fs::read(outputs["made"].folder.join("told")).unwrap()).unwrap();
+        assert_eq!(told["kind"], kind);
+        told["facts"].clone()
+    };
+    let rows = json!({ "rows": 3, "columns": ["text"], "shape": "text", "dropped": 7, "filtered": 1, "empty": 2 });
+    assert_eq!(told("rows", rows), json!({ "rows": 3, "columns": ["text"], "shape": "text" }));
+    assert_eq!(told("tokens", json!({ "tokens": 9, "truncated": 2 })), json!({ "tokens": 9 }));
+    assert_eq!(told("metrics", json!({ "loss": 0.5, "dropped": 1 })), json!({ "loss": 0.5, "dropped": 1 }));
+    assert_eq!(told("model", json!({ "repo": "a/b" })), json!({}));
+}
+
+#[test]
 fn a_program_sees_what_was_declared_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.txt"), "granted\n").unwrap();

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use devices::DeviceKind;
 use engine::artifact::Output;
-use engine::context::StageContext;
+use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::stragglers::Mark;
 use engine::file::problem::Problem;
@@ -208,7 +208,9 @@ fn paths(
 ) -> Result<BTreeMap<String, PathBuf>, StageError> {
     let mut paths = BTreeMap::new();
     for (name, input) in &params.inputs {
-        paths.insert(placeholders::variable(placeholders::INPUTS, name), context.open(input)?.folder);
+        let Artifact { folder, description } = context.open(input)?;
+        inputs::covered(description).write_beside(&folder)?;
+        paths.insert(placeholders::variable(placeholders::INPUTS, name), folder);
     }
     for (name, path) in &params.files {
         paths.insert(placeholders::variable(placeholders::FILES, name), copy_files(name, path, context)?);
