@@ -484,6 +484,8 @@ impl RunReport {
                 }
                 self.gates.push(RecordedGate { gate: gate.clone(), holds: *holds, because: because.clone() });
             }
+            // What was made again is published again.
+            RunEvent::Published { path, .. } if self.published.contains(path) => {}
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, failure } => {
                 let engine::error::Failure { cause, messages, help, .. } = failure;
