@@ -215,6 +215,9 @@ impl Progress {
                 let by = if held_by.is_empty() { String::new() } else { format!(": {}", held_by.join(", ")) };
                 self.say(Mark::Note, stage, &format!("waiting: another run is making this result{by}"));
             }
+            WaitsFor::AnotherStage { other } => {
+                self.say(Mark::Note, stage, &format!("waiting for `{other}` of this run, which does the same work"));
+            }
             WaitsFor::Memory { wanted_bytes, free_bytes, estimated } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
                 let by = if *estimated { " that it is estimated to take" } else { "" };

@@ -484,6 +484,8 @@ impl RunReport {
                 }
                 self.gates.push(RecordedGate { gate: gate.clone(), holds: *holds, because: because.clone() });
             }
+            // What was made again is published again.
+            RunEvent::Published { path, .. } if self.published.contains(path) => {}
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, failure } => {
                 let engine::error::Failure { cause, messages, help, .. } = failure;
@@ -661,13 +663,16 @@ impl Conclusions<'_> {
     }
 
     fn metrics_of_commands(&self, look: Look) -> Vec<String> {
-        let figures = self.unswept(Command::NAME).filter_map(|(stage, outcome)| Some((stage, metrics(outcome)?)));
-        figures
-            .map(|(stage, output)| {
-                let title = look.paint("1", &format!("[{}]", stage.id));
-                format!("{title}\n{}", figures::lines(&Value::Object(output.facts.clone())))
-            })
-            .collect()
+        let of_stage = |(stage, outcome): (&PlannedStage, &StageOutcome)| {
+            let outputs = all_metrics(outcome);
+            let is_alone = outputs.len() == 1;
+            let block = |(name, output): (&String, &OutputRecord)| {
+                let title = if is_alone { format!("[{}]", stage.id) } else { format!("[{}.{name}]", stage.id) };
+                format!("{}\n{}", look.paint("1", &title), figures::lines(&Value::Object(output.facts.clone())))
+            };
+            outputs.into_iter().map(block).collect::<Vec<_>>()
+        };
+        self.unswept(Command::NAME).flat_map(of_stage).collect()
     }
 
     /// The last losses of what was trained outside of sweeps.
@@ -718,5 +723,10 @@ impl Conclusions<'_> {
 
 /// The output of metrics that a stage has made or had, as recorded.
 fn metrics(outcome: &StageOutcome) -> Option<&OutputRecord> {
-    outcome.outputs.values().find(|output| output.kind == Metrics::NAME && !output.facts.is_empty())
+    all_metrics(outcome).first().map(|(_, output)| *output)
+}
+
+/// All of them, each with its name.
+fn all_metrics(outcome: &StageOutcome) -> Vec<(&String, &OutputRecord)> {
+    outcome.outputs.iter().filter(|(_, output)| output.kind == Metrics::NAME && !output.facts.is_empty()).collect()
 }

@@ -360,6 +360,10 @@ impl Store {
     /// Fails where the disk refuses.
     pub fn partial(&self, working_key: &Digest) -> Result<PathBuf, StoreError> {
         let folder = self.folder("partial").join(working_key.to_string());
+        // By a link, what is done with working state would be done with files outside the store.
+        if folder.is_symlink() {
+            remove_entry(&folder)?;
+        }
         make_own_folder(&folder)?;
         Ok(folder)
     }
@@ -515,7 +519,7 @@ fn protect(source: &Path, file: &TreeFile, mode: u32) -> Result<(), StoreError> 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, symlink};
     use std::thread;
 
     use super::*;
@@ -713,6 +717,11 @@ mod tests {
         assert_eq!(store.list().unwrap().partials, 0);
         fs::write(store.partial(&key).unwrap().join("state.json"), "{}").unwrap();
         store.remove_partial_if_empty(&key);
+        // A link that was put in its place is not followed.
+        let (elsewhere, linked) = (tempfile::tempdir().unwrap(), Digest::of(b"linked"));
+        symlink(elsewhere.path(), store.folder("partial").join(linked.to_string())).unwrap();
+        assert!(!store.partial(&linked).unwrap().is_symlink());
+        assert!(elsewhere.path().is_dir());
         assert_eq!(read_all(&store.partial(&key).unwrap()), [("state.json".to_owned(), "{}".to_owned())]);
     }
 }

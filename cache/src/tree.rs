@@ -123,11 +123,15 @@ impl Tree {
         hasher.finish()
     }
 
-    /// The digest of the (path, content) pairs alone: the identity of an artefact that is a folder of files.
+    /// The digest of paths, contents and executable bits: the identity of an artefact that is a folder of files.
     pub fn identity(&self) -> Digest {
         let mut hasher = Hasher::new();
         hasher.value(b"files");
         for file in &self.files {
+            // No path is empty. Where nothing is executable, this is the digest of the (path, content) pairs.
+            if file.executable {
+                hasher.value(b"");
+            }
             hasher.value(file.path.as_bytes()).value(file.digest.as_bytes());
         }
         hasher.finish()
@@ -300,7 +304,19 @@ mod tests {
         assert_ne!(before.digest(), tree(&[("a", "1"), ("c", "2")]).digest());
         fs::set_permissions(base.path().join("a"), fs::Permissions::from_mode(0o755)).unwrap();
         assert_ne!(before.digest(), tree_of(&base).digest());
+        assert_ne!(before.identity(), tree_of(&base).identity());
+        fs::set_permissions(base.path().join("a"), fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(before.identity(), tree_of(&base).identity());
+    }
+
+    #[test]
+    fn the_identity_of_files_that_nobody_executes_is_that_of_paths_and_contents() {
+        let mut pairs = Hasher::new();
+        pairs.value(b"files");
+        for (path, content) in [("a", "1"), ("b", "2")] {
+            pairs.value(path.as_bytes()).value(Digest::of(content.as_bytes()).as_bytes());
+        }
+        assert_eq!(tree(&[("a", "1"), ("b", "2")]).identity(), pairs.finish());
     }
 
     #[test]

@@ -37,6 +37,12 @@ pub enum HomeError {
         /// The cause.
         source: io::Error,
     },
+    /// Neither records nor jobs could hold its path.
+    #[error("the path of the home `{path}` is not UTF-8")]
+    NotUtf8 {
+        /// The path at fault.
+        path: PathBuf,
+    },
 }
 
 impl Home {
@@ -45,9 +51,12 @@ impl Home {
     /// `.git`, else beside the file.
     ///
     /// # Errors
-    /// Fails where the folder cannot be written.
+    /// Fails where the folder cannot be written, or its path is not UTF-8.
     pub fn open(pipeline_file: &Path, explicit: Option<&Path>) -> Result<Self, HomeError> {
         let home = Self::at(pipeline_file, explicit);
+        if home.root.to_str().is_none() {
+            return Err(HomeError::NotUtf8 { path: home.root });
+        }
         home.prepare().map_err(|(path, source)| HomeError::Prepare { path, source })?;
         Ok(home)
     }

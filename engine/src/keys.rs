@@ -18,7 +18,7 @@ use crate::lock_file::{self, LockFile};
 use crate::parameter::{KeyWriter, Reference};
 use crate::pin::Pinned;
 use crate::plan::{Plan, PlannedStage, ResolvedInput};
-use crate::protocol::FileGrant;
+use crate::protocol::{FileGrant, Named};
 use crate::stage::{Counted, Outside, PinRequest};
 
 /// Folders below this depth are a loop of links.
@@ -33,17 +33,6 @@ pub struct StageOutside {
     pub pins: BTreeMap<String, Pinned>,
     /// What is not pinned yet.
     pub unpinned: Vec<PinRequest>,
-    /// How each role's files were asked for: decides how much of a file's name is in the key.
-    named: BTreeMap<String, Named>,
-}
-
-/// How files were asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Named {
-    /// One by one: readers may look at its extension only.
-    Single,
-    /// As a folder or a glob: readers may look at the path below it.
-    Below,
 }
 
 /// A stage's key document, as far as it is known.
@@ -95,14 +84,15 @@ impl Reads {
         if !self.problems.is_empty() {
             return None;
         }
-        let mut outside = StageOutside { named: self.named.clone(), ..StageOutside::default() };
+        let mut outside = StageOutside::default();
         for request in &self.pins {
             outside.pins.insert(lock_file::name(request), pinned(request)?.clone());
         }
         for (role, found) in &self.files {
+            let named = self.named.get(role).copied();
             let grant = |(path, relative): &(PathBuf, String)| {
                 let (digest, size) = digest(path)?;
-                Some(FileGrant { path: path.clone(), relative: relative.clone(), digest, size })
+                Some(FileGrant { path: path.clone(), relative: relative.clone(), digest, size, named })
             };
             outside.files.insert(role.clone(), found.iter().map(grant).collect::<Option<_>>()?);
         }
@@ -156,7 +146,7 @@ pub fn stage_key(
     let unknown = writer.unresolved.len() + outside.unpinned.len();
     for (role, grants) in &outside.files {
         for (order, grant) in grants.iter().enumerate() {
-            let value = format!("{} {}", outside.keyed_name(role, grant), grant.digest);
+            let value = format!("{} {}", keyed_name(grant, grants.len()), grant.digest);
             document.push(format!("@files.{role}[{order}]"), value, Class::Semantic);
         }
     }
@@ -176,17 +166,19 @@ pub fn input_of<'a>(stage: &'a PlannedStage, reference: &Reference, kinds: &[&st
     pick(reference, kinds, same_stage.map(|input| (input, input.output.as_str(), input.kind.as_str())))
 }
 
-impl StageOutside {
-    /// As much of a file's name as a reader may act upon. Its folder never counts: a data set that moved is the same
-    /// data set.
-    fn keyed_name(&self, role: &str, grant: &FileGrant) -> String {
-        match self.named.get(role) {
-            Some(Named::Below) => grant.relative.clone(),
-            Some(Named::Single) | None => {
-                let extension = Path::new(&grant.relative).extension().unwrap_or_default();
-                format!(".{}", extension.to_string_lossy())
-            }
-        }
+/// As much of a file's name as a reader may act upon, of so many files of a role. Its folder never counts: a data set
+/// that moved is the same data set.
+fn keyed_name(grant: &FileGrant, files: usize) -> String {
+    let name = Path::new(&grant.relative);
+    let is_like_extension = || {
+        let rest = grant.relative.strip_prefix('.');
+        rest.is_some_and(|rest| !rest.contains(['.', '/']))
+    };
+    match grant.named {
+        // The one file of a folder may be called `.txt`, and is not a file with that extension.
+        Some(Named::Below) if files == 1 && is_like_extension() => format!("./{}", grant.relative),
+        Some(Named::Below) => grant.relative.clone(),
+        Some(Named::Single) | None => format!(".{}", name.extension().unwrap_or_default().to_string_lossy()),
     }
 }
 
@@ -206,14 +198,11 @@ fn read_stage(
             },
             Outside::Files { role, pattern, span, count } => {
                 let found = find(folder_of(plan, span), &pattern, span, count).and_then(|found| {
-                    let grants = found.files.into_iter().map(|file| grant(file, files, span)).collect::<Result<_, _>>();
-                    Ok((found.named, grants?))
+                    let grant = |file| grant(file, found.named, files, span);
+                    found.files.into_iter().map(grant).collect::<Result<_, _>>()
                 });
                 match found {
-                    Ok((named, grants)) => {
-                        read.named.insert(role.clone(), named);
-                        read.files.insert(role, grants);
-                    }
+                    Ok(grants) => drop(read.files.insert(role, grants)),
                     Err(problem) => problems.push(*problem),
                 }
             }
@@ -243,6 +232,7 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
         }
         let mut files = matches(base, pattern, span)?;
         let lacked = leave_out(&mut files, count);
+        refuse_unreadable_names(&files, span)?;
         refuse_twice(&files, pattern, span)?;
         if let Some(lacked) = lacked {
             return Err(missing(format!("no file that matches `{pattern}` has {lacked}")));
@@ -254,7 +244,9 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
     };
     if !metadata.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(FoundFiles { files: vec![(path, name)], named: Named::Single });
+        let files = vec![(path, name)];
+        refuse_unreadable_names(&files, span)?;
+        return Ok(FoundFiles { files, named: Named::Single });
     }
     let mut files = Vec::new();
     walk(&path, "", &mut Vec::new(), &mut files)
@@ -263,6 +255,7 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
     if let Some(lacked) = leave_out(&mut files, count) {
         return Err(missing(format!("no file in folder `{pattern}` has {lacked}")));
     }
+    refuse_unreadable_names(&files, span)?;
     if count != Counted::All {
         refuse_twice(&files, pattern, span)?;
     }
@@ -330,6 +323,13 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
     }
     files.sort_by(|a, b| a.1.cmp(&b.1));
     Ok(files)
+}
+
+/// Refuses a file whose path is not UTF-8: neither keys nor records could hold its name.
+fn refuse_unreadable_names(files: &[(PathBuf, String)], span: Span) -> Result<(), Box<Problem>> {
+    let Some((path, _)) = files.iter().find(|(path, _)| path.to_str().is_none()) else { return Ok(()) };
+    let message = format!("the path `{}` is not UTF-8", path.display());
+    Err(Box::new(unreadable(span, message).with_help("rename the file, or the folder that it is in")))
 }
 
 /// Refuses a file that is found under two names, through a link: its rows would count twice, and nothing would show it.
@@ -420,13 +420,18 @@ fn endless(base: &Path, path: &Path) -> Option<String> {
     })
 }
 
-fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span) -> Result<FileGrant, Box<Problem>> {
+fn grant(
+    (path, relative): (PathBuf, String),
+    named: Named,
+    files: &mut StatCache,
+    span: Span,
+) -> Result<FileGrant, Box<Problem>> {
     let unreadable = |error: cache::StoreError| {
         let causes = crate::error::chain(&error).join(": ");
         unreadable(span, causes)
     };
     let (digest, size) = files.digest(&path).map_err(unreadable)?;
-    Ok(FileGrant { path, relative, digest, size })
+    Ok(FileGrant { path, relative, digest, size, named: Some(named) })
 }
 
 fn unreadable(span: Span, message: String) -> Box<Problem> {
@@ -579,15 +584,37 @@ mod tests {
 
     #[test]
     fn keys_a_single_file_by_its_extension_and_others_by_their_path() {
-        let grant = |relative: &str| FileGrant {
+        let grant = |named, relative: &str| FileGrant {
             path: PathBuf::from("/anywhere").join(relative),
             relative: relative.to_owned(),
             digest: Digest::of(b"content"),
             size: 7,
+            named: Some(named),
         };
-        let named = BTreeMap::from([("one".to_owned(), Named::Single), ("many".to_owned(), Named::Below)]);
-        let outside = StageOutside { named, ..StageOutside::default() };
-        assert_eq!(outside.keyed_name("one", &grant("rows.jsonl")), ".jsonl");
-        assert_eq!(outside.keyed_name("many", &grant("deep/rows.jsonl")), "deep/rows.jsonl");
+        let (one, below) = (
+            |name| keyed_name(&grant(Named::Single, name), 1),
+            |name, files| keyed_name(&grant(Named::Below, name), files),
+        );
+        assert_eq!((one("rows.jsonl").as_str(), one("rows").as_str(), one(".txt").as_str()), (".jsonl", ".", "."));
+        assert_eq!((below("deep/rows.jsonl", 1).as_str(), below(".a.txt", 1).as_str()), ("deep/rows.jsonl", ".a.txt"));
+        // A folder that holds `.jsonl` alone is not a file `rows.jsonl`.
+        assert_eq!((below(".jsonl", 1).as_str(), below(".jsonl", 2).as_str()), ("./.jsonl", ".jsonl"));
+    }
+
+    #[test]
+    fn names_that_are_not_utf8_are_refused_where_they_count() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("data")).unwrap();
+        for name in [&b"a.jsonl"[..], b"b\xff.txt"] {
+            fs::write(folder.path().join("data").join(std::ffi::OsStr::from_bytes(name)), "").unwrap();
+        }
+        assert_eq!(code(folder.path(), "data"), "file-unreadable");
+        let rows = find(folder.path(), "data", Span::default(), Counted::WithExtension(&["jsonl"]));
+        assert_eq!(rows.unwrap().files.len(), 1);
+        let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xfe"));
+        fs::create_dir(&odd).unwrap();
+        fs::write(odd.join("a.jsonl"), "").unwrap();
+        assert_eq!(code(&odd, "a.jsonl"), "file-unreadable");
     }
 }

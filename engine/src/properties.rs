@@ -3,6 +3,7 @@
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 
+use std::env::VarError;
 use std::fmt::Debug;
 
 use serde::Serialize;
@@ -34,7 +35,7 @@ pub fn interpolation(data: &[u8]) {
     };
     let lines: Vec<String> = text.lines().take(8).map(str::to_owned).collect();
     overrides::apply(&mut root, &lines, &|_, _| true, &mut sources, &mut problems);
-    let environment = |name: &str| (name == "HOME").then(|| "/home/${env.HOME}".to_owned());
+    let environment = |name: &str| (name == "HOME").then(|| "/home/${env.HOME}".to_owned()).ok_or(VarError::NotPresent);
     let placeholders = |_: &str| -> &'static [&'static str] { &["inputs"] };
     let interpolated = interpolate(&mut root, &mut [], &sources, &environment, &placeholders, &mut problems);
     interpolated.refine(&mut problems);

@@ -17,7 +17,7 @@ use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
+use crate::protocol::{FileGrant, InputGrant, Job, Named, Network, PROTOCOL};
 use crate::stage::StageKind;
 
 /// What a stage recorded about how its result came about.
@@ -81,7 +81,7 @@ impl TestBench {
     pub fn file(mut self, role: &str, path: &Path) -> Result<Self, StageError> {
         let (digest, size) = Digest::of_file(path).map_err(stored)?;
         let relative = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let grant = FileGrant { path: path.to_owned(), relative, digest, size };
+        let grant = FileGrant { path: path.to_owned(), relative, digest, size, named: Some(Named::Single) };
         self.files.entry(role.to_owned()).or_default().push(grant);
         Ok(self)
     }

@@ -53,6 +53,10 @@ fn named(name: &str, present: &BTreeSet<Digest>, opened: &Opened) -> Result<BTre
         return Ok(of_stage.intersection(present).copied().collect());
     }
     let begins = |key: &&Digest| name.len() >= SHORTEST_KEY && key.to_string().starts_with(&name.to_ascii_lowercase());
+    if name.len() < SHORTEST_KEY && present.iter().any(|key| key.to_string().starts_with(&name.to_ascii_lowercase())) {
+        let message = format!("no result is of a stage `{name}`, and the beginning of a key is too short");
+        return Err(Failure::wrong(message).with_help(format!("give at least {SHORTEST_KEY} letters of the key")));
+    }
     let found: BTreeSet<Digest> = present.iter().filter(begins).copied().collect();
     match found.len() {
         0 => Err(unknown(name, Some(opened))),

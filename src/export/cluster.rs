@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use cache::Digest;
 use devices::DeviceKind;
@@ -159,6 +160,18 @@ impl<'a> Job<'a> {
         metadata
     }
 
+    /// The manifests must not be written over what they are made of.
+    fn refuse_own(&self, output: &Path) -> Result<(), Failure> {
+        let real = |path: &Path| std::fs::canonicalize(path).ok();
+        let Some(output_file) = real(output) else { return Ok(()) };
+        let read = self.plan.sources.all().map(|source| PathBuf::from(&source.name)).chain([self.args.file.clone()]);
+        if read.filter_map(|path| real(&path)).any(|path| path == output_file) {
+            let message = format!("`{}` is the pipeline file itself, or one that it includes", words::path(output));
+            return Err(Failure::wrong(message).with_help("`--output` names another file"));
+        }
+        Ok(())
+    }
+
     /// Writes the documents where the command line says, after a comment that says how to use them.
     pub(super) fn write(&self, kind: &str, documents: &[Value], global: &Global) -> Result<(), Failure> {
         let target = match &self.args.output {
@@ -175,6 +188,7 @@ impl<'a> Job<'a> {
         match &self.args.output {
             None => write!(std::io::stdout().lock(), "{text}")?,
             Some(path) => {
+                self.refuse_own(path)?;
                 std::fs::write(path, text).map_err(|error| {
                     Failure::machine(error).with_help(format!("`{}` cannot be written", path.display()))
                 })?;

@@ -57,6 +57,23 @@ pub(crate) fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a Recor
     })
 }
 
+/// The stages of a run that a name means: one, or the children of a sweep, of which `adapter[lora.rank=4]` are those
+/// with this value.
+///
+/// # Errors
+/// As [`stage_of`].
+pub(super) fn stages_of<'a>(recorded: &'a Recorded, name: &str) -> Result<Vec<&'a RecordedStage>, Failure> {
+    let meant = |stage: &&RecordedStage| {
+        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.as_str(), value));
+        engine::plan::is_meant_by(&stage.summary.declared, axes, name)
+    };
+    let children: Vec<&RecordedStage> = recorded.stages.iter().filter(meant).collect();
+    match recorded.stage(name) {
+        None if !children.is_empty() => Ok(children),
+        _ => stage_of(recorded, name).map(|stage| vec![stage]),
+    }
+}
+
 fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Failure> {
     heading(out, recorded)?;
     let mut some_took_earlier = false;

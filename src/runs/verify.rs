@@ -1,12 +1,14 @@
 //! `pipeline runs verify`: does stages of a run again and compares what comes out.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use clap::Args;
 use engine::history::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, Words};
 use serde::Serialize;
 
-use super::{LATEST, Past, stage_of};
+use super::show::stages_of;
+use super::{LATEST, Past};
 use crate::progress::Verbosity;
 use crate::render::{Exit, Failure};
 use crate::table::width;
@@ -21,7 +23,7 @@ pub(super) struct VerifyArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
-    /// Stages to recompute.
+    /// Stages to recompute; of a stage that is swept, all its children, or those with some values.
     #[arg(value_name = "STAGE")]
     stages: Vec<String>,
     /// Threads for each stage [default: as many as it had, since their number may change the last bits].
@@ -46,9 +48,12 @@ pub(super) fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Skip)?;
-    for stage in &args.stages {
-        stage_of(&recorded, stage)?;
+    let mut named = Vec::new();
+    for name in &args.stages {
+        named.extend(stages_of(&recorded, name)?.into_iter().map(|stage| stage.summary.stage.clone()));
     }
+    let mut seen = BTreeSet::new();
+    named.retain(|stage| seen.insert(stage.clone()));
     let registry = stages::registry();
     let verification = Verification {
         home: &past.home,
@@ -59,7 +64,7 @@ pub(super) fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
         threads: args.threads.map(usize::from),
         describe: &stages::view::difference::in_words,
     };
-    let chosen = if args.stages.is_empty() { verification.executed() } else { args.stages.clone() };
+    let chosen = if args.stages.is_empty() { verification.executed() } else { named };
     if chosen.is_empty() {
         return Err(Failure::wrong(format!("run {} executed no stage that could be done again", summary.run))
             .with_help("name stages: a cached one is checked against the run that made its result"));

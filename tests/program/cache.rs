@@ -239,6 +239,8 @@ fn results_are_removed_by_stage_and_by_key() {
     let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
     let result = listing["results"].as_array().unwrap().iter().find(|result| result["kind"] == "pack").unwrap();
     let key = &result["key"].as_str().unwrap()[..12];
+    let short = project.run(&["cache", "rm", &key[..3]]).ends_with(2).warns("is too short").warns("at least 6 letters");
+    assert!(!short.stderr.contains("begins so"), "{short}");
     project.run(&["cache", "rm", key]).ends_with(0);
     assert_eq!(ran(&project, &[]).len(), 1);
 }

@@ -460,3 +460,14 @@ fn one_file_gives_one_manifest_and_another_file_another() {
     assert_eq!(ran.ends_with(0).stdout, "");
     assert!(fs::read_to_string(target).unwrap().contains("kind: Workflow"));
 }
+
+#[test]
+fn a_manifest_is_not_written_over_the_pipeline_file() {
+    let project = Project::with_pipeline("data.yaml");
+    let before = fs::read(project.path("data.yaml")).unwrap();
+    for kind in ["argo", "kubernetes"] {
+        let ran = export(&project, kind, "data.yaml", &["--remote", "s3://team/cache", "-o", "./data.yaml"]);
+        ran.ends_with(2).warns("is the pipeline file itself");
+    }
+    assert_eq!(fs::read(project.path("data.yaml")).unwrap(), before);
+}

@@ -9,6 +9,7 @@ mod answers;
 mod asking;
 mod cache;
 mod checks;
+mod command;
 mod damage;
 mod devices;
 mod diagnostics;

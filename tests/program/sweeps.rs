@@ -27,6 +27,31 @@ fn project() -> Project {
 }
 
 #[test]
+fn a_name_of_children_is_taken_where_several_stages_can_be() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        "version: 1
+name: sweep
+stages:
+  b:
+    uses: command
+    matrix: { env.LR: [\"0.001\", \"0.01\"], env.S: [x, y] }
+    with:
+      run: echo \"$LR $S\" >\"$OUTPUT_o/x\"
+      env: { LR: \"1\", S: z }
+      outputs: { o: files }
+",
+    );
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let verify = |name: &[&str]| project.run(&[&["runs", "verify", "latest", "--format", "json"], name].concat());
+    verify(&["b"]).ends_with(0).found_equal(4);
+    verify(&["b[env.S=y]"]).ends_with(0).found_equal(2);
+    verify(&["b[env.S=y]", "b[env.LR=\"0.01\",env.S=y]"]).ends_with(0).found_equal(2);
+    verify(&["b[env.S=q]"]).ends_with(2).warns("there is no stage");
+}
+
+#[test]
 fn only_new_children_run_and_a_child_is_the_stage_written_by_hand() {
     let project = project();
     let first = run(&project, &["adapter.lora.rank=2,4"]);

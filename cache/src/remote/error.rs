@@ -26,6 +26,14 @@ pub enum RemoteError {
         /// What the server said.
         reason: String,
     },
+    /// It cannot be written to: a folder on a disk that is full, or that may only be read.
+    #[error("the remote {remote} cannot be written to: {reason}")]
+    NotWritable {
+        /// Its address.
+        remote: String,
+        /// What the operating system said.
+        reason: String,
+    },
     /// There is no such bucket or folder.
     #[error("the remote {remote} does not exist: {reason}")]
     NoBucket {
@@ -90,6 +98,7 @@ impl RemoteError {
         match self {
             Self::Refused { .. } | Self::Missing { .. } | Self::Store(_) => true,
             Self::Unreachable { .. }
+            | Self::NotWritable { .. }
             | Self::Denied { .. }
             | Self::NoBucket { .. }
             | Self::Settings { .. }
@@ -102,7 +111,7 @@ impl RemoteError {
     /// What to do about it.
     pub fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Unreachable { .. } => Some("`--no-remote` leaves the shared cache out"),
+            Self::Unreachable { .. } | Self::NotWritable { .. } => Some("`--no-remote` leaves the shared cache out"),
             Self::Denied { .. } => Some(
                 "credentials are taken from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_SERVICE_ACCOUNT, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; reading needs leave to list as well",
             ),
@@ -120,6 +129,7 @@ impl RemoteError {
     pub(super) fn of(remote: &str, error: &object_store::Error) -> Self {
         let (remote, reason) = (remote.to_owned(), innermost(error));
         match error {
+            _ if remote.starts_with("file://") && is_unwritable(error) => Self::NotWritable { remote, reason },
             // Without credentials the machine's own role is asked for, at an address that only machines of a cloud
             // have.
             _ if error.to_string().contains(METADATA_SERVICE) => {
@@ -133,6 +143,16 @@ impl RemoteError {
             _ => Self::Unreachable { remote, reason },
         }
     }
+}
+
+/// Whether the operating system refused to write to a folder.
+fn is_unwritable(error: &object_store::Error) -> bool {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let mut causes = std::iter::successors(Some(error as &dyn Error), |cause| (*cause).source());
+    causes.any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|io| matches!(io.kind(), PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull))
+    })
 }
 
 /// The cause at the bottom of a chain whose every message repeats the ones below it, in one short line.
@@ -159,4 +179,24 @@ fn innermost(error: &object_store::Error) -> String {
 fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(start)?;
     Some(rest.split_once(end)?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_full_is_not_out_of_reach() {
+        let of = |remote: &str, kind: ErrorKind| {
+            let source = Box::new(std::io::Error::from(kind));
+            RemoteError::of(remote, &object_store::Error::Generic { store: "LocalFileSystem", source })
+        };
+        for kind in [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem, ErrorKind::PermissionDenied] {
+            assert!(matches!(of("file:///srv/cache", kind), RemoteError::NotWritable { .. }), "{kind}");
+            assert!(matches!(of("s3://bucket", kind), RemoteError::Unreachable { .. }), "{kind}");
+        }
+        assert!(matches!(of("file:///srv/cache", ErrorKind::TimedOut), RemoteError::Unreachable { .. }));
+    }
 }

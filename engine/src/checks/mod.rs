@@ -7,6 +7,7 @@
 mod known;
 
 use std::collections::{BTreeMap, HashSet};
+use std::env::VarError;
 use std::path::{Path, PathBuf};
 
 use cache::{Digest, SeenResult, StatCache};
@@ -160,13 +161,22 @@ impl<'a> Flow<'a> {
     fn machine(&mut self, at: usize) {
         let stage = &self.plan.stages[at];
         for secret in stage.bound.secrets() {
-            let Some(field) = secret.field.filter(|_| std::env::var_os(&secret.variable).is_none()) else { continue };
             let name = &secret.variable;
-            let message = format!("the environment variable `{name}`, which `{field}` names, is not set");
-            let problem = Problem::error("unknown-variable", stage.span, message, "not set");
-            let help =
-                format!("set it where the program is started: `{name}=… pipeline run {}`", self.plan.file.display());
-            self.report(Some(at), problem.with_help(help).at(field));
+            let (Some(field), Err(error)) = (secret.field, std::env::var(name)) else { continue };
+            let variable = format!("the environment variable `{name}`, which `{field}` names,");
+            let problem = match error {
+                VarError::NotUnicode(_) => {
+                    let message = format!("{variable} is set to what is not UTF-8");
+                    Problem::error("bad-value", stage.span, message, "not UTF-8")
+                }
+                VarError::NotPresent => {
+                    let message = format!("{variable} is not set");
+                    let file = self.plan.file.display();
+                    Problem::error("unknown-variable", stage.span, message, "not set")
+                        .with_help(format!("set it where the program is started: `{name}=… pipeline run {file}`"))
+                }
+            };
+            self.report(Some(at), problem.at(field));
         }
         if self.plan.executor_of(at, self.executor).0 == ExecutorKind::Local {
             for problem in stage.bound.lacks(stage.span) {

@@ -163,7 +163,7 @@ fn a_changed_source_file_is_noticed() {
     let path = folder.path().join("source.txt");
     fs::write(&path, "before").unwrap();
     let (digest, size) = Digest::of_file(&path).unwrap();
-    let grant = FileGrant { path: path.clone(), relative: "source.txt".into(), digest, size };
+    let grant = FileGrant { path: path.clone(), relative: "source.txt".into(), digest, size, named: None };
     let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
     context.verify(&grant).unwrap();
     fs::write(&path, "behind").unwrap();

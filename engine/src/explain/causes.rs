@@ -184,6 +184,11 @@ impl CauseSearch<'_> {
             let reason = self.changed(path, &said);
             return self.add(reason);
         }
+        // Of a mapping that has become empty, or is no longer, the edit is what stood in it.
+        let inside: Vec<Reason> = edits.inside(path).map(|(path, edit)| self.changed(path, edit)).collect();
+        if !inside.is_empty() {
+            return inside.into_iter().for_each(|cause| self.add(cause));
+        }
         if edits.touch(path) {
             return self.add(reason);
         }

@@ -5,6 +5,7 @@
 //! `when:` of a stage becomes true or false.
 
 use std::collections::{HashMap, HashSet};
+use std::env::VarError;
 
 use super::condition::{self, ConditionError};
 use super::problem::Problem;
@@ -55,7 +56,7 @@ pub fn interpolate(
     root: &mut Node,
     scopes: &mut [Scope],
     sources: &Sources,
-    env: &dyn Fn(&str) -> Option<String>,
+    env: &dyn Fn(&str) -> Result<String, VarError>,
     placeholders: &dyn Fn(&str) -> &'static [&'static str],
     problems: &mut Vec<Problem>,
 ) -> Interpolated {
@@ -112,7 +113,7 @@ struct Walk<'a> {
     /// Whether `${matrix.x}` has a meaning here.
     may_name_axes: bool,
     sources: &'a Sources,
-    env: &'a dyn Fn(&str) -> Option<String>,
+    env: &'a dyn Fn(&str) -> Result<String, VarError>,
     problems: &'a mut Vec<Problem>,
     /// The text in which a reference was looked for last, and where the next one is; `None` where one was not found.
     place_from: (Span, Option<usize>),
@@ -229,7 +230,8 @@ impl Walk<'_> {
         let Value::String(text) = &node.value else { return };
         let (text, span) = (text.clone(), node.span);
         let value = condition::evaluate(&text, &mut |whole, name| {
-            if name.starts_with("env.") && !is_secret(name) && (self.env)(&name["env.".len()..]).is_none() {
+            let variable = name.strip_prefix("env.").filter(|_| !is_secret(name));
+            if variable.is_some_and(|variable| (self.env)(variable) == Err(VarError::NotPresent)) {
                 return Some(Value::Null);
             }
             Some(self.resolve(whole, name, span)?.value)
@@ -406,13 +408,20 @@ impl Walk<'_> {
             problem.help = Some(help.to_owned());
             return None;
         }
-        let value = (self.env)(name);
-        if value.is_none() {
-            let message = format!("environment variable `{name}` is not set");
-            let problem = self.report("unknown-variable", whole, span, &message, "not set");
-            problem.help = Some(format!("set it where the program is started: `{name}=… pipeline …`"));
-        }
-        let value = Value::String(value?);
+        let value = match (self.env)(name) {
+            Ok(value) => Value::String(value),
+            Err(VarError::NotPresent) => {
+                let message = format!("environment variable `{name}` is not set");
+                let problem = self.report("unknown-variable", whole, span, &message, "not set");
+                problem.help = Some(format!("set it where the program is started: `{name}=… pipeline …`"));
+                return None;
+            }
+            Err(VarError::NotUnicode(_)) => {
+                let message = format!("environment variable `{name}` is set to what is not UTF-8");
+                self.report("bad-value", whole, span, &message, "not UTF-8");
+                return None;
+            }
+        };
         let left = left_after(self.bytes_left?, &value);
         self.spend(left, whole, span).then_some(Target { value, given: None })
     }

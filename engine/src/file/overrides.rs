@@ -142,7 +142,9 @@ fn read_axis(source: SourceId, text: &str, start: usize, problems: &mut Vec<Prob
     for part in value.split(',') {
         let plain = part.trim();
         let at = offset + (part.len() - part.trim_start().len());
-        items.push(Node { span: Span { source, offset: at, len: plain.len() }, value: scalar::plain(plain) });
+        let (span, value) = (Span { source, offset: at, len: plain.len() }, scalar::plain(plain));
+        problems.extend(parse::lost_number(plain, &value, span));
+        items.push(Node { span, value });
         offset += part.len() + 1;
     }
     Ok(Node { span, value: Value::List(items) })
@@ -185,7 +187,9 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
             Value::String(_) => Value::String(value.to_owned()),
             other => other,
         };
-        return Ok(Node { span: Span { source, offset, len: trimmed.len() }, value: plain });
+        let span = Span { source, offset, len: trimmed.len() };
+        problems.extend(parse::lost_number(trimmed, &plain, span));
+        return Ok(Node { span, value: plain });
     }
     let first = problems.len();
     let parsed = parse::parse(source, value, problems).map_err(|problem| Box::new(shifted(*problem, start)));

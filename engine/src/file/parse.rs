@@ -168,7 +168,9 @@ impl<'a> Builder<'a> {
             Event::UnresolvedAlias(_) => return Err(syntax_error::unknown_anchor(span)),
             Event::Scalar(text, style, _, tag) => {
                 self.count(1, span)?;
-                Node { span, value: scalar_value(text, style, tag.as_deref(), span)? }
+                let value = scalar_value(text, style, tag.as_deref(), span)?;
+                self.problems.extend(lost_number(self.slice(span), &value, span));
+                Node { span, value }
             }
             Event::SequenceStart(style, ..) => {
                 self.count(1, span)?;
@@ -328,6 +330,14 @@ fn tag<'e>(event: &'e Event<'_>) -> Option<&'e Tag> {
 /// `!`, which says that a scalar is a string whatever it looks like.
 fn is_of_string(tag: &Tag) -> bool {
     tag.original() == "!"
+}
+
+/// A number of which something would be lost.
+pub(super) fn lost_number(text: &str, value: &Value, span: Span) -> Option<Problem> {
+    let why = scalar::lost(text, value)?;
+    let message = format!("the number `{}` cannot be kept: {why}", crate::visible::visible(text));
+    let help = "what is text, such as an identifier, is written in quotes";
+    Some(Problem::error("out-of-range", span, message, "another number would be taken").with_help(help))
 }
 
 /// What a scalar stands for: by its tag, by its quotes, or by what it looks like.

@@ -37,6 +37,25 @@ fn number(text: &str) -> Option<Value> {
     is_float(digits).then(|| text.parse().ok().map(Value::Float)).flatten()
 }
 
+/// Why a number that is written so cannot be kept, where it cannot: the nearest that can is another one.
+pub fn lost(text: &str, value: &Value) -> Option<&'static str> {
+    let Value::Float(kept) = value else { return None };
+    let digits = text.trim_start_matches(['-', '+']);
+    let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
+    let whole = digits.trim_start_matches('0');
+    match () {
+        () if kept.is_infinite() && digits.bytes().any(|byte| byte.is_ascii_digit()) => Some("it is too large"),
+        () if *kept == 0.0 && mantissa.bytes().any(|byte| matches!(byte, b'1'..=b'9')) => Some("it is too near to 0"),
+        () if !whole.is_empty()
+            && whole.bytes().all(|byte| byte.is_ascii_digit())
+            && kept.abs().to_string() != whole =>
+        {
+            Some("an integer has at most 64 bits, one of which is its sign")
+        }
+        () => None,
+    }
+}
+
 /// `0o17` and `0x1f`, which take no sign.
 fn based(text: &str) -> Option<Value> {
     let (digits, base) =
@@ -89,6 +108,20 @@ mod tests {
             "inf", "nan", "1:30", "12h", "NuLL", "é",
         ] {
             assert_eq!(plain(text), Value::String(text.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_would_be_another_one_is_known() {
+        for text in
+            ["18446744073709551615", "-9223372036854775809", "1e999", "-1e999", "1e-999", "99999999999999999999"]
+        {
+            assert!(lost(text, &plain(text)).is_some(), "{text}");
+        }
+        for text in
+            ["9223372036854775807", "100000000000000000000", "0.1", "0e-999", "007.5", ".inf", "-.Inf", ".nan", "0.0"]
+        {
+            assert_eq!(lost(text, &plain(text)), None, "{text}");
         }
     }
 

@@ -259,6 +259,8 @@ impl Recorded {
     fn apply(&mut self, TimedEvent { time, event }: TimedEvent, position: &BTreeMap<String, usize>) {
         match event {
             RunEvent::Published { stage, output, path, .. } => {
+                // What was made again is published again.
+                self.published.retain(|copy| copy.path != path);
                 self.published.push(RecordedCopy { stage, output, path, failed: None });
             }
             RunEvent::PublishFailed { stage, output, path, failure } => {

@@ -183,7 +183,9 @@ impl<T: Parameter> Parameter for Mapping<T> {
             let value = reader.under(dotted(&reader.path, &entry.key), |reader| T::read(&entry.value, reader));
             value.map(|value| (entry.key.clone(), value))
         };
-        let values: Vec<Option<(String, T)>> = entries.iter().map(of_entry).collect();
+        // What is null counts as left out.
+        let given = entries.iter().filter(|entry| entry.value.value != Value::Null);
+        let values: Vec<Option<(String, T)>> = given.map(of_entry).collect();
         values.into_iter().collect()
     }
 

@@ -56,11 +56,7 @@ pub(super) fn split(name: &str) -> Option<(&str, Vec<(&str, &str)>)> {
 }
 
 /// Whether a name means this child: the stage of the file, or that with some of the child's values.
-pub(super) fn is_meant_by<'a>(
-    declared: &str,
-    axes: impl Iterator<Item = (&'a str, &'a Json)> + Clone,
-    name: &str,
-) -> bool {
+pub fn is_meant_by<'a>(declared: &str, axes: impl Iterator<Item = (&'a str, &'a Json)> + Clone, name: &str) -> bool {
     if name == declared {
         return true;
     }

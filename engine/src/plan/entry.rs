@@ -171,12 +171,14 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     for entry in stages.unwrap_or_default().0 {
         document.stages.push(read_stage(&entry, reader));
     }
-    for entry in gates.unwrap_or_default().0 {
+    // What is null counts as left out.
+    let is_given = |entry: &Entry| entry.value.value != Value::Null;
+    for entry in gates.unwrap_or_default().0.into_iter().filter(is_given) {
         if let Some(keys) = GateKeys::read(&entry.value, reader) {
             document.gates.push(GateEntry { figure: Text { text: entry.key, span: entry.key_span }, keys });
         }
     }
-    for entry in publish.unwrap_or_default().0 {
+    for entry in publish.unwrap_or_default().0.into_iter().filter(is_given) {
         if let Some(PublishTarget { path, link }) = PublishTarget::read(&entry.value, reader) {
             document.publish.push(PublishEntry { target: Text { text: entry.key, span: entry.key_span }, path, link });
         }

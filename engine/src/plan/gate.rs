@@ -25,12 +25,12 @@ pub struct Gate {
     pub span: Span,
 }
 
-/// A figure that a stage's result has: `evaluated.perplexity`.
+/// A figure that a stage's result has: `evaluated.perplexity`, or `evaluated.metrics.perplexity` with its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Figure {
     /// The stage's id.
     pub stage: String,
-    /// The name of a fact of one of its outputs.
+    /// The name of a fact of one of its outputs, or `output.fact`.
     pub name: String,
 }
 
@@ -70,6 +70,11 @@ impl Figure {
         let stage = &text[..text.len() - name.len() - 1];
         let fine = !stage.is_empty() && !name.is_empty();
         fine.then(|| Self { stage: stage.to_owned(), name: name.to_owned() })
+    }
+
+    /// The name of the fact, where the figure is named as one of this output.
+    pub fn of_output(&self, output: &str) -> Option<&str> {
+        self.name.strip_prefix(output)?.strip_prefix('.')
     }
 
     /// The figure with its standard error.
@@ -297,7 +302,12 @@ pub(super) fn resolve(document: &Document, targets: &Targets<'_>, problems: &mut
 fn figures(text: &Text, targets: &Targets<'_>, problems: &mut Vec<Problem>) -> Vec<Figure> {
     let Some(Figure { stage, name }) = Figure::parse(&text.text) else {
         let message = format!("`{}` is no figure of a stage", text.text);
-        problems.push(Problem::error("bad-value", text.span, message, "expected `stage.figure`"));
+        problems.push(Problem::error(
+            "bad-value",
+            text.span,
+            message,
+            "expected `stage.figure` or `stage.output.figure`",
+        ));
         return Vec::new();
     };
     let found = targets.named(&stage, ("gates", text.span), problems);
@@ -312,7 +322,13 @@ pub(super) fn check(gates: &[Gate], entries: &[StageEntry], bound: &[BoundStage]
     let stages: HashMap<&str, &BoundStage> = entries.iter().map(|entry| entry.id.text.as_str()).zip(bound).collect();
     let foreseen = |figure: &Figure| {
         let stage = stages.get(figure.stage.as_str()).and_then(|bound| bound.kind.as_ref());
-        stage.map_or(Foreseen::Nothing, |stage| stage.figure(&figure.name))
+        let Some(stage) = stage else { return Foreseen::Nothing };
+        let outputs = stage.outputs();
+        let of_output = outputs.iter().find_map(|output| figure.of_output(&output.name));
+        match stage.figure(&figure.name) {
+            Foreseen::Absent { others } => of_output.map_or(Foreseen::Absent { others }, |name| stage.figure(name)),
+            foreseen => foreseen,
+        }
     };
     // The children of a sweep have the same mistake.
     let mut seen = HashSet::new();

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
+use std::env::VarError;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,7 +47,7 @@ pub fn load(path: &Path, overrides: &[String], registry: &Registry) -> Result<Pl
 /// As there.
 pub fn load_at(scale: Scale, path: &Path, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
     let text = read_text(path)?;
-    load_with(path, &text, overrides, registry, scale, &|name| std::env::var(name).ok())
+    load_with(path, &text, overrides, registry, scale, &|name| std::env::var(name))
 }
 
 /// [`load`] with the text of the file given.
@@ -54,7 +55,7 @@ pub fn load_at(scale: Scale, path: &Path, overrides: &[String], registry: &Regis
 /// # Errors
 /// As there.
 pub fn load_text(path: &Path, text: &str, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
-    load_with(path, text, overrides, registry, Scale::Full, &|name| std::env::var(name).ok())
+    load_with(path, text, overrides, registry, Scale::Full, &|name| std::env::var(name))
 }
 
 /// [`load_text`] with the environment given.
@@ -64,7 +65,7 @@ pub(super) fn load_with(
     overrides: &[String],
     registry: &Registry,
     scale: Scale,
-    env: &dyn Fn(&str) -> Option<String>,
+    env: &dyn Fn(&str) -> Result<String, VarError>,
 ) -> Result<Plan, Rejected> {
     suggest::limited(|| load_limited(path, text, overrides, registry, scale, env))
 }
@@ -75,8 +76,13 @@ fn load_limited(
     overrides: &[String],
     registry: &Registry,
     scale: Scale,
-    env: &dyn Fn(&str) -> Option<String>,
+    env: &dyn Fn(&str) -> Result<String, VarError>,
 ) -> Result<Plan, Rejected> {
+    // Neither records nor jobs could hold it.
+    if std::path::absolute(path).is_ok_and(|path| path.to_str().is_none()) {
+        let help = Some("rename the file, or the folder that it is in".to_owned());
+        return Err(unread(path, "file-unreadable", format!("the path of `{}` is not UTF-8", path.display()), help));
+    }
     let mut sources = Sources::default();
     let source = sources.add(path.display().to_string(), text);
     let mut problems = Vec::new();
@@ -103,7 +109,7 @@ fn load_limited(
     let variables = RefCell::new(BTreeMap::new());
     let env = |name: &str| {
         let value = env(name);
-        variables.borrow_mut().insert(name.to_owned(), value.clone());
+        variables.borrow_mut().insert(name.to_owned(), value.clone().ok());
         value
     };
     let interpolated = interpolate(&mut root, &mut scopes, &sources, &env, &kinds, &mut problems);

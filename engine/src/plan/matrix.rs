@@ -291,9 +291,12 @@ fn rules<'a>(entry: &'a Entry, axes: &[Axis], problems: &mut Vec<Problem>) -> Ve
 
 /// Equal texts for equal values: an integer is the same in either form.
 fn identity(value: &Json) -> String {
-    match value.as_f64() {
-        Some(number) => format!("{number:?}"),
-        None => value.to_string(),
+    // Integers beyond those that a float holds are apart all the same.
+    const EXACT: u64 = 1 << 53;
+    match (value.as_i64(), value.as_f64()) {
+        (Some(integer), _) if integer.unsigned_abs() > EXACT => integer.to_string(),
+        (_, Some(number)) => format!("{number:?}"),
+        (_, None) => value.to_string(),
     }
 }
 

@@ -39,6 +39,7 @@ mod smoke;
 #[cfg(test)]
 mod tests;
 
+pub use child::is_meant_by;
 pub use gate::{Bound, Figure, Gate, Margin, Side};
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};

@@ -108,6 +108,19 @@ pub struct FileGrant {
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
+    /// How it was asked for. A version that knew it from the path did not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named: Option<Named>,
+}
+
+/// How source files were asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Named {
+    /// One by one: readers may look at its extension only.
+    Single,
+    /// As a folder or a glob: readers may look at the path below it.
+    Below,
 }
 
 /// What a stage process says, one JSON object per line.

@@ -200,7 +200,13 @@ fn what_the_schema_does_not_require_may_be_left_out() {
 fn a_job_fits_the_schema() {
     let schema = Schema::read();
     let grant = InputGrant { kind: "rows".into(), tree: digest(), identity: digest(), facts: Some(Facts::new()) };
-    let file = FileGrant { path: "/data/a.jsonl".into(), relative: "a.jsonl".into(), digest: digest(), size: 7 };
+    let file = FileGrant {
+        path: "/data/a.jsonl".into(),
+        relative: "a.jsonl".into(),
+        digest: digest(),
+        size: 7,
+        named: Some(Named::Below),
+    };
     let job = Job {
         protocol: PROTOCOL,
         stage: "tokens".into(),

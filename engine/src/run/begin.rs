@@ -235,12 +235,13 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Lets a stage wait for who holds a lock. They are looked for once, since to find them takes a look at every
-    /// process.
+    /// Lets a stage wait for who holds a lock: another stage of this run that does the same work, or other runs. They
+    /// are looked for once, since to find them takes a look at every process.
     fn wait_for_another_run(&mut self, stage: usize, lock: &str) {
-        let waits_for = match &self.stages[stage].waits_for {
-            Some(said @ WaitsFor::AnotherRun { .. }) => said.clone(),
-            _ => WaitsFor::AnotherRun { held_by: held_by(self.store.holders(lock).unwrap_or_default()) },
+        let waits_for = match (self.stages.running_like(stage), &self.stages[stage].waits_for) {
+            (Some(other), _) => WaitsFor::AnotherStage { other: self.id(other) },
+            (None, Some(said @ WaitsFor::AnotherRun { .. })) => said.clone(),
+            (None, _) => WaitsFor::AnotherRun { held_by: held_by(self.store.holders(lock).unwrap_or_default()) },
         };
         self.wait(stage, waits_for, Some(LOCK_POLL));
     }
@@ -252,6 +253,7 @@ impl Scheduler<'_> {
             WaitsFor::Devices { wanted_bytes: Some(_), .. } => Some(DEVICE_MEMORY_POLL),
             WaitsFor::Devices { wanted_bytes: None, .. } => Some(LEASE_POLL),
             WaitsFor::AnotherRun { .. }
+            | WaitsFor::AnotherStage { .. }
             | WaitsFor::Queue { .. }
             | WaitsFor::Jobs { .. }
             | WaitsFor::Threads { .. }

@@ -257,6 +257,11 @@ pub enum WaitsFor {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         held_by: Vec<String>,
     },
+    /// Another stage of this run makes the same result, or has the same working state.
+    AnotherStage {
+        /// Its id.
+        other: String,
+    },
     /// As many stages run as may run at once.
     Jobs {
         /// How many may.

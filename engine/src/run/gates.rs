@@ -34,7 +34,9 @@ impl Gates {
         let positions: HashMap<String, usize> = stages.map(|(position, stage)| (stage.id.clone(), position)).collect();
         let mut of_stage: HashMap<usize, Vec<usize>> = HashMap::new();
         for (at, gate) in plan.gates.iter().enumerate() {
-            gate.stages().for_each(|stage| of_stage.entry(positions[stage]).or_default().push(at));
+            // One that compares two figures of a stage is judged once.
+            let stages: HashSet<usize> = gate.stages().map(|stage| positions[stage]).collect();
+            stages.into_iter().for_each(|stage| of_stage.entry(stage).or_default().push(at));
         }
         Self { judged: vec![None; plan.gates.len()], of_stage, positions }
     }
@@ -117,18 +119,39 @@ fn rounded(number: f64, digits: usize) -> f64 {
     format!("{number:.*e}", digits - 1).parse().unwrap_or(number)
 }
 
-/// A figure among the facts of a stage's outputs; or why there is none.
+/// A figure among the facts of a stage's outputs; or why there is none. Where several outputs have one of that name, it
+/// is only known which is meant if they are equal, or if the output is named as well.
 fn value(figure: &Figure, outputs: Option<&BTreeMap<String, OutputRecord>>) -> Result<f64, String> {
-    let facts = || outputs.into_iter().flat_map(BTreeMap::values).flat_map(|output| &output.facts);
-    let found = facts().find(|(name, _)| **name == figure.name).and_then(|(_, value)| value.as_f64());
-    found.ok_or_else(|| {
-        if facts().any(|(name, value)| **name == figure.name && value.is_null()) {
-            return format!("`{}` of `{}` is not a finite number", figure.name, figure.stage);
+    let Figure { stage, name } = figure;
+    let facts = || {
+        let outputs = outputs.into_iter().flatten();
+        outputs.flat_map(|(output, record)| record.facts.iter().map(move |(fact, value)| (output, fact, value)))
+    };
+    let is_it = |output: &str, fact: &str| name == fact || figure.of_output(output) == Some(fact);
+    let found = facts().filter(|(output, fact, value)| is_it(output, fact) && (value.is_number() || value.is_null()));
+    let found: Vec<_> =
+        found.map(|(output, fact, value)| (format!("{stage}.{output}.{fact}"), value.as_f64())).collect();
+    match found.as_slice() {
+        [(_, value), others @ ..] if others.iter().all(|(_, other)| other == value) => {
+            value.ok_or_else(|| format!("`{name}` of `{stage}` is not a finite number"))
         }
-        let known: Vec<&str> = facts().filter(|(_, value)| value.is_number()).map(|(name, _)| name.as_str()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        format!("`{}` has no figure `{}`; it has: {known}", figure.stage, figure.name)
-    })
+        [] => {
+            let mut known: Vec<&str> =
+                facts().filter(|(.., value)| value.is_number()).map(|(_, fact, _)| fact.as_str()).collect();
+            known.sort_unstable();
+            known.dedup();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(format!("`{stage}` has no figure `{name}`; it has: {known}"))
+        }
+        several => {
+            let shown = |(long, value): &(String, Option<f64>)| match value {
+                Some(value) => format!("`{long}` {value}"),
+                None => format!("`{long}`, not a finite number"),
+            };
+            let several: Vec<String> = several.iter().map(shown).collect();
+            Err(format!("`{stage}` has several figures `{name}`, and the gate has to name one: {}", several.join("; ")))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -198,5 +221,23 @@ mod tests {
         let (holds, because) = judged(Side::Above, before("rouge1"), Margin::None);
         assert!(!holds);
         assert_eq!(because, "`before` has no figure `rouge1`; it has: acc,none, acc_stderr,none");
+    }
+
+    #[test]
+    fn a_figure_of_several_outputs_is_named_with_its_output() {
+        let [one, other] = [0.5, 0.9].map(|acc| outputs(json!({ "acc": acc, "rows": 3, "loss": f64::NAN })));
+        let record = |outputs: BTreeMap<String, OutputRecord>| outputs["metrics"].clone();
+        let both = BTreeMap::from([("a".to_owned(), record(one)), ("b".to_owned(), record(other))]);
+        let value = |name: &str| {
+            let figure = Figure { stage: "s".to_owned(), name: name.to_owned() };
+            value(&figure, Some(&both))
+        };
+        assert_eq!((value("a.acc"), value("b.acc"), value("rows")), (Ok(0.5), Ok(0.9), Ok(3.0)));
+        assert_eq!(
+            value("acc"),
+            Err("`s` has several figures `acc`, and the gate has to name one: `s.a.acc` 0.5; `s.b.acc` 0.9".to_owned())
+        );
+        assert_eq!(value("loss"), Err("`loss` of `s` is not a finite number".to_owned()));
+        assert_eq!(value("c.acc"), Err("`s` has no figure `c.acc`; it has: acc, rows".to_owned()));
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use engine::history::{Recorded, Words};
 use engine::run::RunEvent;
 use test_harness::test;
 
@@ -80,4 +81,18 @@ fn damage_that_several_meet_is_made_good_once() {
     assert_eq!(ran.states(), "a cached, b done, c cached, d0 done, d1 done, d2 done, d3 done");
     assert_eq!((ran.number("d0"), ran.number("d3")), (5, 8));
     assert_eq!(fs::read_to_string(project.path("out/number.txt")).unwrap(), "5");
+}
+
+#[test]
+fn what_is_published_again_is_told_once() {
+    let project = Project::new(&format!("{CHAIN}publish: {{ b: ./out }}\n"));
+    let first = project.run().succeeded();
+    damage(&object(&project, &first, "b", "number.txt"));
+    // The first folder is current, and the second cannot be copied until `b` is made again: then both are published.
+    project.write(&format!("{CHAIN}publish: {{ b: ./out, b.number: ./other }}\n"));
+    let ran = project.run().succeeded();
+    let recorded = Recorded::read(&ran.outcome.folder, Words::Skip).unwrap();
+    let mut paths: Vec<_> = recorded.published.iter().map(|copy| copy.path.file_name().unwrap().to_owned()).collect();
+    paths.sort();
+    assert_eq!(paths, ["other", "out"]);
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cache::Digest;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
+use serde_json::Value;
 use stages::data::artifact::{Metrics, OutputKind};
 
 use super::curves::{Curve, curves, curves_so_far, last_of_pairs, tokens_per_second};
@@ -11,6 +12,9 @@ use crate::render::Failure;
 use crate::runs::Past;
 use crate::runs::stage::flattened;
 use crate::words;
+
+/// What is measured of a stage, whatever its kind.
+const COST: [&str; 2] = ["seconds", "peak_memory_bytes"];
 
 /// One of the things that are compared.
 pub(super) struct Candidate {
@@ -174,11 +178,17 @@ impl<'a> Gatherer<'a> {
             }
             return Ok(());
         };
-        let metrics = made.record.outputs.values().filter(|output| output.kind == Metrics::NAME);
+        let metrics = made.record.outputs.iter().filter(|(_, output)| output.kind == Metrics::NAME);
         let metrics: Vec<_> = metrics.collect();
-        for output in &metrics {
+        // A figure that another output has too, or that is called as what is measured here, has its output's name.
+        let is_taken = |name: &String| {
+            let with_it = metrics.iter().filter(|(_, output)| output.facts.get(name).is_some_and(Value::is_number));
+            (in_focus && COST.contains(&name.as_str())) || with_it.count() > 1
+        };
+        for (of, output) in &metrics {
             let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_f64()?)));
-            let numbers: Vec<_> = numbers.map(|(name, value)| (format!("{prefix}{name}"), value)).collect();
+            let full = |name| if is_taken(name) { format!("{prefix}{of}.{name}") } else { format!("{prefix}{name}") };
+            let numbers: Vec<_> = numbers.map(|(name, value)| (full(name), value)).collect();
             if made.record.key.get("@kind") == Some("command") {
                 to.own.extend(numbers.iter().map(|(name, _)| name.clone()));
             }
@@ -196,7 +206,7 @@ impl<'a> Gatherer<'a> {
             to.figures.push((format!("{prefix}tokens_per_second"), speed));
         }
         if trained || in_focus {
-            let cost = ["seconds", "peak_memory_bytes"].into_iter();
+            let cost = COST.into_iter();
             let cost = cost.filter_map(|name| Some((name, made.record.how.get(name)?.as_f64()?)));
             to.figures.extend(cost.map(|(name, value)| (format!("{prefix}{name}"), value)));
         }

@@ -210,8 +210,14 @@ impl Comparison {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
             false => text.to_owned(),
         };
-        let header = ["name", "run", "status"].map(str::to_owned).into_iter().chain(self.names());
-        let mut text = header.map(|name| quoted(&name)).collect::<Vec<_>>().join(",") + "\n";
+        let mut header = ["name", "run", "status"].map(str::to_owned).to_vec();
+        for (names, group) in [(&self.parameters, "parameter"), (&self.figures, "metric")] {
+            for name in names {
+                let is_taken = header.contains(name);
+                header.push(if is_taken { format!("{group}.{name}") } else { name.clone() });
+            }
+        }
+        let mut text = header.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\n";
         for candidate in &self.candidates {
             let parameters =
                 self.parameters.iter().map(|name| candidate.parameters.get(name).cloned().unwrap_or_default());
@@ -287,7 +293,11 @@ impl Comparison {
     /// The columns' names, as short as they can be without two being the same.
     fn titles(&self) -> Vec<String> {
         let names: Vec<&str> = self.columns().into_iter().map(Column::name).collect();
-        names.iter().map(|name| in_short(&shortened(name, &names))).collect()
+        let short = |name: &&str| match self.is_own(name) {
+            true => shortened(name, &names),
+            false => in_short(&shortened(name, &names)),
+        };
+        names.iter().map(short).collect()
     }
 
     fn cells(&self, column: Column<'_>) -> Vec<String> {
@@ -301,9 +311,15 @@ impl Comparison {
             Column::Parameter(name) => words::visible(candidate.parameters.get(name).map_or("", String::as_str)),
             Column::Figure(name) => {
                 let Some(value) = candidate.figure(name) else { return String::new() };
-                mark.on(&in_words(name, value), self.best_at(row, column))
+                let text = if self.is_own(name) { words::float(value) } else { in_words(name, value) };
+                mark.on(&text, self.best_at(row, column))
             }
         }
+    }
+
+    /// Whether a figure is one that a program of the user's found: its unit is not known.
+    fn is_own(&self, figure: &str) -> bool {
+        self.candidates.iter().any(|candidate| candidate.own.contains(figure))
     }
 
     fn best_at(&self, row: usize, column: Column<'_>) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use engine::context::Artifact;
@@ -78,6 +79,29 @@ fn equal_work_has_equal_identities_and_every_kind_is_checked() {
         assert_eq!(error.cause, Cause::BadData, "{kind}: {script}: {}", words(&error));
         assert!(words(&error).contains("`made`"), "{kind}: {script}: {}", words(&error));
     }
+}
+
+#[test]
+fn a_program_is_told_of_its_inputs_what_their_identity_covers() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |kind: &str, facts: Value| {
+        let input = folder.path().join("input");
+        fs::create_dir_all(&input).unwrap();
+        fs::write(input.join("file"), "x").unwrap();
+        let facts = facts.as_object().unwrap().clone();
+        let bench = TestBench::new(folder.path()).input("s.o", kind, &input, facts).unwrap();
+        let script = "cp \"${inputs.i}.artifact.json\" \"$OUTPUT_made/told\"";
+        let parameters = json!({ "run": script, "inputs": { "i": "s" }, "outputs": { "made": "files" } });
+        let outputs = bench.run::<Command>(parameters).unwrap();
+        let told: Value = serde_json::from_slice(&fs::read(outputs["made"].folder.join("told")).unwrap()).unwrap();
+        assert_eq!(told["kind"], kind);
+        told["facts"].clone()
+    };
+    let rows = json!({ "rows": 3, "columns": ["text"], "shape": "text", "dropped": 7, "filtered": 1, "empty": 2 });
+    assert_eq!(told("rows", rows), json!({ "rows": 3, "columns": ["text"], "shape": "text" }));
+    assert_eq!(told("tokens", json!({ "tokens": 9, "truncated": 2 })), json!({ "tokens": 9 }));
+    assert_eq!(told("metrics", json!({ "loss": 0.5, "dropped": 1 })), json!({ "loss": 0.5, "dropped": 1 }));
+    assert_eq!(told("model", json!({ "repo": "a/b" })), json!({}));
 }
 
 #[test]
@@ -160,6 +184,39 @@ fn working_state_outlives_a_failure() {
     run(folder.path(), parameters.clone()).unwrap_err();
     let outputs = run(folder.path(), parameters).unwrap();
     assert_eq!(fs::read_to_string(outputs["made"].folder.join("whole")).unwrap(), "half\n");
+}
+
+#[test]
+fn a_link_in_the_place_of_the_working_folder_is_removed_and_not_followed() {
+    let root = tempfile::tempdir().unwrap();
+    let theirs = root.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("notes"), std::env::var("PATH").unwrap()).unwrap();
+    let mode = || fs::metadata(&theirs).unwrap().permissions().mode();
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+    let linked = format!("rm -r \"$PIPELINE_WORKING\"; ln -s '{}' \"$PIPELINE_WORKING\"", theirs.display());
+    for (number, (gone, pass_env)) in [
+        (linked.as_str(), json!([])),
+        // What a secret is found in is removed from the working folder, and its mode is set.
+        (linked.as_str(), json!(["PATH"])),
+        ("rm -r \"$PIPELINE_WORKING\"", json!([])),
+        ("rm -r \"$PIPELINE_WORKING\"; echo x >\"$PIPELINE_WORKING\"", json!(["PATH"])),
+        ("rm -r \"$PIPELINE_WORKING\"; ln -s nowhere \"$PIPELINE_WORKING\"", json!([])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let folder = root.path().join(number.to_string());
+        let command = |last: &str| {
+            let script = format!("echo done >\"$OUTPUT_made/done\"; {gone}; {last}");
+            run(&folder, json!({ "run": script, "pass_env": pass_env, "outputs": { "made": "files" } }))
+        };
+        command("exit 1").unwrap_err();
+        command("true").unwrap_or_else(|error| panic!("{gone}: {}", words(&error)));
+        let left = fs::symlink_metadata(TestBench::new(&folder).working::<Command>()).unwrap();
+        assert!(left.is_dir(), "{gone}");
+        assert!(theirs.join("notes").is_file() && mode() & 0o777 == 0o755, "{gone}");
+    }
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::env::VarError;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -229,7 +232,11 @@ fn registry() -> Registry {
 
 fn load_over(text: &str, overrides: &[&str]) -> Result<Plan, Rejected> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    let env = |name: &str| (name == "HOME_ROWS").then(|| "rows.jsonl".to_owned());
+    let env = |name: &str| match name {
+        "HOME_ROWS" => Ok("rows.jsonl".to_owned()),
+        "NOT_UTF8" => Err(VarError::NotUnicode(OsString::from_vec(vec![0xff]))),
+        _ => Err(VarError::NotPresent),
+    };
     load_with(Path::new("file.yaml"), text, &overrides, &registry(), Scale::Full, &env)
 }
 

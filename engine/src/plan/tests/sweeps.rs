@@ -407,6 +407,16 @@ fn a_cycle_through_a_sweep_is_said_as_the_file_has_it() {
 }
 
 #[test]
+fn large_integers_that_a_float_does_not_tell_apart_are_two_values() {
+    let twice = |values: &str| {
+        let found = wrong(&swept(&format!("    matrix: {{ lora.rank: [{values}] }}")));
+        found.iter().any(|problem| problem.starts_with("bad-matrix "))
+    };
+    assert!(!twice("9007199254740993, 9007199254740992"));
+    assert!(twice("9007199254740993, 9007199254740993") && twice("-2, -2.0"));
+}
+
+#[test]
 fn children_are_published_to_folders_of_their_own() {
     let with =
         |publish: &str| wrong(&format!("{}\npublish: {{ {publish} }}\n", swept("    matrix: { lora.rank: [4, 8] }")));

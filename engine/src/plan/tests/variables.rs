@@ -36,6 +36,38 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
 }
 
 #[test]
+fn a_number_that_cannot_be_kept_is_an_error_where_it_stands() {
+    let text = |vars: &str| {
+        format!(
+            "version: 1\nvars: {vars}\nstages:\n  rows: {{ uses: dataset, with: {{ source: '${{vars.a}}.jsonl' }} }}\n"
+        )
+    };
+    for (number, why) in
+        [("18446744073709551615", "at most 64 bits"), ("1e999", "too large"), ("1e-999", "too near to 0")]
+    {
+        let found = wrong(&text(&format!("{{ a: {number} }}")));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("out-of-range 2:12 ") && found[0].contains(why), "{found:?}");
+        let found = wrong_over(&text("{ a: b }"), &[&format!("vars.a={number}")]);
+        assert!(found[0].starts_with("out-of-range ") && found[0].contains(why), "{found:?}");
+    }
+    plan(&text("{ a: '18446744073709551615' }"));
+    plan(&text("{ a: -9223372036854775808 }"));
+}
+
+#[test]
+fn a_variable_of_the_machine_that_is_not_utf8_is_set_all_the_same() {
+    let text = |when: &str, source: &str| {
+        format!("version: 1\nstages:\n  rows: {{ uses: dataset, when: '{when}', with: {{ source: '{source}' }} }}\n")
+    };
+    let not_utf8 = "environment variable `NOT_UTF8` is set to what is not UTF-8";
+    for text in [text("true", "${env.NOT_UTF8}"), text("${env.NOT_UTF8}", "rows.jsonl")] {
+        let found = wrong(&text);
+        assert!(found.len() == 1 && found[0].starts_with("bad-value ") && found[0].contains(not_utf8), "{found:?}");
+    }
+}
+
+#[test]
 fn variables_that_double_each_other_end_early() {
     for doubled in ["'${vars.V}${vars.V}'", "['${vars.V}', '${vars.V}']"] {
         let vars: String =

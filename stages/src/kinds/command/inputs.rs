@@ -1,11 +1,45 @@
 //! The inputs of a program, which it may read and no more: they are links into the store, where the permissions of a
-//! file keep out everybody but root.
+//! file keep out everybody but root. What it is told of them is in its key, as they are.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use engine::artifact::Description;
 use engine::error::{Cause, OrFail, StageError};
+
+use crate::data::artifact::{Metrics, OutputKind as _, Packs, Rows, Tokens};
+
+/// Facts that the identity of a table covers: what its readers go by, and what can be counted in it. Others, such as
+/// how many rows were left out, may change while it stays.
+const OF_TABLES: [&str; 14] = [
+    "shape",
+    "columns",
+    "template",
+    "response",
+    "rows",
+    "documents",
+    "tokens",
+    "target_tokens",
+    "longest_row",
+    "longest_document",
+    "largest_id",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+];
+
+/// The description of an input with the facts that its identity covers: a program that reads others would be cached
+/// though they changed. What is known of other files is in them.
+pub(super) fn covered(description: Description) -> Description {
+    let is_covered = |name: &str| match description.kind.as_str() {
+        Metrics::NAME => true,
+        Rows::NAME | Tokens::NAME | Packs::NAME => OF_TABLES.contains(&name),
+        _ => false,
+    };
+    let facts = description.facts.into_iter().filter(|(name, _)| is_covered(name)).collect();
+    Description { facts, ..description }
+}
 
 /// The files of inputs, as they were before the program began.
 #[derive(Default)]

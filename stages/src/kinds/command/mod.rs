@@ -14,20 +14,23 @@ mod process;
 mod secrets;
 
 use std::collections::BTreeMap;
+use std::env::VarError;
+use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use devices::DeviceKind;
 use engine::artifact::Output;
-use engine::context::StageContext;
+use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::stragglers::Mark;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
-use engine::protocol::FileGrant;
+use engine::protocol::{FileGrant, Named};
 use engine::stage::{Counted, InputFacts, Outside, Secret, Smoke, Stage, StageKind, Workers};
 use serde_json::Value;
 
@@ -183,7 +186,11 @@ fn attempt(
 fn passed(params: &Command) -> Result<Vec<(String, String)>, StageError> {
     let value = |name: &String| match std::env::var(name) {
         Ok(value) => Ok((name.clone(), value)),
-        Err(_) => Err(StageError::new(
+        Err(VarError::NotUnicode(_)) => Err(StageError::new(
+            Cause::Machine,
+            format!("the environment variable `{name}`, which `pass_env` names, is set to what is not UTF-8"),
+        )),
+        Err(VarError::NotPresent) => Err(StageError::new(
             Cause::Machine,
             format!("the environment variable `{name}`, which `pass_env` names, is not set"),
         )
@@ -207,7 +214,9 @@ fn paths(
 ) -> Result<BTreeMap<String, PathBuf>, StageError> {
     let mut paths = BTreeMap::new();
     for (name, input) in &params.inputs {
-        paths.insert(placeholders::variable(placeholders::INPUTS, name), context.open(input)?.folder);
+        let Artifact { folder, description } = context.open(input)?;
+        inputs::covered(description).write_beside(&folder)?;
+        paths.insert(placeholders::variable(placeholders::INPUTS, name), folder);
     }
     for (name, path) in &params.files {
         paths.insert(placeholders::variable(placeholders::FILES, name), copy_files(name, path, context)?);
@@ -237,10 +246,15 @@ fn copy_files(name: &str, path: &LocalPath, context: &StageContext) -> Result<Pa
             .or_fail(Cause::Machine, || format!("cannot set the permissions of `{}`", to.display()))?;
         context.stop_if_cancelled()?;
     }
-    // What was written is a file's own path, or that of a folder or glob that holds it.
+    // What was written is a file's own path, or that of a folder or glob that holds it. A job of a version that did not
+    // say which has the paths alone.
     let written = path.text.strip_prefix("./").unwrap_or(&path.text);
+    let is_single = |file: &FileGrant| match file.named {
+        Some(named) => named == Named::Single,
+        None => file.path.ends_with(written),
+    };
     match granted.as_slice() {
-        [only] if only.path.ends_with(written) => Ok(folder.join(&only.relative)),
+        [only] if is_single(only) => Ok(folder.join(&only.relative)),
         _ => Ok(folder),
     }
 }
@@ -270,25 +284,28 @@ fn environment(
     paths: &BTreeMap<String, PathBuf>,
     passed: &[(String, String)],
     context: &StageContext,
-) -> Result<BTreeMap<String, String>, StageError> {
+) -> Result<BTreeMap<OsString, OsString>, StageError> {
     let temporary = context.scratch().join("tmp");
     make_folder(&temporary)?;
-    let text = |path: &Path| path.to_string_lossy().into_owned();
+    // What the machine has set need not be UTF-8, whatever the variable.
     let inherited = INHERITED.into_iter().chain(DeviceKind::visible_variables());
-    let inherited = inherited.filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)));
-    let inherited = inherited.chain(std::env::vars().filter(|(name, _)| name.starts_with(OF_A_JOB)));
-    let fixed = FIXED.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let mut environment: BTreeMap<String, String> = inherited.chain(fixed).collect();
-    environment.insert("TMPDIR".to_owned(), text(&temporary));
-    environment.insert("PIPELINE_WORKING".to_owned(), text(context.working()));
-    environment.insert("PIPELINE_THREADS".to_owned(), context.threads().to_string());
+    let inherited = inherited.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+    let of_a_job = std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(OF_A_JOB.as_bytes()));
+    let fixed = FIXED.iter().map(|(name, value)| (name.into(), value.into()));
+    let mut environment: BTreeMap<OsString, OsString> = inherited.chain(of_a_job).chain(fixed).collect();
     let devices = context.devices();
-    environment.insert("PIPELINE_DEVICE".to_owned(), devices.kind.to_string());
-    environment.insert("PIPELINE_DEVICE_COUNT".to_owned(), devices.count.to_string());
-    environment.insert("PIPELINE_NODES".to_owned(), devices.nodes.to_string());
-    environment.extend(paths.iter().map(|(name, path)| (name.clone(), text(path))));
-    environment.extend(params.env.iter().map(|(name, value)| (name.clone(), filled(value, paths))));
-    environment.extend(passed.iter().cloned());
+    let own = [
+        ("PIPELINE_THREADS", context.threads().to_string()),
+        ("PIPELINE_DEVICE", devices.kind.to_string()),
+        ("PIPELINE_DEVICE_COUNT", devices.count.to_string()),
+        ("PIPELINE_NODES", devices.nodes.to_string()),
+    ];
+    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
+    environment.insert("TMPDIR".into(), temporary.into());
+    environment.insert("PIPELINE_WORKING".into(), context.working().into());
+    environment.extend(paths.iter().map(|(name, path)| (name.into(), path.into())));
+    environment.extend(params.env.iter().map(|(name, value)| (name.into(), filled(value, paths).into())));
+    environment.extend(passed.iter().map(|(name, value)| (name.into(), value.into())));
     Ok(environment)
 }
 
@@ -329,8 +346,22 @@ fn open_folders(folder: &Path) {
     }
 }
 
+/// Makes sure that the folder for the next try is one: a program may have removed it, or put a link in its place, and
+/// what that leads to is not ours to change.
+fn own_working(working: &Path) -> Result<(), StageError> {
+    let failed = || format!("cannot look at `{}`", working.display());
+    match fs::symlink_metadata(working) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => fs::remove_file(working).or_fail(Cause::Machine, failed)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).or_fail(Cause::Machine, failed),
+    }
+    make_folder(working)
+}
+
 /// Removes what the program kept for a try that is cut off: its outputs are in the store.
 fn forget(working: &Path) -> Result<(), StageError> {
+    own_working(working)?;
     let failed = || format!("cannot empty `{}`", working.display());
     for entry in fs::read_dir(working).or_fail(Cause::Machine, failed)? {
         let path = entry.or_fail(Cause::Machine, failed)?.path();

@@ -5,6 +5,7 @@
 //! program put into another group is found by a mark in its environment. Nothing is open in it but its three streams.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, PipeReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub(super) struct Start<'a> {
     pub arguments: Vec<String>,
     /// All of it: nothing else is inherited.
-    pub environment: BTreeMap<String, String>,
+    pub environment: BTreeMap<OsString, OsString>,
     pub folder: &'a Path,
     /// What all that it starts is known by.
     pub mark: Mark,
@@ -106,7 +107,7 @@ fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<Child, StageError>
             .stderr(output.try_clone()?)
             .spawn()
     };
-    let spawned = match in_path(program, start.environment.get("PATH")) {
+    let spawned = match in_path(program, start.environment.get(OsStr::new("PATH"))) {
         // A script that names no interpreter: by its name the shell runs it.
         Some(path) => spawn(&path).or_else(|error| match error.raw_os_error() {
             Some(libc::ENOEXEC) => spawn(Path::new(program)),
@@ -135,7 +136,7 @@ fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<Child, StageError>
 
 /// Where a program is in the folders of PATH: by its path it is started without a copy of this process. `None` where
 /// only starting it can tell.
-fn in_path(program: &str, folders: Option<&String>) -> Option<PathBuf> {
+fn in_path(program: &str, folders: Option<&OsString>) -> Option<PathBuf> {
     if program.contains('/') {
         return None;
     }

@@ -43,12 +43,13 @@ pub(super) fn refuse(output: &str, folder: &Path, masker: &Masker) -> Result<(),
 }
 
 /// Keeps the folder for the next try to this user, and removes what holds a value there. What a program that was killed
-/// left is looked at before the next one starts.
+/// left is looked at before the next one starts. Where a link stands in its place, that alone is removed.
 pub(super) fn clean_working(context: &mut StageContext, masker: &Masker) -> Result<(), StageError> {
+    let folder = context.working().to_owned();
+    super::own_working(&folder)?;
     if masker.secrets().is_empty() {
         return Ok(());
     }
-    let folder = context.working().to_owned();
     let failed = || format!("cannot look through `{}`", folder.display());
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).or_fail(Cause::Machine, failed)?;
     let found = find(&folder, masker).or_fail(Cause::Machine, failed)?;
