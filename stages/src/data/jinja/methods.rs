@@ -16,7 +16,45 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, value
     if let ("index", ValueKind::Seq, [sought]) = (method, value.kind(), values.as_slice()) {
         return index(value, sought);
     }
-    materialized(pycompat::unknown_method_callback(state, value, method, &values)?)
+    match (method, value.as_str(), values.as_slice()) {
+        ("title", Some(text), []) => Ok(title(text).into()),
+        ("splitlines", Some(text), [] | [_]) => Ok(lines_of(text, values.first().is_some_and(Value::is_true)).into()),
+        _ => materialized(pycompat::unknown_method_callback(state, value, method, &values)?),
+    }
+}
+
+/// Each letter behind none in upper case, the others in lower case: `a_b` is `A_B`.
+fn title(text: &str) -> String {
+    let mut is_behind_letter = false;
+    let mut titled = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_behind_letter {
+            titled.extend(letter.to_lowercase())
+        } else {
+            titled.extend(letter.to_uppercase())
+        }
+        is_behind_letter = letter.is_lowercase() || letter.is_uppercase();
+    }
+    titled
+}
+
+/// The lines of a text, at all that Python takes for the end of one.
+fn lines_of(text: &str, keeps_ends: bool) -> Vec<Value> {
+    let ends_line = |letter: char| {
+        matches!(letter, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    };
+    let mut lines = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(ends_line) {
+        let length =
+            if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(0, char::len_utf8) };
+        lines.push(Value::from(&rest[..if keeps_ends { at + length } else { at }]));
+        rest = &rest[at + length..];
+    }
+    if !rest.is_empty() {
+        lines.push(Value::from(rest));
+    }
+    lines
 }
 
 /// Where a list has a value first, as Python's `list.index`.

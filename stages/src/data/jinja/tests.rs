@@ -339,6 +339,18 @@ fn results_are_those_of_the_engine_itself() {
 
 /// The library ends the process over some of these, and takes others for something else.
 #[test]
+fn titles_and_lines_are_pythons() {
+    for (source, expected) in [
+        ("{{ \"a_b </think> don't 3rd\".title() }}", "A_B </Think> Don'T 3Rd"),
+        ("{{ \"a\\u2028b\\x0cc\\r\\nd\".splitlines()|join('|') }}", "a|b|c|d"),
+        ("{{ \"a\\n\\nb\\n\".splitlines(true)|join('|') }}", "a\n|\n|b\n"),
+        ("{{ ''.splitlines()|length }}", "0"),
+    ] {
+        assert_eq!(rendered(source).as_deref(), Ok(expected), "{source}");
+    }
+}
+
+#[test]
 fn slices_backwards_are_pythons() {
     let bounds: Vec<String> = std::iter::once(String::new()).chain((-5..=5).map(|bound| bound.to_string())).collect();
     let python = |length: i64, start: &str, stop: &str, step: i64| -> Vec<i64> {
