@@ -121,6 +121,8 @@ impl Bench {
         fs::create_dir_all(&folder).unwrap();
         let key = Digest::of(name.as_bytes());
         let staging = folder.join("staging");
+        // As the engine has one beside each private folder.
+        fs::write(staging.with_extension("lock"), "").unwrap();
         let job = Job {
             protocol: PROTOCOL,
             stage: name.to_owned(),
