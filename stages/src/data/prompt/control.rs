@@ -98,6 +98,24 @@ impl ControlTexts {
         (done > 0).then(|| marked + &text[done..])
     }
 
+    /// A text as it is decoded: without its control tokens, of which those between marks are plain text.
+    pub(super) fn decoded(&self, text: &str) -> String {
+        let (mut decoded, mut rest, mut is_marked) = (String::new(), text, false);
+        while let Some((at, found)) = self.find(rest) {
+            decoded.push_str(&rest[..at]);
+            let length = match found {
+                Found::Control(control) => {
+                    decoded.push_str(if is_marked && at == 0 { control } else { "" });
+                    control.len()
+                }
+                Found::OurOwn => PLAIN_BEGIN.len_utf8(),
+            };
+            is_marked = rest[at..].starts_with(PLAIN_BEGIN);
+            rest = &rest[at + length..];
+        }
+        decoded + rest
+    }
+
     /// The first control token or noncharacter of a text, and where it begins.
     fn find(&self, text: &str) -> Option<(usize, Found<'_>)> {
         let is_begin = |byte: u8| self.begins.get(usize::from(byte)).is_some_and(|begins| *begins);
@@ -211,6 +229,7 @@ mod tests {
         assert_eq!(mark("</s></s>", &[0..2, 2..4]).unwrap(), format!("{marked}</s>"));
         assert_eq!(mark("</s>x", &[4..5]), None);
         assert_eq!(mark("x</s>", &[0..2]).unwrap(), format!("x{marked}"));
+        assert_eq!(texts().decoded(&format!("a</s>b{marked}c<|end|>{marked}")), "ab</s>c</s>");
         let mut message = Message::new("assistant", "");
         message.other.insert("tool_calls".to_owned(), serde_json::json!([{ "arguments": { "</s>": 1 } }]));
         let found = texts().mark_messages(&[message]).unwrap();

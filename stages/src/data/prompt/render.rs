@@ -321,12 +321,14 @@ impl Prompter {
 
     /// The last message as a model is to say it that is asked with a prompt: what the template writes of it, but for
     /// reasoning; where the prompt is not how the conversation begins, its text.
-    fn reference(&self, prompt: &Prompt, messages: &[Message]) -> Result<String, PromptError> {
+    fn reference(&self, prompt: &Prompt, messages: &[Message], tokenizer: &Tokenizer) -> Result<String, PromptError> {
         let template = self.chat_template()?;
         let asked: String = prompt.segments.iter().filter_map(Segment::text).collect();
         let text = || messages.last().into_iter().flat_map(Message::texts).collect();
         let said = template.answer_to(&asked, messages)?.unwrap_or_else(text);
-        Ok(behind_reasoning(&without_marks(&said), template.end_of_reasoning()).trim().to_owned())
+        // As a completion is decoded.
+        let said = tokenizer.control_texts().decoded(&said);
+        Ok(behind_reasoning(&said, template.end_of_reasoning()).trim().to_owned())
     }
 
     /// What ends the reasoning that a chat template lets a model write before its answer.
@@ -666,7 +668,7 @@ impl PromptRenderer {
                 let prompt = self.prompter.asked(asks)?;
                 let reference = match answers.is_empty() {
                     true => None,
-                    false => Some(self.prompter.reference(&prompt, &all[..=asks.len()])?),
+                    false => Some(self.prompter.reference(&prompt, &all[..=asks.len()], tokenizer)?),
                 };
                 Ok(Question { prompt, reference })
             }
