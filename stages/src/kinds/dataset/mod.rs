@@ -83,6 +83,17 @@ impl StageKind for Dataset {
     const VERSION: u32 = 5; // 5: decimals, documents and calls of tools as they stand; hidden files are left out.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = {
+        const SOURCE: &str = "files, or a dataset of a hub, are `source` of a `dataset` stage";
+        &[
+            ("path", SOURCE),
+            ("paths", SOURCE),
+            ("file", SOURCE),
+            ("files", SOURCE),
+            ("data_files", SOURCE),
+            ("repo", SOURCE),
+        ]
+    };
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         hub_files::pin(request)
