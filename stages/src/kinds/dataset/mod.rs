@@ -222,7 +222,7 @@ fn take_source<'a>(params: &'a Dataset, source: &Source, context: &mut StageCont
     let files = || ranges.iter().flat_map(|range| splits.get(&range.name).into_iter().flatten());
     let (first, columns) = first_with_columns(files, &reading)?;
     let environment = expression::environment();
-    let recipe = Recipe::plan(params, &environment, &columns, first)?;
+    let recipe = Recipe::plan(params, &environment, &columns, first, &reading)?;
     recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
 
     let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?, context)?;
