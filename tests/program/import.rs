@@ -613,3 +613,22 @@ fn rows_that_cannot_be_seen_are_read_by_the_names_that_ms_swift_looks_for() {
         assert_eq!(turn("assistant:").join("\n"), assistant, "{row}: {shown}");
     }
 }
+
+#[test]
+fn whole_conversations_of_axolotl_have_the_prompt_of_the_chosen_one() {
+    let project = project();
+    let turn = |role: &str, text: &str| format!("{{\"role\": \"{role}\", \"content\": \"{text}\"}}");
+    let whole = |answer: &str| format!("[{}, {}]", turn("user", "Who?"), turn("assistant", answer));
+    let row = format!(
+        "{{\"messages\": [{}], \"chosen\": {}, \"rejected\": {}}}\n",
+        turn("user", "Ignored."),
+        whole("Pip."),
+        whole("No.")
+    );
+    project.write("rows.jsonl", &row.repeat(24));
+    let own = "rl: dpo\ndatasets:\n  - path: rows.jsonl\n    type: chat_template.argilla_chat\n";
+    is_written(&said_of(&project, "a.yaml", &base_with("axolotl", own)), &["turn_order: any"]);
+    let shown = rows_of(&project);
+    assert!(shown.contains("Who?") && shown.contains("Pip.") && shown.contains("No."), "{shown}");
+    assert!(!shown.contains("Ignored."), "{shown}");
+}

@@ -159,7 +159,21 @@ fn preferences(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
     let system = rows::column("system");
     let parameters = &mut below.parameters;
     match (words, form) {
-        ("chat_template", "default" | "argilla_chat") => {
+        ("chat_template", "argilla_chat") => {
+            let [chosen, rejected] =
+                ["field_chosen", "field_rejected"].map(|name| below.text(name).unwrap_or_default());
+            let (chosen, rejected) = (format!("row[{}]", json!(chosen)), format!("row[{}]", json!(rejected)));
+            let map = json!({
+                "prompt": format!("{{{{ {chosen}[:-1] }}}}"), "chosen": format!("{{{{ {chosen}[-1:] }}}}"),
+                "rejected": format!("{{{{ {rejected}[-1:] }}}}"),
+            });
+            below.parameters.set("map", map, Note::Given);
+            let columns = json!({ "prompt": "prompt", "chosen": "chosen", "rejected": "rejected" });
+            below.parameters.set("column_map", columns, Note::Given);
+            preference::as_they_are(&mut below.parameters);
+            turns(below);
+        }
+        ("chat_template", "default") => {
             let column = |below: &mut Reading<'_>, name: &'static str| below.text(name).unwrap_or_default();
             let [messages, chosen, rejected] =
                 ["field_messages", "field_chosen", "field_rejected"].map(|name| column(below, name));
