@@ -29,6 +29,9 @@ const ROWS_PER_STEP: u64 = 16;
 /// `max_seq_len` of the recipes.
 const MAX_SEQ_LEN: u64 = 2048;
 
+/// How many columns are named that are not read.
+const COLUMNS_NAMED: usize = 12;
+
 /// Steps that an epoch should have at least.
 const STEPS_PER_EPOCH: u64 = 20;
 
@@ -74,6 +77,10 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let mut draft = Draft::new(recipe);
     draft.explain(format!("Written by `pipeline init`: `{}` for {}.", recipe.name, model));
     draft.explain(format!("Data: {data}, {}.", rows.describe()));
+    let unread = unread(&rows);
+    if let Some(unread) = &unread {
+        draft.explain(format!("Not read: {unread}."));
+    }
     draft.explain(format!("Machine: {}.", machine.describe()));
     draft.set("model", &model, &places)?;
     draft.set("data", &data, &places)?;
@@ -88,12 +95,24 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     fit(&mut draft, &rows, &machine);
     let text = check(&mut draft, &args.file)?;
     new_file::write(&args.file, &text, args.overwrite)?;
+    if let Some(unread) = unread {
+        terminal::tell_line(format_args!("not read: {unread}"));
+    }
     warn(recipe, &model, &machine);
     if global.verbosity() != crate::progress::Verbosity::Quiet {
         let file = words::path(&args.file);
         terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
     }
     Ok(())
+}
+
+/// The columns that nothing is made of, where there are any.
+fn unread(rows: &Rows) -> Option<String> {
+    let (named, more) = rows.unread.split_at(rows.unread.len().min(COLUMNS_NAMED));
+    let names: Vec<String> = named.iter().map(|name| format!("`{}`", words::visible(name))).collect();
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let noun = if rows.unread.len() == 1 { "the column" } else { "the columns" };
+    (!names.is_empty()).then(|| format!("{noun} {}{more}", names.join(", ")))
 }
 
 /// How many tokens a checkpoint on this machine reads at once, by its configuration.
