@@ -271,10 +271,29 @@ fn a_checkpoint_without_a_chat_template_gets_one() {
     write_rows(&project);
     Tokenizer::train().checkpoint("qwen2", &project.path("model"));
     fs::remove_file(project.path("model/chat_template.jinja")).unwrap();
-    init(&project, "rows.jsonl", &[]).ends_with(0);
+    let added = "the model has no chat template: ChatML's `<|im_start|>` and `<|im_end|>` are added to it";
+    init(&project, "rows.jsonl", &[]).ends_with(0).warns(added);
     let text = fs::read_to_string(project.path("job.yaml")).unwrap();
     assert_eq!(text.matches("chat_template: chatml").count(), 5, "{text}");
+    assert_eq!((text.matches("uses: add_tokens").count(), text.matches(": wider").count()), (1, 5), "{text}");
     project.run(&["validate", "job.yaml"]).ends_with(0);
+    for recipe in ["full", "qlora", "qat", "lora"] {
+        init(&project, "rows.jsonl", &["--purpose", recipe]).ends_with(0).warns(added);
+        let sizes: &[&str] = if recipe == "qat" { &["tuned.quantize.group_size=16"] } else { &[] };
+        project.run(&[&["run", "job.yaml", "--smoke"], sizes].concat()).ends_with(0);
+    }
+    let plain = "ChatML's `<|im_start|>` and `<|im_end|>` are no tokens of it";
+    init(&project, "rows.jsonl", &["--purpose", "distillation"]).ends_with(0).warns(plain);
+    init(&project, "rows.jsonl", &[]).ends_with(0);
+    // What the model has is not added once more.
+    project.run(&["run", "job.yaml", "--until", "wider"]).ends_with(0);
+    project.run(&["export", "job.yaml", "wider.model", "known"]).ends_with(0);
+    fs::rename(project.path("model"), project.path("before")).unwrap();
+    fs::rename(project.path("known"), project.path("model")).unwrap();
+    let ran = init(&project, "rows.jsonl", &[]).ends_with(0);
+    assert!(!ran.stderr.contains("are added"), "{ran}");
+    fs::remove_dir_all(project.path("model")).unwrap();
+    fs::rename(project.path("before"), project.path("model")).unwrap();
     // Whether responses are turns, only the rows themselves say.
     let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
     let turns = json!([turn("user", "Who?"), turn("assistant", "Pip.")]);
