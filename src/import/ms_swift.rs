@@ -428,6 +428,10 @@ fn dataset(
     }
     if reading.parameters.get("train.loss.name").is_some() {
         preference::as_they_are(&mut rows);
+        let has_tools = places.columns(name).is_some_and(|columns| columns.iter().any(|column| column == "tools"));
+        if has_tools && places.holds_lists(name, &["messages", "chosen", "prompt"]) {
+            rows::tools(&mut rows, "tools");
+        }
         return rows;
     }
     let renamed = renamed(reading);
@@ -439,23 +443,50 @@ fn dataset(
     let original = |column: &str| {
         renamed.iter().find(|(_, to)| to == column).map_or_else(|| column.to_owned(), |(from, _)| from.clone())
     };
+    let named = |names: &[&str]| columns.iter().flatten().find(|column| names.contains(&column.as_str())).cloned();
+    let system = named(&["system", "system_prompt"]).map(|column| original(&column));
+    let history = named(&["history"]).map(|column| original(&column));
+    let (history, unread) = match history {
+        Some(column) if places.holds_lists(name, &[&column]) => (Some(column), false),
+        column => (None, column.is_some()),
+    };
+    if unread {
+        reading.differs(key, format!("`history` of `{name}` is not read here: it contains no lists of pairs"));
+    }
+    let answered = |rows: &mut Parameters, user: &str, response: &str| {
+        let (system, assistant) = (system.as_deref().map(rows::column), rows::column(&original(response)));
+        match history.as_deref().map(rows::column) {
+            Some(history) => rows::conversation_after(rows, &history, system.as_deref(), user, &assistant),
+            None => rows::conversation(rows, system.as_deref(), user, &assistant),
+        }
+    };
+    let instruction = || rows::instruction(&original("instruction"), &original("input"));
     match columns.as_deref().and_then(Shape::of) {
-        Some(Shape::Messages(column)) => rows::messages(&mut rows, &original(&column)),
-        Some(Shape::Alpaca) => {
-            let user = rows::instruction(&original("instruction"), &original("input"));
-            rows::conversation(&mut rows, None, &user, &rows::column(&original("output")));
+        Some(Shape::Messages(column)) => {
+            let column = original(&column);
+            match system.as_deref().filter(|_| places.holds_lists(name, &[&column])) {
+                Some(system) => {
+                    rows::messages_after(&mut rows, &column, system);
+                    rows.need("turn_order", "any", "The tool accepts turns in any order.");
+                }
+                None => rows::messages(&mut rows, &column),
+            }
         }
-        Some(Shape::Pair(prompt, response)) => {
-            let system = columns.iter().flatten().find(|column| matches!(column.as_str(), "system" | "system_prompt"));
-            let system = system.map(|column| rows::column(&original(column)));
-            let (user, assistant) = (rows::column(&original(&prompt)), rows::column(&original(&response)));
-            rows::conversation(&mut rows, system.as_deref(), &user, &assistant);
+        Some(Shape::Alpaca) => answered(&mut rows, &instruction(), "output"),
+        Some(Shape::Pair(prompt, response)) if prompt == "input" && named(&["instruction"]).is_some() => {
+            answered(&mut rows, &instruction(), &response);
         }
+        Some(Shape::Pair(prompt, response)) => answered(&mut rows, &rows::column(&original(&prompt)), &response),
         Some(Shape::Text(column)) if is_pretraining => rows::text(&mut rows, &original(&column)),
         Some(Shape::Preference) => {
             reading.missing(key, format!("`{name}` has preferences, which `swift sft` does not train on"));
         }
         Some(Shape::Text(_)) | None => guessed(reading, key, &mut rows, name, &renamed, is_pretraining),
+    }
+    if let Some(tools) =
+        named(&["tools"]).filter(|_| rows.get("column_map").is_some_and(|map| map["messages"].is_string()))
+    {
+        rows::tools(&mut rows, &original(&tools));
     }
     let guess = is_pretraining.then(|| Shape::Text("text".to_owned()));
     shapes.extend(columns.as_deref().and_then(Shape::of).or(guess));
@@ -503,7 +534,8 @@ fn guessed(
     rows.set("map", json!({ "messages": expression }), Note::Given);
     let reason = format!(
         "the columns of `{name}` are not known: `messages`, `conversations`, or a question and an answer by the names \
-         that ms-swift looks for; look at them with `pipeline show FILE rows`"
+         that ms-swift looks for; look at them with `pipeline show FILE rows`. Columns `system`, `history` and `tools` are \
+         trained with there, and not read here: name those that there are"
     );
     reading.differs(key, reason);
     rows.set("column_map", json!({ "messages": "messages" }), Note::Given);

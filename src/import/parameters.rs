@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 /// Why a parameter has its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Note {
+pub(crate) enum Note {
     /// The tool's file says so, in the same sense.
     Given,
     /// The tool's default, by its name and version.
@@ -16,7 +16,7 @@ pub(super) enum Note {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Parameter {
+pub(crate) struct Parameter {
     pub(super) path: String,
     pub(super) value: Json,
     pub(super) note: Note,
@@ -55,7 +55,7 @@ impl Parameters {
         })
     }
 
-    pub(super) fn remove(&mut self, path: &str) -> Option<Parameter> {
+    pub(crate) fn remove(&mut self, path: &str) -> Option<Parameter> {
         let at = self.0.iter().position(|parameter| parameter.path == path)?;
         Some(self.0.remove(at))
     }

@@ -69,4 +69,10 @@ impl Places {
         let columns = self.files_of_rows(name).first()?.columns(&Reading::default()).ok()?;
         Some(columns).filter(|columns| !columns.is_empty())
     }
+
+    /// Whether one of these columns of rows on this machine holds lists.
+    pub(crate) fn holds_lists(&self, name: &str, columns: &[&str]) -> bool {
+        let files = self.files_of_rows(name);
+        files.first().is_some_and(|file| file.holds_lists(columns, &Reading::default()).unwrap_or(false))
+    }
 }

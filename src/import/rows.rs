@@ -32,25 +32,87 @@ pub(crate) fn column(name: &str) -> String {
 
 /// Rows as conversations, each of an optional system message, a user's and an assistant's turn: all are expressions.
 pub(crate) fn conversation(rows: &mut Parameters, system: Option<&str>, user: &str, assistant: &str) {
-    let turn = |role: &str, content: &str| format!("{{'role': '{role}', 'content': {content}}}");
-    let turns = format!("[{}, {}]", turn("user", user), turn("assistant", assistant));
-    let turns = match system {
-        None => turns,
-        Some(text) if text.starts_with('\'') => format!("[{}] + {turns}", turn("system", text)),
-        Some(column) => format!("([{}] if {column} else []) + {turns}", turn("system", column)),
-    };
-    rows.set("map", json!({ "messages": format!("{{{{ {turns} }}}}") }), Note::Given);
+    let turns = [system_turn(system), exchange(user, assistant)];
+    made(rows, format!("{{{{ {} }}}}", joined(turns)));
+}
+
+/// The same with earlier turns, of which an expression is a list of pairs, each of a question and its answer.
+pub(crate) fn conversation_after(
+    rows: &mut Parameters,
+    history: &str,
+    system: Option<&str>,
+    user: &str,
+    assistant: &str,
+) {
+    let earlier = exchange("pair[0]", "pair[1]");
+    let turns = joined([system_turn(system), "earlier.turns".to_owned(), exchange(user, assistant)]);
+    let text = format!(
+        "{{% set earlier = namespace(turns=[]) %}}{{% for pair in {history} or [] %}}{{% set earlier.turns = \
+         earlier.turns + {earlier} %}}{{% endfor %}}{{{{ ({turns})|tojson }}}}"
+    );
+    made(rows, text);
+}
+
+/// The turns of a column behind the system message of another, unless they begin with one.
+pub(crate) fn messages_after(rows: &mut Parameters, messages: &str, system: &str) {
+    let first = |name: &str| format!("row[{}][0]['{name}']|default('')", Json::from(messages));
+    let is_alone = format!("'system' not in [{}, {}]", first("role"), first("from"));
+    let system = column(system);
+    let turn = turn("system", &system);
+    let turns = format!("([{turn}] if {system} and {is_alone} else []) + row[{}]", Json::from(messages));
+    made(rows, format!("{{{{ {turns} }}}}"));
+}
+
+/// Gives conversations the tools of this column.
+pub(crate) fn tools(rows: &mut Parameters, column: &str) {
+    let mut map = rows.get("column_map").cloned().unwrap_or_else(|| json!({}));
+    map["tools"] = json!(column);
+    rows.set("column_map", map, Note::Given);
+}
+
+/// What is said of tools where rows are not at hand.
+pub(super) fn unseen_tools(data: &str) -> String {
+    format!(
+        "the columns of `{data}` cannot be seen from here: there a column `tools` is trained with, where there is one; \
+         here `column_map: {{ tools: tools }}` of the stage names it"
+    )
+}
+
+fn made(rows: &mut Parameters, messages: String) {
+    rows.set("map", json!({ "messages": messages }), Note::Given);
     rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
 }
 
+fn turn(role: &str, content: &str) -> String {
+    format!("{{'role': '{role}', 'content': {content}}}")
+}
+
+fn exchange(user: &str, assistant: &str) -> String {
+    format!("[{}, {}]", turn("user", user), turn("assistant", assistant))
+}
+
+/// A list of a system message, or of none; empty where there is never one.
+fn system_turn(system: Option<&str>) -> String {
+    match system {
+        None => String::new(),
+        Some(text) if text.starts_with('\'') => format!("[{}]", turn("system", text)),
+        Some(column) => format!("([{}] if {column} else [])", turn("system", column)),
+    }
+}
+
+/// Lists one after the other.
+fn joined<const N: usize>(lists: [String; N]) -> String {
+    lists.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>().join(" + ")
+}
+
 /// A column that holds conversations.
-pub(super) fn messages(rows: &mut Parameters, column: &str) {
+pub(crate) fn messages(rows: &mut Parameters, column: &str) {
     rows.set("column_map", json!({ "messages": column }), Note::Given);
     rows.need("turn_order", "any", "The tool accepts turns in any order.");
 }
 
 /// A column that holds plain text.
-pub(super) fn text(rows: &mut Parameters, column: &str) {
+pub(crate) fn text(rows: &mut Parameters, column: &str) {
     rows.set("column_map", json!({ "text": column }), Note::Given);
 }
 

@@ -28,6 +28,9 @@ const PREFERENCE: preference::Names = preference::Names {
     orpo_scores_prompts: true,
 };
 
+/// The columns of a prompt and its completion.
+const PAIR: [&str; 2] = ["prompt", "completion"];
+
 /// What is trained on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Training {
@@ -370,6 +373,10 @@ fn shaped(
 ) -> Option<Shape> {
     if training != Training::Sft {
         preference::as_they_are(rows);
+        tools(rows, name, &["prompt", "chosen", "completion"], places);
+        if places.columns(name).is_none() {
+            reading.differs(key, rows::unseen_tools(name));
+        }
         reading.nothing("dataset_text_field", "rows of preferences are known by their columns");
         return Some(Shape::Preference);
     }
@@ -379,14 +386,24 @@ fn shaped(
         Some(columns) => Shape::of(&columns),
         None if reading.is_given("dataset_text_field") => Some(Shape::Text(field)),
         None if reading.choice("completion_only_loss") == Some(true) => {
-            Some(Shape::Pair("prompt".to_owned(), "completion".to_owned()))
+            let [prompt, completion] = PAIR.map(str::to_owned);
+            Some(Shape::Pair(prompt, completion))
         }
         None => None,
     };
     reading.nothing("dataset_text_field", "the column of plain text");
     match &shape {
-        Some(Shape::Messages(column)) => rows::messages(rows, column),
+        Some(Shape::Messages(column)) => {
+            rows::messages(rows, column);
+            tools(rows, name, &[column], places);
+        }
         Some(Shape::Text(column)) => rows::text(rows, column),
+        Some(Shape::Pair(prompt, completion))
+            if [prompt, completion] == PAIR && places.holds_lists(name, &[prompt, completion]) =>
+        {
+            conversations_of_pairs(reading, rows);
+            tools(rows, name, &[prompt, completion], places);
+        }
         Some(Shape::Pair(prompt, completion)) => {
             rows.set("template", "none", Note::Given);
             rows.set("column_map", json!({ "input": prompt, "output": completion }), Note::Given);
@@ -400,13 +417,31 @@ fn shaped(
         None => {
             let reason = format!(
                 "the columns of `{name}` cannot be seen from here; taken for conversations in `messages`, of which TRL trains \
-                 on every token unless `assistant_only_loss` is set"
+                 on every token unless `assistant_only_loss` is set; a column `tools` is trained with there, where there \
+                 is one, and here `column_map: {{ tools: tools }}` of the stage names it"
             );
             reading.differs(key, reason);
             rows::messages(rows, "messages");
         }
     }
     Some(shape.unwrap_or(Shape::Messages("messages".to_owned())))
+}
+
+/// Prompts and completions of turns: the completions alone are trained, unless the loss is to be that of every token.
+fn conversations_of_pairs(reading: &mut Reading<'_>, rows: &mut Parameters) {
+    if reading.choice("completion_only_loss") == Some(false) {
+        rows.set("map", json!({ "messages": "{{ row['prompt'] + row['completion'] }}" }), Note::Given);
+        rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
+    }
+    rows.need("turn_order", "any", "The tool accepts turns in any order.");
+}
+
+/// The tools of conversations, where the data at hand has a column of them.
+fn tools(rows: &mut Parameters, name: &str, of_turns: &[&str], places: &Places) {
+    let has_tools = places.columns(name).is_some_and(|columns| columns.iter().any(|column| column == "tools"));
+    if has_tools && places.holds_lists(name, of_turns) {
+        rows::tools(rows, "tools");
+    }
 }
 
 /// How long a row may be, and the key that says it, which had another name once; `None` where there is no limit.

@@ -12,6 +12,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use engine::artifact::Facts;
 use engine::error::StageError;
+use engine::suggest;
 use stages::compute::backend::{Backend, Choice};
 use stages::compute::inference::{
     Adjustments, EngineSettings, GrammarError, Grammars, InferenceEngine, OpenedEngine, QueuedRequest, Sampling,
@@ -144,7 +145,7 @@ impl FromStr for NamedFolder {
             Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
                 Ok(Self { name: name.to_owned(), folder: folder.into() })
             }
-            _ => Err("expected `NAME=FOLDER`".to_owned()),
+            _ => Err("expected `NAME=FOLDER`, such as `mine=./out/adapter`".to_owned()),
         }
     }
 }
@@ -351,8 +352,22 @@ fn prompt_of(facts: &Facts) -> PromptParams {
 fn is_folder(path: &Path) -> Result<(), Failure> {
     match path.is_dir() {
         true => Ok(()),
-        false => Err(Failure::wrong(format!("`{}` is no folder", path.display()))),
+        false => Err(Failure::wrong(format!("`{}` is no folder", path.display())).with_help_if(help_for(path))),
     }
+}
+
+/// What is looked for where a model or an adapter is named, and the folder nearest to a name that is none.
+fn help_for(path: &Path) -> Option<String> {
+    const WANTED: &str = "a folder with a checkpoint or an adapter is named, such as one that a pipeline file publishes \
+        to; a stage's result is named by its file, `FILE STAGE`";
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    let within = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folders = within.read_dir().into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    let names: Vec<String> = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    Some(match suggest::nearest(&name, &names) {
+        Some(near) => format!("did you mean `{}`? {WANTED}", path.with_file_name(near).display()),
+        None => WANTED.to_owned(),
+    })
 }
 
 /// Whether a folder may be a checkpoint's.

@@ -14,6 +14,7 @@ use crate::import::write;
 use crate::render::Failure;
 
 /// A recipe's text, its tree, and what is to be changed.
+#[derive(Clone)]
 pub(super) struct Draft {
     recipe: &'static Recipe,
     root: Node,
@@ -91,6 +92,23 @@ impl Draft {
             .map(|first| Span { len: 0, ..first })
             .collect();
         self.changes.extend(begins.into_iter().map(|span| (span, format!("{parameters}, "))));
+    }
+
+    /// Puts a stage behind the one of the name `before`, which it reads, and gives the others its result in place of
+    /// that one's.
+    pub(super) fn put_between(&mut self, before: &str, name: &str, kind: &str, parameters: &str) {
+        let stages = entries(self.root.get("stages"));
+        let Some(end) = stages.iter().find(|stage| stage.key == before).map(|stage| stage.value.span) else { return };
+        let readers: Vec<Span> = stages
+            .iter()
+            .flat_map(|stage| entries(stage.value.get("with")))
+            .filter(|entry| ["model", "tokenizer"].contains(&entry.key.as_str()) && entry.value.to_json() == before)
+            .map(|entry| entry.value.span)
+            .collect();
+        self.changes.extend(readers.into_iter().map(|span| (span, name.to_owned())));
+        let at = Span { offset: end.end(), len: 0, ..end };
+        let stage = format!("\n  {name}:\n    uses: {kind}\n    with: {{ model: {before}, {parameters} }}");
+        self.changes.push((at, stage));
     }
 
     /// Replaces a parameter of every stage that sets it.

@@ -613,3 +613,94 @@ fn rows_that_cannot_be_seen_are_read_by_the_names_that_ms_swift_looks_for() {
         assert_eq!(turn("assistant:").join("\n"), assistant, "{row}: {shown}");
     }
 }
+
+#[test]
+fn turns_of_prompts_and_completions_are_those_of_trl() {
+    let project = project();
+    let turn = |role: &str, text: &str| format!("{{\"role\": \"{role}\", \"content\": \"{text}\"}}");
+    let prompt = [turn("user", "Who?"), turn("assistant", "Me."), turn("user", "Where?")].join(", ");
+    let row = format!("{{\"prompt\": [{prompt}], \"completion\": [{}], \"tools\": []}}\n", turn("assistant", "Here."));
+    project.write("turns.jsonl", &row);
+    let import =
+        |own: &str| said_of(&project, "a.yaml", &base_with("trl", &format!("dataset_name: turns.jsonl\n{own}")));
+    let said = import("");
+    is_written(&said, &["tools: tools", "turn_order: any", "train_on: assistant"]);
+    let shown = rows_of(&project);
+    assert!(shown.contains("Where?") && shown.contains("Here.") && shown.contains("weight"), "{shown}");
+    let said = import("completion_only_loss: false\n");
+    is_written(&said, &["train_on: all"]);
+    assert!(!rows_of(&project).contains("weight"), "every token is trained");
+}
+
+/// The column that tools train with without being told.
+#[test]
+fn tools_are_carried_over_where_rows_have_some() {
+    let project = project();
+    let turns = r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]"#;
+    project.write("calls.jsonl", &format!("{{\"messages\": {turns}, \"tools\": [{{\"name\": \"clock\"}}]}}\n"));
+    project.write(
+        "judged.jsonl",
+        &format!("{{\"chosen\": {turns}, \"rejected\": {turns}, \"tools\": [{{\"name\": \"clock\"}}]}}\n"),
+    );
+    let axolotl = AXOLOTL.replace("alpaca.jsonl", "calls.jsonl").replace("type: alpaca", "type: chat_template");
+    for (file, text) in [
+        ("a.yaml", axolotl.clone()),
+        ("a.yaml", base_with("trl", "dataset_name: calls.jsonl\n")),
+        ("a.sh", "swift sft --model a/b --dataset calls.jsonl\n".to_owned()),
+    ] {
+        is_written(&said_of(&project, file, &text), &["messages: messages", "tools: tools"]);
+        assert!(rows_of(&project).contains("clock"), "{text}");
+    }
+    let preferences = base_with("trl", "dataset_name: judged.jsonl\nbeta: 0.1\n");
+    is_written(&said_of(&project, "a.yaml", &preferences), &["tools: tools"]);
+    let preferences = "swift rlhf --rlhf_type dpo --model a/b --dataset judged.jsonl\n";
+    is_written(&said_of(&project, "a.sh", preferences), &["tools: tools"]);
+    // Of a hub's rows the report says it.
+    let unseen = "trained with";
+    let said = said_of(&project, "a.yaml", &axolotl.replace("calls.jsonl", "c/d"));
+    is_said(&said, "other_meaning", "field_tools", "`column_map: { tools: tools }`");
+    for own in ["dataset_name: c/d\n", "dataset_name: c/d\nbeta: 0.1\n"] {
+        let said = said_of(&project, "a.yaml", &base_with("trl", own));
+        is_said(&said, "other_meaning", "dataset_name", "`column_map: { tools: tools }`");
+    }
+    let said = said_of(&project, "a.sh", "swift sft --model a/b --dataset c/d\n");
+    is_said(&said, "other_meaning", "dataset", unseen);
+}
+
+#[test]
+fn earlier_turns_and_system_messages_of_ms_swift_are_carried_over() {
+    let project = project();
+    let import = |row: &str| {
+        project.write("rows.jsonl", &format!("{row}\n"));
+        said_of(&project, "a.sh", "swift sft --model a/b --dataset rows.jsonl\n")
+    };
+    import(r#"{"query": "Why?", "response": "So.", "history": [["Who?", "Me <1>."]], "system": "Be brief."}"#);
+    let shown = rows_of(&project);
+    let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("no `{text}`: {shown}"));
+    assert!(at("Be brief.") < at("Who?") && at("Me <1>.") < at("Why?") && at("Why?") < at("So."), "{shown}");
+    import(
+        r#"{"conversations": [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}], "system": "Be."}"#,
+    );
+    assert!(rows_of(&project).contains("Be."));
+    let said = import(r#"{"query": "Why?", "response": "So.", "history": "[]"}"#);
+    is_said(&said, "other_meaning", "dataset", "`history` of `rows.jsonl` is not read here");
+}
+
+#[test]
+fn whole_conversations_of_axolotl_have_the_prompt_of_the_chosen_one() {
+    let project = project();
+    let turn = |role: &str, text: &str| format!("{{\"role\": \"{role}\", \"content\": \"{text}\"}}");
+    let whole = |answer: &str| format!("[{}, {}]", turn("user", "Who?"), turn("assistant", answer));
+    let row = format!(
+        "{{\"messages\": [{}], \"chosen\": {}, \"rejected\": {}}}\n",
+        turn("user", "Ignored."),
+        whole("Pip."),
+        whole("No.")
+    );
+    project.write("rows.jsonl", &row.repeat(24));
+    let own = "rl: dpo\ndatasets:\n  - path: rows.jsonl\n    type: chat_template.argilla_chat\n";
+    is_written(&said_of(&project, "a.yaml", &base_with("axolotl", own)), &["turn_order: any"]);
+    let shown = rows_of(&project);
+    assert!(shown.contains("Who?") && shown.contains("Pip.") && shown.contains("No."), "{shown}");
+    assert!(!shown.contains("Ignored."), "{shown}");
+}

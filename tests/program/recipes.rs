@@ -226,16 +226,74 @@ fn init_reads_what_dataset_reads() {
     }
 }
 
+/// All that belongs to the prompt is read, and what is not read is named.
+#[test]
+fn init_reads_all_that_a_prompt_is_made_of() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let turns = json!([turn("user", "Who?"), turn("assistant", "Pip.")]);
+    let tools = json!([{ "type": "function", "function": { "name": "clock" } }]);
+    let share_gpt = json!([{ "from": "human", "value": "Who?" }, { "from": "gpt", "value": "Pip." }]);
+    let written = |row: Value| {
+        project.write("rows.jsonl", &format!("{row}\n").repeat(24));
+        let ran = init(&project, "rows.jsonl", &[]).ends_with(0);
+        project.run(&["run", "job.yaml", "--until", "rows"]).ends_with(0);
+        let shown = project.run(&["show", "job.yaml", "rows.train", "--rows", "1"]).ends_with(0).stdout;
+        (ran, fs::read_to_string(project.path("job.yaml")).unwrap(), shown)
+    };
+    let (ran, text, shown) = written(json!({ "messages": turns, "tools": tools, "id": 7, "topic": "names" }));
+    ran.warns("not read: the columns `id`, `topic`");
+    assert!(text.contains("# Not read: the columns `id`, `topic`.") && shown.contains("clock"), "{text}\n{shown}");
+    let (_, _, shown) = written(json!({ "conversations": share_gpt, "system": "Be brief." }));
+    assert!(shown.contains("Be brief."), "{shown}");
+    let history = json!([["Hello?", "Hello <you>."]]);
+    let alpaca =
+        json!({ "instruction": "Who?", "input": "", "output": "Pip.", "system": "Be kind.", "history": history });
+    let (ran, _, shown) = written(alpaca);
+    assert!(!ran.stderr.contains("not read"), "{ran}");
+    for said in ["Be kind.", "Hello?", "Hello <you>.", "Who?", "Pip."] {
+        assert!(shown.contains(said), "`{said}`:\n{shown}");
+    }
+    let dolly = json!({ "instruction": "Who?", "context": "Pip is here.", "response": "Pip.", "category": "qa" });
+    let (ran, _, shown) = written(dolly);
+    assert!(shown.contains("Who?\n") && shown.contains("Pip is here."), "{shown}");
+    ran.warns("not read: the column `category`");
+    // TRL's prompts and completions as turns.
+    let (_, text, shown) = written(json!({ "prompt": [turns[0]], "completion": [turns[1]] }));
+    assert!(!text.contains("map:") && shown.contains("Who?") && shown.contains("Pip."), "{text}\n{shown}");
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+}
+
 #[test]
 fn a_checkpoint_without_a_chat_template_gets_one() {
     let project = Project::new();
     write_rows(&project);
     Tokenizer::train().checkpoint("qwen2", &project.path("model"));
     fs::remove_file(project.path("model/chat_template.jinja")).unwrap();
-    init(&project, "rows.jsonl", &[]).ends_with(0);
+    let added = "the model has no chat template: ChatML's `<|im_start|>` and `<|im_end|>` are added to it";
+    init(&project, "rows.jsonl", &[]).ends_with(0).warns(added);
     let text = fs::read_to_string(project.path("job.yaml")).unwrap();
     assert_eq!(text.matches("chat_template: chatml").count(), 5, "{text}");
+    assert_eq!((text.matches("uses: add_tokens").count(), text.matches(": wider").count()), (1, 5), "{text}");
     project.run(&["validate", "job.yaml"]).ends_with(0);
+    for recipe in ["full", "qlora", "qat", "lora"] {
+        init(&project, "rows.jsonl", &["--purpose", recipe]).ends_with(0).warns(added);
+        let sizes: &[&str] = if recipe == "qat" { &["tuned.quantize.group_size=16"] } else { &[] };
+        project.run(&[&["run", "job.yaml", "--smoke"], sizes].concat()).ends_with(0);
+    }
+    let plain = "ChatML's `<|im_start|>` and `<|im_end|>` are no tokens of it";
+    init(&project, "rows.jsonl", &["--purpose", "distillation"]).ends_with(0).warns(plain);
+    init(&project, "rows.jsonl", &[]).ends_with(0);
+    // What the model has is not added once more.
+    project.run(&["run", "job.yaml", "--until", "wider"]).ends_with(0);
+    project.run(&["export", "job.yaml", "wider.model", "known"]).ends_with(0);
+    fs::rename(project.path("model"), project.path("before")).unwrap();
+    fs::rename(project.path("known"), project.path("model")).unwrap();
+    let ran = init(&project, "rows.jsonl", &[]).ends_with(0);
+    assert!(!ran.stderr.contains("are added"), "{ran}");
+    fs::remove_dir_all(project.path("model")).unwrap();
+    fs::rename(project.path("before"), project.path("model")).unwrap();
     // Whether responses are turns, only the rows themselves say.
     let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
     let turns = json!([turn("user", "Who?"), turn("assistant", "Pip.")]);

@@ -219,6 +219,18 @@ fn clients_that_read_nothing_are_in_nobodys_way() {
 }
 
 #[test]
+fn a_name_that_is_no_folder_gets_the_nearest() {
+    let project = Project::new();
+    std::fs::create_dir(project.path("made")).unwrap();
+    project.write("made/config.json", "{}");
+    let wanted = "did you mean `made`? a folder with a checkpoint or an adapter is named";
+    project.run(&["chat", "--model", "maed"]).ends_with(2).warns(wanted);
+    project.run(&["serve", "--model", "made", "--adapter", "mine=maed"]).ends_with(2).warns(wanted);
+    project.run(&["serve", "--model", "nowhere/at/all"]).ends_with(2).warns("  help: a folder with a checkpoint");
+    project.run(&["serve", "--model", "made", "--adapter", "mine"]).ends_with(2).warns("such as `mine=./out/adapter`");
+}
+
+#[test]
 fn a_gguf_file_is_served_and_talked_to() {
     let project = project();
     let as_file = PIPELINE.split("  questions:").next().unwrap().to_owned()

@@ -113,7 +113,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
         _ => {
             let kind = below.text("type").unwrap_or_default();
             let of_pairs = if reading.text("rl").as_deref() == Some("kto") { judged } else { preferences };
-            of_pairs(&mut below, &kind).or_else(|| of_type(&mut below, &kind))
+            of_pairs(&mut below, &kind).or_else(|| of_type(&mut below, &kind, files.first().unwrap_or(&path), places))
         }
     };
     match kind {
@@ -159,7 +159,21 @@ fn preferences(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
     let system = rows::column("system");
     let parameters = &mut below.parameters;
     match (words, form) {
-        ("chat_template", "default" | "argilla_chat") => {
+        ("chat_template", "argilla_chat") => {
+            let [chosen, rejected] =
+                ["field_chosen", "field_rejected"].map(|name| below.text(name).unwrap_or_default());
+            let (chosen, rejected) = (format!("row[{}]", json!(chosen)), format!("row[{}]", json!(rejected)));
+            let map = json!({
+                "prompt": format!("{{{{ {chosen}[:-1] }}}}"), "chosen": format!("{{{{ {chosen}[-1:] }}}}"),
+                "rejected": format!("{{{{ {rejected}[-1:] }}}}"),
+            });
+            below.parameters.set("map", map, Note::Given);
+            let columns = json!({ "prompt": "prompt", "chosen": "chosen", "rejected": "rejected" });
+            below.parameters.set("column_map", columns, Note::Given);
+            preference::as_they_are(&mut below.parameters);
+            turns(below);
+        }
+        ("chat_template", "default") => {
             let column = |below: &mut Reading<'_>, name: &'static str| below.text(name).unwrap_or_default();
             let [messages, chosen, rejected] =
                 ["field_messages", "field_chosen", "field_rejected"].map(|name| column(below, name));
@@ -224,7 +238,7 @@ pub(super) fn of_datasets(reading: &mut Reading<'_>, root: &Node) -> Option<Stri
     None
 }
 
-fn of_type(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
+fn of_type(below: &mut Reading<'_>, kind: &str, data: &str, places: &Places) -> Option<Kind> {
     match kind {
         "alpaca" | "alpaca:instruct" => {
             below.put("type", "template", "alpaca");
@@ -238,24 +252,20 @@ fn of_type(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
             Some(Kind::Text)
         }
         "chat_template" | "sharegpt" => {
-            conversations(below, kind);
+            conversations(below, kind, data, places);
             Some(Kind::Conversations)
         }
         _ => None,
     }
 }
 
-fn conversations(below: &mut Reading<'_>, kind: &str) {
+fn conversations(below: &mut Reading<'_>, kind: &str, data: &str, places: &Places) {
     let default = if kind == "sharegpt" { "conversations".to_owned() } else { "messages".to_owned() };
     let given = below.is_given("field_messages");
     let field = below.text("field_messages").filter(|_| given).unwrap_or(default);
     rows::messages(&mut below.parameters, &field);
     below.nothing("type", "conversations");
-    if let Some(tools) = below.text("field_tools") {
-        let mut columns = below.parameters.get("column_map").cloned().unwrap_or_default();
-        columns["tools"] = json!(tools);
-        below.put("field_tools", "column_map", columns);
-    }
+    tools(below, data, places);
     turns(below);
     let roles = below.texts("roles_to_train");
     match roles.iter().all(|role| matches!(role.as_str(), "assistant" | "gpt")) {
@@ -270,6 +280,21 @@ fn conversations(below: &mut Reading<'_>, kind: &str) {
             Some("all") => below.differs(name, "the ends of all turns are trained there, here those of trained turns"),
             Some(_) => below.missing(name, "the end of a trained turn is always trained here, and no other"),
         }
+    }
+}
+
+/// The tools of each conversation, whose column axolotl looks for under the name `tools` without being told.
+fn tools(below: &mut Reading<'_>, data: &str, places: &Places) {
+    let column = below.text("field_tools").unwrap_or_default();
+    let is_there = places.columns(data).map(|columns| columns.contains(&column));
+    match (below.is_given("field_tools"), is_there) {
+        (true, _) | (false, Some(true)) => {
+            rows::tools(&mut below.parameters, &column);
+            let columns = below.parameters.get("column_map").cloned().unwrap_or_default();
+            below.put("field_tools", "column_map", columns);
+        }
+        (false, Some(false)) => {}
+        (false, None) => below.differs("field_tools", rows::unseen_tools(data)),
     }
 }
 

@@ -462,7 +462,7 @@ pub(super) fn dataset_keys() -> Keys {
         .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
         .nothing("changes only speed", &["preprocess_shards"])
         .read("roles", "column_map.messages")
-        .read("field_tools", "column_map.tools")
+        .read("field_tools=tools", "column_map.tools")
         .read("chat_template", "chat_template")
         .missing(
             "not supported by `dataset`",

@@ -10,6 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::json;
+use stages::data::tokenizer::Tokenizer;
 
 use self::machine::Machine;
 use self::questions::answer;
@@ -18,6 +20,7 @@ use super::edit::Draft;
 use super::models::Model;
 use super::{Recipe, models};
 use crate::import::places::Places;
+use crate::import::write;
 use crate::import::{is_of_the_machine, validated};
 use crate::render::{self, Exit, Failure};
 use crate::terminal::{self, Look};
@@ -28,6 +31,9 @@ const ROWS_PER_STEP: u64 = 16;
 
 /// `max_seq_len` of the recipes.
 const MAX_SEQ_LEN: u64 = 2048;
+
+/// How many columns are named that are not read.
+const COLUMNS_NAMED: usize = 12;
 
 /// Steps that an epoch should have at least.
 const STEPS_PER_EPOCH: u64 = 20;
@@ -74,6 +80,10 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let mut draft = Draft::new(recipe);
     draft.explain(format!("Written by `pipeline init`: `{}` for {}.", recipe.name, model));
     draft.explain(format!("Data: {data}, {}.", rows.describe()));
+    let unread = unread(&rows);
+    if let Some(unread) = &unread {
+        draft.explain(format!("Not read: {unread}."));
+    }
     draft.explain(format!("Machine: {}.", machine.describe()));
     draft.set("model", &model, &places)?;
     draft.set("data", &data, &places)?;
@@ -86,14 +96,26 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         draft.add("dataset", parameters);
     }
     fit(&mut draft, &rows, &machine);
-    let text = check(&mut draft, &args.file)?;
+    let text = check(&mut draft, &args.file, missing_tokens(&model, &places).as_deref())?;
     new_file::write(&args.file, &text, args.overwrite)?;
+    if let Some(unread) = unread {
+        terminal::tell_line(format_args!("not read: {unread}"));
+    }
     warn(recipe, &model, &machine);
     if global.verbosity() != crate::progress::Verbosity::Quiet {
         let file = words::path(&args.file);
         terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
     }
     Ok(())
+}
+
+/// The columns that nothing is made of, where there are any.
+fn unread(rows: &Rows) -> Option<String> {
+    let (named, more) = rows.unread.split_at(rows.unread.len().min(COLUMNS_NAMED));
+    let names: Vec<String> = named.iter().map(|name| format!("`{}`", words::visible(name))).collect();
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let noun = if rows.unread.len() == 1 { "the column" } else { "the columns" };
+    (!names.is_empty()).then(|| format!("{noun} {}{more}", names.join(", ")))
 }
 
 /// How many tokens a checkpoint on this machine reads at once, by its configuration.
@@ -145,19 +167,65 @@ fn fit(draft: &mut Draft, rows: &Rows, machine: &Machine) {
     }
 }
 
+/// What ends turns in ChatML.
+const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
+
+/// Those that the tokenizer of a checkpoint does not have; `None` where it is not on this machine.
+fn missing_tokens(model: &str, places: &Places) -> Option<Vec<&'static str>> {
+    let tokenizer = Tokenizer::from_folder(&places.find(model)?).ok()?;
+    Some(TOKENS.into_iter().filter(|token| tokenizer.token_id(token).is_none()).collect())
+}
+
+/// Gives the stages a chat template, and the model its tokens, so that a response ends with one; returns the text, if
+/// it validates.
+fn with_chat_template(draft: &mut Draft, file: &Path, missing: Option<&[&str]>) -> Option<String> {
+    const NO_TEMPLATE: &str = "The model has no chat template, so that turns are written as ChatML";
+    for kind in ["tokenize", "evaluate", "generate"] {
+        draft.add(kind, "chat_template: chatml");
+    }
+    let valid = |draft: &Draft| {
+        let text = draft.write(file);
+        validated(file, &text).is_none().then_some(text)
+    };
+    let names = |tokens: &[&str]| tokens.iter().map(|token| format!("`{token}`")).collect::<Vec<_>>().join(" and ");
+    let plain = match missing {
+        Some([]) => {
+            draft.explain(format!("{NO_TEMPLATE}."));
+            return valid(draft);
+        }
+        // A teacher's vocabulary is that of its student.
+        Some(missing) if !draft.has_variable("teacher") => {
+            let mut wider = draft.clone();
+            let parameters = format!("added_special_tokens: {}", write::flow(&json!(missing)));
+            wider.put_between("base", "wider", "add_tokens", &parameters);
+            wider.explain(format!("{NO_TEMPLATE}, whose {} the stage `wider` adds.", names(missing)));
+            if let Some(text) = valid(&wider) {
+                let tokens = names(missing);
+                terminal::tell_line(format_args!("the model has no chat template: ChatML's {tokens} are added to it"));
+                *draft = wider;
+                return Some(text);
+            }
+            format!("{} are no tokens of it", names(missing))
+        }
+        Some(missing) => format!("{} are no tokens of it", names(missing)),
+        None => format!("{} may be no tokens of it", names(&TOKENS)),
+    };
+    let plain = format!("{plain}, and at plain text no response ends by itself: docs/stages/add_tokens.md");
+    draft.explain(format!("{NO_TEMPLATE}."));
+    draft.explain(format!("{plain}."));
+    let text = valid(draft)?;
+    terminal::tell_line(format_args!("warning: the model has no chat template; ChatML's {plain}"));
+    Some(text)
+}
+
 /// The text, which validates. A checkpoint that has no chat template gets one.
-fn check(draft: &mut Draft, file: &Path) -> Result<String, Failure> {
+fn check(draft: &mut Draft, file: &Path, missing_tokens: Option<&[&str]>) -> Result<String, Failure> {
     let text = draft.write(file);
     let Some(rejected) = validated(file, &text) else { return Ok(text) };
-    if rejected.problems.iter().any(|problem| problem.code == "no-chat-template") {
-        for kind in ["tokenize", "evaluate", "generate"] {
-            draft.add(kind, "chat_template: chatml");
-        }
-        draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
-        let text = draft.write(file);
-        if validated(file, &text).is_none() {
-            return Ok(text);
-        }
+    if rejected.problems.iter().any(|problem| problem.code == "no-chat-template")
+        && let Some(text) = with_chat_template(draft, file, missing_tokens)
+    {
+        return Ok(text);
     }
     terminal::tell(render::problems(&rejected.sources, &rejected.problems, Look::stderr()));
     if rejected.problems.iter().all(|problem| problem.code == "bad-row") {

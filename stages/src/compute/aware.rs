@@ -72,17 +72,17 @@ impl AwareParams {
     pub fn problem_on(&self, model: &Config, span: Span) -> Option<Problem> {
         let layers = self.layers();
         let matrices = model.tensors().into_iter().filter(|(name, shape)| shape.len() == 2 && layers.covers(name));
-        let inputs = matrices.map(|(name, shape)| (name, shape[1]));
-        let unfit: Vec<(String, usize)> =
-            inputs.filter(|(_, inputs)| !inputs.is_multiple_of(self.group_size)).collect();
-        let (first, inputs) = unfit.first()?;
+        let inputs: Vec<(String, usize)> = matrices.map(|(name, shape)| (name, shape[1])).collect();
+        let unfit: Vec<&(String, usize)> =
+            inputs.iter().filter(|(_, inputs)| !inputs.is_multiple_of(self.group_size)).collect();
+        let (first, wide) = unfit.first()?;
         let more = if unfit.len() > 1 { format!(" and of {} more", unfit.len() - 1) } else { String::new() };
         let message = format!(
-            "`quantize.group_size` is {}, which does not divide the {inputs} inputs of `{first}`{more}",
+            "`quantize.group_size` is {}, which does not divide the {wide} inputs of `{first}`{more}",
             self.group_size
         );
         let problem = Problem::error("bad-value", span, message, "does not fit the model").at("quantize.group_size");
-        let largest = (2..=256).rev().find(|size| unfit.iter().all(|(_, inputs)| inputs.is_multiple_of(*size)));
+        let largest = (2..=256).rev().find(|size| inputs.iter().all(|(_, inputs)| inputs.is_multiple_of(*size)));
         let help = match largest {
             Some(size) => format!("set `group_size: {size}`, or leave the layers out with `skip_modules`"),
             None => "leave the layers out with `skip_modules`".to_owned(),
@@ -119,4 +119,30 @@ pub fn is_aware(folder: &Path) -> bool {
 /// Whether a model was trained so, as far as its facts tell.
 pub fn is_noted(model: &Facts) -> bool {
     model.get(super::quantize::QUANTIZE).is_some_and(|fact| fact.get("aware").is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A size that divides the widths of some layers alone would be refused on the others.
+    #[test]
+    fn a_size_that_divides_every_width_is_advised() {
+        const LLAMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/config.json"));
+        let mut config: Json = serde_json::from_str(LLAMA).unwrap();
+        config["hidden_size"] = 64.into();
+        config["intermediate_size"] = 112.into();
+        let config = Config::from_json(&config.to_string()).unwrap();
+        let mut aware = AwareParams {
+            aware: Scheme::Int8DynamicActivationsInt4Weights,
+            group_size: 32,
+            after_steps: 0,
+            skip_modules: Vec::new(),
+        };
+        let problem = aware.problem_on(&config, Span::default()).unwrap();
+        assert!(problem.message.contains("the 112 inputs"), "{}", problem.message);
+        assert_eq!(problem.help.as_deref(), Some("set `group_size: 16`, or leave the layers out with `skip_modules`"));
+        aware.group_size = 16;
+        assert!(aware.problem_on(&config, Span::default()).is_none());
+    }
 }

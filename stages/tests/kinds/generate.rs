@@ -230,6 +230,11 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(rows), ["`template` is for prompts that are strings; rows have their own"]);
     let two = json!({"model": "base", "prompts": ["a"], "template": "{a} {b}"});
     assert_eq!(problems(two), ["the template has 2 placeholders, and a prompt fills one"]);
+    let idle = |key: &str| format!("`{key}` is for sampling, and `temperature: 0` is greedy decoding");
+    let mut filtered = json!({"model": "base", "prompts": ["a"], "top_k": 5, "top_p": 0.9, "min_p": 0.1});
+    assert_eq!(problems(filtered.clone()), ["top_k", "top_p", "min_p"].map(idle));
+    filtered["temperature"] = 0.8.into();
+    assert_eq!(problems(filtered), none);
     for wrong in [
         json!({"temperature": -0.5}),
         json!({"top_k": 0}),

@@ -148,6 +148,11 @@ impl Speaker {
     }
 }
 
+/// Whether a role is the assistant's.
+pub(super) fn is_assistant(role: &str) -> bool {
+    Speaker::of(role) == Speaker::Assistant
+}
+
 /// Instructions come first; then the user speaks, and the two take turns. What a tool says answers the assistant.
 pub(super) fn check_order(messages: &[Message]) -> Result<(), String> {
     let mut before = None;

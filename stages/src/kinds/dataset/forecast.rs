@@ -210,7 +210,7 @@ fn of_files(
         }
     };
     let environment = expression::environment();
-    let recipe = match Recipe::plan(params, &environment, &columns, first) {
+    let recipe = match Recipe::plan(params, &environment, &columns, first, reading) {
         Ok(recipe) => recipe,
         Err(Misfit::Columns(misfit)) => {
             problems.push(misfit.problem(span));

@@ -9,12 +9,12 @@ use engine::suggest;
 use serde_json::{Map, Value};
 
 use super::Dataset;
-use super::conversation::{conversation, says_nothing};
+use super::conversation::{check_order, conversation, is_assistant, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
 use super::preference::{self, Layout};
 use super::tools;
-use crate::data::artifact::{Row, RowsFacts, Shape, TOOLS};
+use crate::data::artifact::{Message, Row, RowsFacts, Shape, TOOLS};
 use crate::data::prompt::Template;
 
 /// The key of `column_map` for the response, and for the only placeholder of a template that has one.
@@ -23,6 +23,9 @@ const INPUT: &str = "input";
 
 /// The key of `column_map` for the weight of a row in the loss, which `tokenize` reads.
 const WEIGHT: &str = "weight";
+
+/// TRL's columns, of which both hold text or both turns, and what the text is in a row.
+const OF_TRL: [(&str, &str); 2] = [(INPUT, preference::PROMPT), (OUTPUT, preference::COMPLETION)];
 
 /// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
 const MESSAGES: &str = "messages";
@@ -56,6 +59,8 @@ pub(super) struct RowMapping {
     turn_order: TurnOrder,
     /// Where prompts and responses stand, for rows of preferences.
     preference: Option<Layout>,
+    /// Whether prompt and response are those of TRL's columns.
+    is_of_trl: bool,
 }
 
 /// The template that was asked for; `none` is the same as no word about it.
@@ -178,31 +183,29 @@ impl RowMapping {
         let names_preference = preference::KEYS.iter().any(|name| names_key(name));
         let says_otherwise = !names_preference && (says_what || mapped_turns.is_some() || made);
         let layout = Layout::of(columns, &mapped).filter(|_| template(params).is_none() && !says_otherwise);
-        // Not every conversation has tools.
-        let tools = |source| Column { name: TOOLS_COLUMN.to_owned(), source, need: Need::Weight };
         let mapping = if let Some(template) = template(params) {
             Self::prompt(params, template.clone(), columns)
         } else if let Some(layout) = layout {
             let mut mapping = Self::preference(params, layout, columns);
-            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools));
+            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools_in));
             mapping
         } else if names_preference {
             return Err(half_a_pair(columns, file));
         } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
             let mut mapping = Self::single(params, RowsFacts::messages(), column);
-            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools));
+            mapping.columns.extend(mapped(TOOLS_COLUMN).map(tools_in));
             mapping
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
             Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
         } else if names_key(INPUT) || names_key(OUTPUT) || (has(INPUT) && has(OUTPUT) && !has("instruction")) {
             Self::prompt(params, without_template(), columns)
-        } else if has(preference::PROMPT) && has(preference::COMPLETION) {
+        } else if OF_TRL.iter().all(|(_, source)| has(source)) {
             let mut mapping = Self::prompt(params, without_template(), columns);
-            for (name, source) in [(INPUT, preference::PROMPT), (OUTPUT, preference::COMPLETION)] {
+            for (name, source) in OF_TRL {
                 let column = mapping.columns.iter_mut().find(|column| column.name == name);
                 source.clone_into(&mut column.expect("`none` has both").source);
             }
-            mapping
+            Self { is_of_trl: true, ..mapping }
         } else {
             return Err(unclear(columns, file));
         };
@@ -210,9 +213,22 @@ impl RowMapping {
         Ok(mapping)
     }
 
+    /// The columns of which the data decides whether they hold text or turns.
+    pub(super) fn may_hold_turns(&self) -> Option<[&'static str; 2]> {
+        self.is_of_trl.then(|| OF_TRL.map(|(_, source)| source))
+    }
+
+    /// The same of columns that hold turns: rows are conversations.
+    pub(super) fn of_turns(self, params: &Dataset) -> Self {
+        let of = |source: &str| Column { name: source.to_owned(), source: source.to_owned(), need: Need::Required };
+        let tools = params.column_map.get(TOOLS_COLUMN).cloned().map(tools_in);
+        let columns = OF_TRL.into_iter().map(|(_, source)| of(source)).chain(tools).collect();
+        Self { facts: RowsFacts::messages(), columns, ..self }
+    }
+
     fn single(params: &Dataset, facts: RowsFacts, source: String) -> Self {
         let column = Column { name: facts.columns[0].clone(), source, need: Need::Required };
-        Self { facts, columns: vec![column], turn_order: params.turn_order, preference: None }
+        Self { facts, columns: vec![column], turn_order: params.turn_order, preference: None, is_of_trl: false }
     }
 
     fn preference(params: &Dataset, layout: Layout, columns: &[String]) -> Self {
@@ -225,7 +241,13 @@ impl RowMapping {
         let optional =
             optional.map(|name| Column { name: (*name).to_owned(), source: (*name).to_owned(), need: Need::Optional });
         let columns = required.chain(optional).collect();
-        Self { facts: layout.facts(), columns, turn_order: params.turn_order, preference: Some(layout) }
+        Self {
+            facts: layout.facts(),
+            columns,
+            turn_order: params.turn_order,
+            preference: Some(layout),
+            is_of_trl: false,
+        }
     }
 
     fn prompt(params: &Dataset, template: Template, columns: &[String]) -> Self {
@@ -254,7 +276,7 @@ impl RowMapping {
         }
         let names = all.iter().map(|column| column.name.clone());
         let facts = RowsFacts::prompt(template, OUTPUT, names);
-        Self { facts, columns: all, turn_order: params.turn_order, preference: None }
+        Self { facts, columns: all, turn_order: params.turn_order, preference: None, is_of_trl: false }
     }
 
     /// The columns that rows are made of, by the names that the data has for them.
@@ -297,9 +319,13 @@ impl RowMapping {
             }
             Shape::Text => text_of(&self.columns[0], &fields).map(Row::Text),
             Shape::Messages => {
-                let source = &self.columns[0].source;
-                let value = fields.remove(source).ok_or_else(|| missing(source))?;
-                let mut messages = conversation(value, self.turn_order).map_err(|flaw| flaw.of_column(source))?;
+                let mut messages = if self.is_of_trl {
+                    answered(&mut fields, self.turn_order)?
+                } else {
+                    let source = &self.columns[0].source;
+                    let value = fields.remove(source).ok_or_else(|| missing(source))?;
+                    conversation(value, self.turn_order).map_err(|flaw| flaw.of_column(source))?
+                };
                 if let Some((_, tools)) = self.tools(&mut fields)? {
                     messages[0].other.insert(TOOLS.to_owned(), tools);
                 }
@@ -336,8 +362,41 @@ impl RowMapping {
     }
 }
 
+/// The column of the tools; not every conversation has some.
+fn tools_in(source: String) -> Column {
+    Column { name: TOOLS_COLUMN.to_owned(), source, need: Need::Weight }
+}
+
 fn missing(source: &str) -> Flaw {
     Flaw::new(Reason::Missing, format!("column `{source}` is missing"))
+}
+
+/// The conversation of TRL's columns: the turns of the prompt, and those of the completion, which alone are trained.
+fn answered(fields: &mut Map<String, Value>, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
+    let [prompt, completion] = OF_TRL.map(|(_, source)| source);
+    let mut value = |source: &str| fields.remove(source).ok_or_else(|| missing(source));
+    let (asked, answer) = (value(prompt)?, value(completion)?);
+    if let (Value::Array(_), Value::String(_)) | (Value::String(_), Value::Array(_)) = (&asked, &answer) {
+        let kind = |value: &Value| if value.is_array() { "a list of turns" } else { "a string" };
+        let problem = format!(
+            "column `{prompt}` has {}, and column `{completion}` {}: both are to be lists of turns, or both strings",
+            kind(&asked),
+            kind(&answer)
+        );
+        return Err(Flaw::new(Reason::Turns, problem));
+    }
+    let turns = |value, source| conversation(value, TurnOrder::Any).map_err(|flaw| flaw.of_column(source));
+    let mut messages = turns(asked, prompt)?;
+    for message in &mut messages {
+        if is_assistant(&message.role) {
+            message.other.insert(WEIGHT.to_owned(), 0.into());
+        }
+    }
+    messages.extend(turns(answer, completion)?);
+    if order == TurnOrder::Alternate {
+        check_order(&messages).map_err(|problem| Flaw::new(Reason::Turns, problem))?;
+    }
+    Ok(messages)
 }
 
 /// The template that takes the prompt as it stands.

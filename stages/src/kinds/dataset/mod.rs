@@ -83,6 +83,17 @@ impl StageKind for Dataset {
     const VERSION: u32 = 6; // 6: a turn without content says something else, or is empty; white space around an expression is text; bytes in lists are text.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = {
+        const SOURCE: &str = "files, or a dataset of a hub, are `source` of a `dataset` stage";
+        &[
+            ("path", SOURCE),
+            ("paths", SOURCE),
+            ("file", SOURCE),
+            ("files", SOURCE),
+            ("data_files", SOURCE),
+            ("repo", SOURCE),
+        ]
+    };
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         hub_files::pin(request)
@@ -214,7 +225,7 @@ fn take_source<'a>(params: &'a Dataset, source: &Source, context: &mut StageCont
     let files = || ranges.iter().flat_map(|range| splits.get(&range.name).into_iter().flatten());
     let (first, columns) = first_with_columns(files, &reading)?;
     let environment = expression::environment();
-    let recipe = Recipe::plan(params, &environment, &columns, first)?;
+    let recipe = Recipe::plan(params, &environment, &columns, first, &reading)?;
     recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
 
     let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?, context)?;

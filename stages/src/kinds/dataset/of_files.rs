@@ -33,7 +33,7 @@ pub(crate) fn rows_of_files(
     let reading = params.reading();
     let (first, columns) = first_with_columns(|| files.iter(), &reading)?;
     let environment = expression::environment();
-    let recipe = Recipe::plan(&params, &environment, &columns, first)?;
+    let recipe = Recipe::plan(&params, &environment, &columns, first, &reading)?;
     let mut writer = RowsWriter::create(folder, recipe.facts().clone());
     let (mut counts, mut rows) = (RowCounts::default(), 0_u64);
     for file in files {

@@ -49,9 +49,13 @@ enum ResponsesFrom {
 /// The columns with turns.
 const TURNS: [&str; 2] = ["messages", "conversations"];
 
-/// What rows with these columns are, where they hold preferences and no `column_map` says otherwise.
-pub fn preferences(columns: &[String]) -> Option<Shape> {
-    Layout::of(columns, &|_| None).map(|layout| layout.shape())
+/// What rows with these columns are, where they hold preferences and no `column_map` says otherwise, and which of the
+/// columns they are made of.
+pub fn preferences(columns: &[String]) -> Option<(Shape, Vec<String>)> {
+    let layout = Layout::of(columns, &|_| None)?;
+    let optional = layout.optional_columns().iter().map(|name| (*name).to_owned());
+    let read = layout.columns().into_iter().map(|(_, column)| column).chain(optional);
+    Some((layout.shape(), read.collect()))
 }
 
 impl Layout {

@@ -11,7 +11,7 @@ use super::flaw::{Flaw, Reason};
 use super::form::SourceFile;
 use super::mapping::{ColumnMisfit, RowMapping};
 use super::parameters::OnEmpty;
-use super::read::{Record, Wanted};
+use super::read::{Reading, Record, Wanted};
 use crate::data::artifact::{Row, RowsFacts};
 
 /// How records become rows.
@@ -71,11 +71,19 @@ impl<'a> Recipe<'a> {
         environment: &'a Environment<'a>,
         columns: &[String],
         first: &SourceFile,
+        reading: &Reading,
     ) -> Result<Self, Misfit> {
         let expressions = Expressions::compile(params, environment)?;
         let mut known = columns.to_vec();
         known.extend(expressions.new_columns().map(str::to_owned));
-        let mapping = RowMapping::plan(params, &known, &first.name)?;
+        let mut mapping = RowMapping::plan(params, &known, &first.name)?;
+        let of_data =
+            mapping.may_hold_turns().filter(|names| !expressions.new_columns().any(|new| names.contains(&new)));
+        if let Some(names) = of_data
+            && first.holds_lists(&names, reading)?
+        {
+            mapping = mapping.of_turns(params);
+        }
         let columns = columns.to_vec();
         Ok(Self { expressions, mapping, columns, max_row_bytes: params.max_row_bytes(), on_empty: params.on_empty })
     }

@@ -89,6 +89,8 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
         let message = format!("{place} gives no {what}, so it cannot be used as a model");
         let help = if all.iter().any(|name| present(name)) {
             "it exists, and `include` or `exclude` leaves it out".to_owned()
+        } else if all.contains(&ADAPTER_FILES[0]) {
+            format!("it is an adapter, as its `{}` says: set `as: adapter`", ADAPTER_FILES[0])
         } else {
             format!("{otherwise}; it has {}. With `as: files` anything can be taken", list(all))
         };
@@ -262,6 +264,8 @@ mod tests {
         assert!(said.contains("no `tokenizer.json`") && said.contains("`tokenizer.model` alone"), "{said}");
         let said = told(Some(&["*.safetensors"]), LLAMA);
         assert!(said.contains("no `config.json`") && said.contains("leaves it out"), "{said}");
+        let said = told(None, &["README.md", "adapter_config.json", "adapter_model.safetensors"]);
+        assert!(said.contains("no `config.json`") && said.ends_with("says: set `as: adapter`"), "{said}");
         let said = told(Some(&["*.xyz"]), LLAMA);
         assert!(said.contains("no file of `owner/name` is selected"), "{said}");
     }

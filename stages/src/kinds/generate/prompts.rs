@@ -87,6 +87,14 @@ pub(super) fn check(params: &Generate, span: Span) -> Vec<Problem> {
         let label = "all completions of a prompt would be the same";
         problems.push(problem(message, label).at("samples_per_prompt").with_help("set `temperature: 0.8`, say"));
     }
+    let filters =
+        [("top_k", params.top_k.is_some()), ("top_p", params.top_p.is_some()), ("min_p", params.min_p.is_some())];
+    let idle = filters.into_iter().filter(|(_, is_given)| *is_given && params.temperature == 0.0);
+    problems.extend(idle.map(|(key, _)| {
+        let message = format!("`{key}` is for sampling, and `temperature: 0` is greedy decoding");
+        let problem = Problem::warning("no-effect", span, message, "the most likely token is always among them");
+        problem.at(key).with_help("set `temperature: 0.8`, say")
+    }));
     if let Err(message) = Form::of(params.template.as_deref()) {
         let names: Vec<&str> = NAMED.iter().map(|(name, _)| *name).chain([CHAT]).collect();
         let help = format!("write a string with one placeholder, or one of {}", names.join(", "));

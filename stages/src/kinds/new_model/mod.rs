@@ -93,6 +93,10 @@ impl StageKind for NewModel {
     const NAME: &'static str = "new_model";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Makes a decoder with random weights and trains a tokenizer for it.";
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = {
+        const HEADS: &str = "did you mean `num_attention_heads`?";
+        &[("num_heads", HEADS), ("n_heads", HEADS), ("n_head", HEADS)]
+    };
 }
 
 impl Stage for NewModel {

@@ -155,6 +155,33 @@ impl SourceFile {
         }
     }
 
+    /// Whether one of these columns holds lists: by the schema, or by the first rows, none of which may have strings
+    /// alone in them.
+    ///
+    /// # Errors
+    /// Fails where the file cannot be read that far.
+    pub fn holds_lists(&self, columns: &[&str], reading: &Reading) -> Result<bool, StageError> {
+        match self.form.format {
+            Format::Json | Format::JsonLines => {
+                let (mut lists, mut texts, mut looked_at) = (false, false, 0);
+                self.read(0..u64::MAX, &Wanted::All, reading, &mut |record| {
+                    if let Ok(Record { fields, .. }) = record {
+                        let mut values = columns.iter().filter_map(|column| fields.get(*column));
+                        let has_list = values.clone().any(Value::is_array);
+                        texts = !has_list && values.any(Value::is_string);
+                        lists |= has_list;
+                        looked_at += 1;
+                    }
+                    let goes_on = !texts && looked_at < ROWS_LOOKED_AT;
+                    Ok(if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+                })?;
+                Ok(lists && !texts)
+            }
+            Format::Parquet | Format::Arrow => table::holds_lists(self, columns).map_err(|error| self.failed(error)),
+            Format::Csv | Format::Tsv | Format::Text => Ok(false),
+        }
+    }
+
     /// The first row, where it is none that can be used.
     ///
     /// # Errors

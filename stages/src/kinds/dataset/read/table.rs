@@ -48,11 +48,21 @@ fn unpanicked<T>(work: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadE
 
 /// The names of the columns.
 pub(super) fn columns(file: &SourceFile) -> Result<Vec<String>, ReadError> {
-    let schema = unpanicked(|| match file.form.format {
+    Ok(schema(file)?.fields().iter().map(|field| field.name().clone()).collect())
+}
+
+/// Whether one of these columns is of lists.
+pub(super) fn holds_lists(file: &SourceFile, columns: &[&str]) -> Result<bool, ReadError> {
+    let schema = schema(file)?;
+    let mut asked_for = schema.fields().iter().filter(|field| columns.contains(&field.name().as_str()));
+    Ok(asked_for.any(|field| field.data_type().is_list()))
+}
+
+fn schema(file: &SourceFile) -> Result<Arc<Schema>, ReadError> {
+    unpanicked(|| match file.form.format {
         Format::Parquet => Ok(parquet(file)?.schema().clone()),
         _ => Ok(arrow_batches(file)?.0),
-    })?;
-    Ok(schema.fields().iter().map(|field| field.name().clone()).collect())
+    })
 }
 
 /// How many rows there are.

@@ -236,6 +236,63 @@ fn prompts_and_completions_need_no_word() {
 }
 
 #[test]
+fn prompts_and_completions_of_turns_are_conversations() {
+    let folder = tempfile::tempdir().unwrap();
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let prompt = json!([turn("user", "Who?"), turn("assistant", "Me."), turn("user", "Where?")]);
+    let tools = json!([{"name": "clock"}]);
+    let row = json!({"prompt": prompt, "completion": [turn("assistant", "Here.")], "functions": tools});
+    let file = [write(folder.path(), "rows.jsonl", format!("{row}\n"))];
+    let made = run(folder.path(), &file, json!({"column_map": {"tools": "functions"}})).unwrap();
+    let [Row::Messages(turns)] = &rows(&made)[..] else { panic!("no conversation") };
+    let trained: Vec<_> = turns.iter().map(|turn| (turn.role.as_str(), turn.other.get("weight").cloned())).collect();
+    let untrained = Some(json!(0));
+    assert_eq!(trained, [("user", None), ("assistant", untrained), ("user", None), ("assistant", None)]);
+    assert_eq!(turns[0].other[TOOLS], tools);
+
+    // An expression makes text of them.
+    let text = json!({"map": {"prompt": "{{ prompt[0].content }}", "completion": "{{ completion[0].content }}"}});
+    assert_eq!(column(&run(folder.path(), &file, text).unwrap(), "output"), ["Here."]);
+
+    let fails = |prompt: Value, completion: Value| {
+        let first = json!({"prompt": null, "completion": null});
+        let row = json!({"prompt": prompt, "completion": completion});
+        let file = [write(folder.path(), "wrong.jsonl", format!("{first}\n{row}\n"))];
+        let error = run(folder.path(), &file, json!({"on_bad_row": "drop"})).unwrap_err();
+        let file = [write(folder.path(), "wrong.jsonl", format!("{row}\n"))];
+        assert!(error.help.is_some());
+        run(folder.path(), &file, json!({})).unwrap_err().message
+    };
+    let mixed = fails(prompt.clone(), json!("Here."));
+    assert!(mixed.contains("`prompt` has a list of turns, and column `completion` a string: both"), "{mixed}");
+    let mixed = fails(json!("Where?"), json!([turn("assistant", "Here.")]));
+    assert!(mixed.contains("`prompt` has a string, and column `completion` a list of turns: both"), "{mixed}");
+    // Beside strings they are as unusable as they were.
+    let both = format!("{row}\n{{\"prompt\": \"Who?\", \"completion\": \"Me.\"}}\n");
+    let file = [write(folder.path(), "both.jsonl", both)];
+    assert_eq!(column(&run(folder.path(), &file, json!({"on_bad_row": "drop"})).unwrap(), "output"), ["Me."]);
+    let order = fails(prompt, json!([turn("user", "Here.")]));
+    assert!(order.contains("turn 4 (`user`): the user speaks twice"), "{order}");
+}
+
+#[test]
+fn a_table_says_by_its_schema_what_holds_lists() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    lists.append_value([Some("a")]);
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["b"]));
+    let batch = RecordBatch::try_from_iter([("prompt", Arc::new(lists.finish()) as ArrayRef), ("completion", texts)]);
+    let batch = batch.unwrap();
+    let path = folder.path().join("rows.parquet");
+    let mut writer = ArrowWriter::try_new(std::fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let file = SourceFile::new(path, "rows.parquet".to_owned()).unwrap();
+    assert!(file.holds_lists(&["prompt", "completion"], &Reading::default()).unwrap());
+    assert!(!file.holds_lists(&["completion"], &Reading::default()).unwrap());
+}
+
+#[test]
 fn pairs_whose_prompts_differ_are_no_pairs() {
     let folder = tempfile::tempdir().unwrap();
     let side =
