@@ -227,8 +227,8 @@ mod tests {
         assert_eq!(texts().mark("</s>\u{FDD4}").unwrap(), marked);
         let mark = |text: &str, data: &[Range<usize>]| texts().mark_within(text, data);
         assert_eq!(mark("</s></s>", &[0..2, 2..4]).unwrap(), format!("{marked}</s>"));
-        assert_eq!(mark("</s>x", &[4..5]), None);
-        assert_eq!(mark("x</s>", &[0..2]).unwrap(), format!("x{marked}"));
+        assert_eq!(mark("</s>x", std::slice::from_ref(&(4..5))), None);
+        assert_eq!(mark("x</s>", std::slice::from_ref(&(0..2))).unwrap(), format!("x{marked}"));
         assert_eq!(texts().decoded(&format!("a</s>b{marked}c<|end|>{marked}")), "ab</s>c</s>");
         let mut message = Message::new("assistant", "");
         message.other.insert("tool_calls".to_owned(), serde_json::json!([{ "arguments": { "</s>": 1 } }]));
