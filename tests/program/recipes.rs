@@ -282,6 +282,13 @@ fn a_checkpoint_without_a_chat_template_gets_one() {
         let sizes: &[&str] = if recipe == "qat" { &["tuned.quantize.group_size=16"] } else { &[] };
         project.run(&[&["run", "job.yaml", "--smoke"], sizes].concat()).ends_with(0);
     }
+    // Tools and calls are written, too.
+    let call = json!({ "type": "function", "function": { "name": "clock", "arguments": "{}" } });
+    let turns = json!([{ "role": "user", "content": "When?" }, { "role": "assistant", "tool_calls": [call] }]);
+    let row = json!({ "messages": turns, "tools": [{ "type": "function", "function": { "name": "clock" } }] });
+    project.write("calls.jsonl", &format!("{row}\n").repeat(24));
+    init(&project, "calls.jsonl", &[]).ends_with(0).warns(added);
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
     let plain = "ChatML's `<|im_start|>` and `<|im_end|>` are no tokens of it";
     init(&project, "rows.jsonl", &["--purpose", "distillation"]).ends_with(0).warns(plain);
     init(&project, "rows.jsonl", &[]).ends_with(0);

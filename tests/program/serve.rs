@@ -108,8 +108,7 @@ fn answers_are_those_of_generate_alone_and_in_company() {
 fn what_is_wrong_or_not_supported_is_an_error_that_names_it() {
     let server = start(&[]);
     for (field, value, status) in [
-        // The chat template has none.
-        ("tools", json!([{ "type": "function", "function": { "name": "f" } }]), 400),
+        ("tools", json!("weather"), 400),
         ("tool_choice", json!("required"), 400),
         ("response_format", json!({ "type": "json_schema", "json_schema": { "schema": { "type": "text" } } }), 400),
         ("temperature", json!(9), 400),

@@ -15,11 +15,9 @@ pub struct NamedTemplate {
     pub special_tokens: &'static [&'static str],
 }
 
-/// torchtune's `ChatMLTemplate`: no system message of its own, content as it stands.
-pub(super) const CHATML: &str = "{%- for message in messages %}\
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
-    {%- endfor %}\
-    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+/// torchtune's `ChatMLTemplate`: no system message of its own, content as it stands. Tools and their calls are written
+/// as by Qwen 2.5, which has them from Hermes.
+pub(super) const CHATML: &str = include_str!("templates/chatml.jinja");
 
 /// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr
 /// (as in the alignment handbook) and DeepSeek (LLM and V2); Vicuna v1.5 has none, and its turns are those of
@@ -75,8 +73,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::chat::ChatTemplate;
+    use super::super::tool_calls::ToolForm;
+    use super::super::train_on::TrainOn;
     use super::*;
-    use crate::data::artifact::Message;
+    use crate::data::artifact::{Message, TOOLS};
 
     fn rendered(name: &str, messages: &[(&str, &str)], asked: bool) -> String {
         let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
@@ -84,6 +84,22 @@ mod tests {
         let template = ChatTemplate::new(find(name).unwrap().text, tokens).unwrap();
         let messages: Vec<Message> = messages.iter().map(|(role, content)| Message::new(role, content)).collect();
         template.render(&messages, asked).unwrap()
+    }
+
+    #[test]
+    fn chatml_writes_tools_and_calls_as_qwen_does() {
+        let template = |name: &str| ChatTemplate::new(find(name).unwrap().text, BTreeMap::new()).unwrap();
+        let mut messages =
+            [Message::new("system", "Be kind."), Message::new("user", "Rain?"), Message::new("assistant", "")];
+        let tool = serde_json::json!([{ "type": "function", "function": { "name": "weather", "parameters": {} } }]);
+        messages[0].other.insert(TOOLS.to_owned(), tool);
+        let call = serde_json::json!([{ "function": { "name": "weather", "arguments": { "city": "Zürich" } } }]);
+        messages[2].other.insert("tool_calls".to_owned(), call);
+        let rendered = template("chatml").render(&messages, false).unwrap();
+        assert_eq!(rendered, template("qwen").render(&messages, false).unwrap());
+        assert_eq!(ToolForm::of(&template("chatml")), Some(ToolForm::Tagged));
+        let turns = template("chatml").turns(&messages, TrainOn::Assistant).unwrap();
+        assert!(turns.iter().any(|turn| turn.learn && turn.text.starts_with("<tool_call>\n{\"name\": \"weather\"")));
     }
 
     const TALK: &[(&str, &str)] = &[("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")];
