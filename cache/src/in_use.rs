@@ -2,7 +2,8 @@
 //!
 //! **Users.** Whoever opens a store is a *user* of it until the last clone of its [`crate::Store`] is dropped: it holds
 //! a kernel lock on a file of its own in `users/`, whose modification time is the moment at which it came. A process
-//! that dies, however, is a user no more. The oldest user alive gives the moment *since* which the store is in use.
+//! that works for it ([`crate::Store::join`]) holds that lock, too. A user that dies, and whose helpers have, is one no
+//! more. The oldest user alive gives the moment *since* which the store is in use.
 //!
 //! **What is in use** follows from times alone, so that a run writes nothing but what it makes:
 //! - a result that was recorded, or taken by [`crate::Store::take`], since then. Taking a result sets the modification

@@ -8,7 +8,7 @@
 //! partial/<key>/       a stage's resumable working state
 //! reuse/<family>.json  which pieces the newest results of a stage were made of
 //! staging/             outputs in the making
-//! users/               one locked file per process that works with the store
+//! users/               one locked file per process that works with the store by itself
 //! locks/               one file per lock
 //! ```
 //!

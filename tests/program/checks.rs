@@ -427,3 +427,25 @@ fn changes_on_the_command_line_are_checked_as_if_they_stood_in_the_file() {
     project.run(&[&["validate"], &wrong[..]].concat()).ends_with(2).warns("[wrong-type]");
     project.run(&["validate", "question_packs.max_seq_len=96"]).ends_with(2).warns("no pipeline file is named");
 }
+
+#[test]
+fn rows_of_a_test_split_among_those_of_training_are_warned_of() {
+    let project = Project::new();
+    for split in ["train", "test"] {
+        let rows: String = (0..4).map(|row| format!("{{\"text\": \"{split} {row}\"}}\n")).collect();
+        project.write(&format!("hub/data/{split}-00000-of-00001.jsonl"), &rows);
+    }
+    project.write("few.jsonl", "{\"text\": \"one\"}\n");
+    project.write(
+        "mixed.yaml",
+        "version: 1\nstages:\n  hub: { uses: dataset, with: { source: ./hub } }\n  \
+         few: { uses: dataset, with: { source: ./few.jsonl } }\n  \
+         all: { uses: dataset, with: { datasets: [{ rows: hub }, { rows: few }], mix: interleave, \
+         stopping_strategy: all_exhausted, train_test_split: { test_size: 0.5 } } }\n",
+    );
+    let ran = project.run(&["run", "mixed.yaml"]).ends_with(0);
+    ran.warns("files of several splits (test, train) are read as one").warns("`all_exhausted` repeats rows before");
+    project
+        .write("mixed.yaml", "version: 1\nstages:\n  hub: { uses: dataset, with: { source: './hub/data/train*' } }\n");
+    assert!(!project.run(&["run", "mixed.yaml"]).ends_with(0).stderr.contains("several splits"));
+}

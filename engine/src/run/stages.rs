@@ -396,13 +396,13 @@ impl Stages {
 // The processes of all.
 
 impl Stages {
-    /// Stages whose process is alive.
     /// A stage that runs and does the same work as this one: it makes the same result, or has the same working state.
     pub(super) fn running_like(&self, stage: usize) -> Option<usize> {
         let working = self.runs[stage].keyed().1.working_key();
         self.runs.iter().position(|run| run.running.is_some() && run.keyed().1.working_key() == working)
     }
 
+    /// Stages whose process is alive.
     pub(super) fn running(&self) -> impl Iterator<Item = &Running> {
         self.running.iter().filter_map(|stage| self.runs[*stage].running.as_deref())
     }

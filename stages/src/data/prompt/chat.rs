@@ -362,15 +362,12 @@ impl ChatTemplate {
     /// What the template writes around what an assistant says, if it can be told.
     fn frame(&self) -> Option<&Frame> {
         let told = || {
-            let user = Message::new("user", PLACE);
-            let (base, asked) =
-                (self.render(std::slice::from_ref(&user), false), self.render(std::slice::from_ref(&user), true));
-            let (base, asked) = (base.ok()?, asked.ok()?);
-            let header = asked.strip_prefix(&base).filter(|header| !header.is_empty());
-            let begin = header.map_or_else(
-                || base.split_once(PLACE).map(|(_, end)| end.to_owned()),
-                |header| Some(header.to_owned()),
-            )?;
+            let user = [Message::new("user", PLACE)];
+            let (base, asked) = (self.render(&user, false).ok()?, self.render(&user, true).ok()?);
+            let begin = match asked.strip_prefix(&base).filter(|header| !header.is_empty()) {
+                Some(header) => header.to_owned(),
+                None => base.split_once(PLACE)?.1.to_owned(),
+            };
             let said = self.render(&[Message::new("user", "x"), Message::new("assistant", PLACE)], false).ok()?;
             let end = said.split_once(PLACE)?.1.to_owned();
             (!begin.is_empty()).then_some(Frame { begin, end })

@@ -513,17 +513,20 @@ impl PromptRenderer {
         self.train_on != TrainOn::All && template.is_some_and(|template| !template.has_generation_prompt())
     }
 
-    /// What ends the reasoning before an answer, where the rows are conversations.
+    /// What ends the reasoning before an answer, where the rows may be conversations.
     pub fn end_of_reasoning(&self) -> Option<&str> {
-        if self.shape == Shape::Messages { self.prompter.end_of_reasoning() } else { None }
+        match self.shape {
+            Shape::Prompt | Shape::Text => None,
+            Shape::Messages | Shape::Pairs | Shape::Judged => self.prompter.end_of_reasoning(),
+        }
     }
 
     /// The text that ends an answer, where it is no token that ends a completion by itself.
     pub fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
         match self.shape {
             Shape::Prompt => stop_text(self.template.as_ref()?.response_end.as_ref()?, tokenizer),
-            Shape::Messages => self.prompter.stop_text(tokenizer),
-            Shape::Text | Shape::Pairs | Shape::Judged => None,
+            Shape::Text => None,
+            Shape::Messages | Shape::Pairs | Shape::Judged => self.prompter.stop_text(tokenizer),
         }
     }
 

@@ -23,6 +23,20 @@ pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reaso
 const TOOL: &str = "name_of_a_tool";
 const CALLED: &str = "name_of_a_call";
 
+/// A tool that templates are shown.
+pub(super) fn tool(name: &str) -> Value {
+    let parameters = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
+    json!({ "type": "function", "function": { "name": name, "description": "A tool.", "parameters": parameters } })
+}
+
+/// A question and the call that answers it, which templates are shown.
+pub(super) fn conversation_with_a_call(name: &str, arguments: Value) -> [Message; 2] {
+    let call = json!({ "type": "function", "id": "abcdefghi", "function": { "name": name, ARGUMENTS: arguments } });
+    let mut calls = Message::new("assistant", "");
+    calls.other.insert(CALLS.to_owned(), json!([call]));
+    [Message::new("user", "Call it."), calls]
+}
+
 /// How a template wants the arguments of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arguments {
@@ -55,15 +69,8 @@ impl Spelling {
         let text = said("A text.".into());
         let reads_parts = text.is_some() && text == said(json!([{ "type": "text", "text": "A text." }]));
         let called = |arguments: Value| {
-            let call = json!({ "type": "function", "id": "abcdefghi",
-                "function": { "name": CALLED, ARGUMENTS: arguments } });
-            let mut calls = Message::new("assistant", "");
-            calls.other.insert(CALLS.to_owned(), json!([call]));
-            let parameters = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
-            let tool = json!({ "type": "function",
-                "function": { "name": TOOL, "description": "A tool.", "parameters": parameters } });
-            let mut asks = Message::new("user", "Call it.");
-            asks.other.insert(TOOLS.to_owned(), json!([tool]));
+            let [mut asks, calls] = conversation_with_a_call(CALLED, arguments);
+            asks.other.insert(TOOLS.to_owned(), json!([tool(TOOL)]));
             render(&[asks, calls])
         };
         let (object, written) = (json!({ "n": 1 }), r#"{"n": 1}"#);

@@ -7,7 +7,8 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::chat::ChatTemplate;
-use crate::data::artifact::{Message, TOOLS};
+use super::spelling::{conversation_with_a_call, tool};
+use crate::data::artifact::TOOLS;
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,15 +67,8 @@ impl ToolForm {
 
     /// The form that a template writes calls in, if it writes any and one of these.
     pub(super) fn of(template: &ChatTemplate) -> Option<Self> {
-        let parameters = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
-        let tool = json!({ "type": "function",
-            "function": { "name": PROBE, "description": "A tool.", "parameters": parameters } });
-        let mut asks = Message::new("user", "Call it.");
-        asks.other.insert(TOOLS.to_owned(), json!([tool]));
-        let mut calls = Message::new("assistant", "");
-        let call = json!({ "type": "function", "id": "abcdefghi",
-            "function": { "name": PROBE, "arguments": { "n": 1 } } });
-        calls.other.insert("tool_calls".to_owned(), json!([call]));
+        let [mut asks, calls] = conversation_with_a_call(PROBE, json!({ "n": 1 }));
+        asks.other.insert(TOOLS.to_owned(), json!([tool(PROBE)]));
         let asked = template.render(std::slice::from_ref(&asks), false).ok()?;
         if !asked.contains(PROBE) {
             return None;

@@ -41,7 +41,7 @@ pub(super) fn take<'a>(
     let may_repeat = params.mix == Mix::Interleave && params.stopping_strategy == StoppingStrategy::AllExhausted;
     if may_repeat && params.train_test_split.is_some() {
         context.warn(
-            "`stopping_strategy: all_exhausted` repeats rows before `train_test_split` parts them: the same row may be in \
+            "`all_exhausted` repeats rows before `train_test_split` parts them: the same row may be in \
              `train` and in `test`. Split each dataset, then mix the training parts",
         );
     }
