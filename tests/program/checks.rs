@@ -431,6 +431,7 @@ fn changes_on_the_command_line_are_checked_as_if_they_stood_in_the_file() {
 #[test]
 fn rows_of_a_test_split_among_those_of_training_are_warned_of() {
     let project = Project::new();
+    std::fs::create_dir_all(project.path("hub/data")).unwrap();
     for split in ["train", "test"] {
         let rows: String = (0..4).map(|row| format!("{{\"text\": \"{split} {row}\"}}\n")).collect();
         project.write(&format!("hub/data/{split}-00000-of-00001.jsonl"), &rows);
