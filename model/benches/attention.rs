@@ -16,7 +16,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use model::batch::Documents;
-use model::cpu::Cpu;
+use model::cpu::{Cpu, InstructionSet};
 use model::ops::{AttentionGradients, AttentionOperands, AttentionShape, Compute, Ops};
 use model::random::{Address, Purpose, Stream};
 
@@ -100,7 +100,8 @@ impl Arguments {
 
 /// One line: so many tokens, in documents of one length.
 fn measure(arguments: &Arguments, tokens: usize, document: usize) -> Result<serde_json::Value, Box<dyn Error>> {
-    let (cpu, shape) = (Cpu::new(arguments.threads, arguments.compute)?, arguments.shape());
+    let set = InstructionSet::chosen(arguments.compute, None);
+    let (cpu, shape) = (Cpu::with_instructions(arguments.threads, arguments.compute, set)?, arguments.shape());
     let [query, key] = [arguments.heads, arguments.kv_heads].map(|heads| heads * arguments.head_dim);
     let tensor = |name: &str, width: usize| {
         let stream = Stream::new(0, Address::named(Purpose::ModelInit, name));

@@ -18,7 +18,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use model::checkpoint::ValueRows;
-use model::cpu::{Cpu, Tensor};
+use model::cpu::{Cpu, InstructionSet, Tensor};
 use model::ops::{Compute, Form, Ops, WeightRole, WeightSource, Write};
 use model::weights::{Activations, BlockFormat, Quantization};
 
@@ -56,7 +56,8 @@ const SHAPES: &str = "512x576x576,1024x576x1536,1024x1536x576,1024x2048x2048,102
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     for &compute in &arguments.types {
-        let mut cpu = Cpu::new(arguments.threads, compute)?;
+        let set = InstructionSet::chosen(compute, None);
+        let mut cpu = Cpu::with_instructions(arguments.threads, compute, set)?;
         if let Some(format) = arguments.quantize {
             cpu = cpu.quantizing(Quantization { format, activations: Activations::Computed });
         }

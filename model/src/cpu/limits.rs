@@ -14,6 +14,8 @@ use super::amx::{self, SIDE, Square, Streamed, Strips, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
+use super::product::with_words;
+#[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
 use super::simd::{Floats, Multiplier, Portable, Routine, Vector};
 #[cfg(target_arch = "aarch64")]
@@ -199,28 +201,34 @@ unsafe fn tile_flops<T: Tiles>() -> f64 {
     const STEPS: usize = 8;
     const SQUARES: usize = 100;
     // Zeros would be faster: what is multiplied takes power.
-    let words: Vec<u32> = (0..4 * STEPS as u32 * TILE as u32).map(|word| 0x3f9a_bf63 ^ (word & 0x7f) << 9).collect();
-    let mut sums = vec![0.0f32; 4 * TILE];
-    let square = Square {
-        left: Strips::packed(words.as_ptr(), STEPS * TILE),
-        right: Strips::packed(words[2 * STEPS * TILE..].as_ptr(), STEPS * TILE),
-        streamed: Streamed::Right,
-        steps: STEPS,
-        sums: sums.as_mut_ptr(),
-        go_on: false,
-    };
-    let sample = |_| {
-        let began = Instant::now();
-        // SAFETY: there are so many tiles and sums, and the caller vouches for the permission.
-        unsafe {
-            T::begin();
-            (0..SQUARES).for_each(|_| T::square(&square));
-            T::end();
-        }
-        began.elapsed().as_secs_f64()
-    };
-    let operations = 2 * SQUARES * 4 * STEPS * TILE * 2 * SIDE;
-    operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+    let word = |word: usize| 0x3f9a_bf63 ^ (word as u32 & 0x7f) << 9;
+    with_words(4 * STEPS * TILE + 4 * TILE, |words| {
+        // SAFETY: the buffer has room for the tiles, and for the sums behind them.
+        let (right, sums) = unsafe {
+            (0..4 * STEPS * TILE).for_each(|at| words.add(at).write(word(at)));
+            (words.add(2 * STEPS * TILE), words.add(4 * STEPS * TILE))
+        };
+        let square = Square {
+            left: Strips::packed(words, STEPS * TILE),
+            right: Strips::packed(right, STEPS * TILE),
+            streamed: Streamed::Right,
+            steps: STEPS,
+            sums: sums.cast(),
+            go_on: false,
+        };
+        let sample = |_| {
+            let began = Instant::now();
+            // SAFETY: there are so many tiles and sums, and the caller vouches for the permission.
+            unsafe {
+                T::begin();
+                (0..SQUARES).for_each(|_| T::square(&square));
+                T::end();
+            }
+            began.elapsed().as_secs_f64()
+        };
+        let operations = 2 * SQUARES * 4 * STEPS * TILE * 2 * SIDE;
+        operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+    })
 }
 
 /// As many multiply-adds as fit, none of which waits for the one before.

@@ -1,7 +1,7 @@
 //! Cross-entropy over rows of logits, with its gradient in place.
 
 use super::instructions::multiversion;
-use super::vector::{exp, max, sum, tanh};
+use super::vector::{exp, exponentials, max, sum, tanh};
 use crate::ops::{LogitGradient, TokenScore};
 
 multiversion! {
@@ -28,10 +28,7 @@ multiversion! {
         };
         // The slope of the cap needs the logits once more; else their exponentials take their place.
         let total = match soft_cap {
-            None => {
-                logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest));
-                sum(logits.len(), |index| logits[index])
-            }
+            None => exponentials(logits, largest),
             Some(_) => sum(logits.len(), |index| exp(logits[index] - largest)),
         };
         // In this order: `largest + ln(total)` would round away the last digits of a small loss.

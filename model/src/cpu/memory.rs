@@ -11,7 +11,7 @@ use memmap2::{MmapMut, MmapRaw};
 
 #[cfg(any(test, feature = "guard-pages"))]
 use super::guarded::Guarded;
-use super::plain::Plain;
+use super::plain::{Line, Plain};
 use super::shared::SharedValues;
 
 /// From so many bytes on a piece is a mapping of its own. (The system joins mappings that lie side by side, and only
@@ -20,8 +20,8 @@ const LARGE: usize = 1 << 20;
 
 /// Owned values. The default has none.
 pub(super) enum Memory<T> {
-    /// From the allocator.
-    Heap(Vec<T>),
+    /// From the allocator, so many values.
+    Heap(Vec<Line>, usize),
     /// A mapping, of so many values.
     Mapping(MmapMut, usize),
     /// A part of a mapping that weights lie in side by side.
@@ -37,7 +37,7 @@ pub(super) enum Memory<T> {
 
 impl<T> Default for Memory<T> {
     fn default() -> Self {
-        Self::Heap(Vec::new())
+        Self::Heap(Vec::new(), 0)
     }
 }
 
@@ -59,7 +59,7 @@ impl<T: Plain> Memory<T> {
         {
             return Self::Mapping(mapping, length);
         }
-        Self::Heap(vec![T::default(); length])
+        Self::Heap(vec![Line::default(); bytes.div_ceil(Line::BYTES)], length)
     }
 
     /// The first `length` values, which others may read from now on, as long as nobody writes to them here.
@@ -98,7 +98,8 @@ impl<T: Plain> Deref for Memory<T> {
 
     fn deref(&self) -> &[T] {
         match self {
-            Self::Heap(values) => values,
+            // SAFETY: any bits are a value of the type, no type is aligned to more than a line, and there is room.
+            Self::Heap(lines, length) => unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), *length) },
             // SAFETY: any bits are a value of the type; a mapping begins at a page, so that all its values are aligned.
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
             // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to
@@ -116,7 +117,8 @@ impl<T: Plain> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.own();
         match self {
-            Self::Heap(values) => values,
+            // SAFETY: as above.
+            Self::Heap(lines, length) => unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), *length) },
             // SAFETY: as above.
             Self::Mapping(mapping, length) => unsafe { &mut mapping.align_to_mut().1[..*length] },
             // SAFETY: as above, and this is the only way to it.
@@ -162,7 +164,7 @@ const MAPPING: usize = 32 << 20;
 /// From so many bytes on a weight has a mapping of its own, of which little lies in small pages.
 const LARGE_WEIGHT: usize = MAPPING / 4;
 /// Weights begin at multiples of this: the widest loads, and the lines of the cache.
-const ALIGNMENT: usize = 64;
+const ALIGNMENT: usize = Line::BYTES;
 
 impl WeightMemory {
     /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as
@@ -302,7 +304,7 @@ mod tests {
     fn small_and_large_pieces_are_zeros_to_write() {
         for length in [0, 1, 1000, LARGE / 4 - 1, LARGE / 4, LARGE / 2 + 3] {
             let mut values = Memory::<f32>::unguarded(length);
-            assert_eq!(values.len(), length);
+            assert_eq!((values.len(), values.as_ptr().addr() % Line::BYTES), (length, 0));
             assert!(values.iter().all(|value| *value == 0.0));
             values.iter_mut().zip((0..=u16::MAX).cycle()).for_each(|(value, index)| *value = index.into());
             assert!(values.iter().zip((0..=u16::MAX).cycle()).all(|(value, index)| *value == f32::from(index)));

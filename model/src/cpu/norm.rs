@@ -1,7 +1,7 @@
 //! The root-mean-square norm, over each run of columns as long as its weight.
 
 use super::instructions::multiversion;
-use super::vector::sum;
+use super::vector::sum_along;
 use crate::ops::{NormWeight, RmsNorm};
 
 multiversion! {
@@ -10,7 +10,7 @@ multiversion! {
         let offset = offset(norm);
         let runs = x.chunks_exact(weight.len()).zip(y.chunks_exact_mut(weight.len()));
         for ((x, y), inverse_rms) in runs.zip(inverse_rms) {
-            let mean_square = sum(x.len(), |index| x[index] * x[index]) / x.len() as f32;
+            let mean_square = sum_along([x], |[x]| x * x) / x.len() as f32;
             let factor = 1.0 / (mean_square + norm.eps).sqrt();
             for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
                 *y = x * factor * (weight + offset);
@@ -34,7 +34,7 @@ multiversion! {
         let width = weight.len();
         let runs = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for (((x, dy), dx), &factor) in runs.zip(inverse_rms) {
-            let mean = sum(width, |index| dy[index] * (weight[index] + offset) * x[index]) / width as f32;
+            let mean = sum_along([dy, weight, x], |[dy, weight, x]| dy * (weight + offset) * x) / width as f32;
             let along = mean * factor * factor;
             for (((dx, dy), x), weight) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
                 *dx += factor * (dy * (weight + offset) - x * along);

@@ -4,10 +4,7 @@
 use std::cell::RefCell;
 
 #[cfg(not(any(test, feature = "guard-pages")))]
-/// As long and as aligned as a cache line.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+use super::plain::Line;
 
 #[cfg(not(any(test, feature = "guard-pages")))]
 thread_local! {
@@ -22,10 +19,10 @@ pub(super) fn with_buffers<const COUNT: usize, R>(
     run: impl FnOnce([*mut f32; COUNT]) -> R,
 ) -> R {
     let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
-    let counts = lengths.map(|length| length.div_ceil(16));
+    let counts = lengths.map(|length| (length * size_of::<f32>()).div_ceil(Line::BYTES));
     let total = counts.iter().sum();
     if lines.len() < total {
-        lines.resize(total, Line([0.0; 16]));
+        lines.resize(total, Line::default());
     }
     let mut rest = &mut lines[..];
     let result = run(counts.map(|count| {

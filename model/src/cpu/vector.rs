@@ -15,6 +15,47 @@ pub(crate) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
     for index in whole..length {
         sums[index - whole] += term(index);
     }
+    of_lanes(sums)
+}
+
+/// As [`sum`], of a term of the elements that lie at one place of each slice. All are of the first one's length.
+#[inline(always)]
+pub(crate) fn sum_along<const SLICES: usize>(slices: [&[f32]; SLICES], term: impl Fn([f32; SLICES]) -> f32) -> f32 {
+    let chunks = slices.map(|slice| slice[..slices[0].len()].as_chunks::<LANES>());
+    let mut sums = [0.0f32; LANES];
+    for index in 0..chunks[0].0.len() {
+        let chunks = chunks.map(|(chunks, _)| &chunks[index]);
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum += term(chunks.map(|chunk| chunk[lane]));
+        }
+    }
+    for (lane, sum) in sums.iter_mut().enumerate().take(chunks[0].1.len()) {
+        *sum += term(chunks.map(|(_, rest)| rest[lane]));
+    }
+    of_lanes(sums)
+}
+
+/// Replaces each element by the exponential of how far it lies above a bound, and sums those as [`sum`] does.
+#[inline(always)]
+pub(crate) fn exponentials(x: &mut [f32], bound: f32) -> f32 {
+    let mut sums = [0.0f32; LANES];
+    let (chunks, rest) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (x, sum) in chunk.iter_mut().zip(&mut sums) {
+            *x = exp(*x - bound);
+            *sum += *x;
+        }
+    }
+    for (x, sum) in rest.iter_mut().zip(&mut sums) {
+        *x = exp(*x - bound);
+        *sum += *x;
+    }
+    of_lanes(sums)
+}
+
+/// The sum of all lanes: halves added, and halves of that.
+#[inline(always)]
+fn of_lanes(mut sums: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
@@ -104,6 +145,17 @@ mod tests {
         for length in 0..70 {
             let values: Vec<f32> = (0..length).map(|index| index as f32).collect();
             assert_eq!(sum(length, |index| values[index]), (length * length.saturating_sub(1) / 2) as f32);
+            let term = |x: f32, y: f32| (0.1 * x).sin() * y;
+            let (along, one_by_one) = (
+                sum_along([&values, &values], |[x, y]| term(x, y)),
+                sum(length, |index| term(values[index], values[index])),
+            );
+            assert_eq!(along.to_bits(), one_by_one.to_bits());
+            let mut powers = values.clone();
+            let total = exponentials(&mut powers, length as f32);
+            let expected = sum(length, |index| exp(values[index] - length as f32));
+            assert_eq!(total.to_bits(), expected.to_bits());
+            assert!(powers.iter().zip(&values).all(|(power, x)| *power == exp(x - length as f32)));
             assert_eq!(max(&values), values.last().copied().unwrap_or(f32::NEG_INFINITY));
         }
     }

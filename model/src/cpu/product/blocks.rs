@@ -13,6 +13,7 @@ use std::ops::Range;
 use super::kernel::Tile;
 use super::pack::Pack;
 use super::{Right, Side, View};
+use crate::cpu::plain::Line;
 use crate::cpu::simd::{Multiplier, Vector, prefetch};
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
@@ -34,21 +35,14 @@ thread_local! {
 /// Words of a cache line.
 const LINE: usize = 16;
 
-/// A cache line.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
-struct Line {
-    _words: [u32; LINE],
-}
-
 /// Runs a function with a buffer of so many words, which are whatever they are.
-pub(in crate::cpu) fn with_words(words: usize, run: impl FnOnce(*mut u32)) {
+pub(in crate::cpu) fn with_words<R>(words: usize, run: impl FnOnce(*mut u32) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() * LINE < words {
             buffer.resize(words.div_ceil(LINE), Line::default());
         }
-        run(buffer.as_mut_ptr().cast());
-    });
+        run(buffer.as_mut_ptr().cast())
+    })
 }
 
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.

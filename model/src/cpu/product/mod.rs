@@ -13,6 +13,7 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod operands;
 mod pack;
+mod partition;
 mod portable;
 mod right;
 #[cfg(target_arch = "aarch64")]
@@ -44,6 +45,8 @@ pub(super) use blocks::with_words;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
 use operands::{Pairs, Split};
+#[cfg(test)]
+use partition::Grain;
 pub(super) use right::{PairsRight, Right, Side};
 pub(super) use view::{Target, View, ViewMut};
 pub(super) use widened::{BlockWeight, Order, WeightBlock, Widened};

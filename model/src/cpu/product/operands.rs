@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::{Element, InstructionSet, PairsRight, Right, View};
-use crate::cpu::amx::{SIDE, TILE};
+use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::instructions::multiversion;
 use crate::cpu::rounding::nearest;
 
@@ -20,6 +20,12 @@ pub(super) trait Operands<R> {
     /// Rows, and words of a row.
     fn shape(&self) -> (usize, usize);
 
+    /// The tiles of up to 32 rows where they lie, if they are whole tiles of one matrix there and those of `piece`
+    /// steps along the inner dimension do not displace each other in the first-level cache.
+    fn left_in_place(&self, _rows: &Range<usize>, _words: &Range<usize>, _piece: usize) -> Option<Strips> {
+        None
+    }
+
     /// Packs up to 16 rows, whole tiles behind one another with zeros beyond the last row and word; each matrix
     /// `matrix` words behind the one before.
     ///
@@ -27,11 +33,32 @@ pub(super) trait Operands<R> {
     /// There is room for so many tiles, and the machine has [`crate::cpu::simd::Avx512Bf16`]'s instructions.
     unsafe fn pack_left(&self, rows: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize);
 
-    /// Packs up to 16 columns of a right operand likewise.
+    /// Packs up to 32 columns of a right operand, the rows of two tiles side by side. A line of the cache has so many
+    /// bf16 of a matrix that lies in rows, and is read once.
     ///
     /// # Safety
     /// As for [`Operands::pack_left`].
     unsafe fn pack_right(&self, b: R, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize);
+}
+
+/// The tiles of so many columns that [`Operands::pack_right`] has packed: a row of both strips after the other.
+pub(super) fn strips_of_right(first: *const u32, columns: usize) -> Strips {
+    let row = columns.next_multiple_of(SIDE) * size_of::<u32>();
+    // Of 16 columns, the second strip is the first again.
+    Strips { first, next: row - SIDE * size_of::<u32>(), row, step: SIDE * row }
+}
+
+/// Bytes of a cache line, and of a row of a tile.
+const LINE: usize = 64;
+
+/// Whether 32 rows, so many lines apart, of so many lines stay in a first-level cache with 64 sets of 12 lines: it is to
+/// hold other things beside.
+fn fits_first_level(distance: usize, lines: usize) -> bool {
+    const SETS: usize = 64;
+    const WAYS: usize = 10;
+    // Rows begin in sets that are as far apart as the largest power of two that divides their distance.
+    let apart = 1 << distance.trailing_zeros().min(SETS.trailing_zeros());
+    (2 * SIDE * apart).div_ceil(SETS) * lines.div_ceil(apart) <= WAYS
 }
 
 /// Pairs of bf16 as they are.
@@ -43,6 +70,22 @@ impl<R: PairsRight> Operands<R> for Pairs<'_> {
 
     fn shape(&self) -> (usize, usize) {
         (self.0.rows(), self.0.columns())
+    }
+
+    fn left_in_place(&self, rows: &Range<usize>, words: &Range<usize>, piece: usize) -> Option<Strips> {
+        let are_whole = rows.len().is_multiple_of(SIDE) && words.len().is_multiple_of(SIDE);
+        if !are_whole || self.0.column_stride() != 1 {
+            return None;
+        }
+        let (first, row) = (self.0.pointer(rows.start, words.start), self.0.row_stride() * size_of::<u32>());
+        // A row that begins within a line of the cache would be read as two.
+        let are_lines = first.addr().is_multiple_of(LINE) && row.is_multiple_of(LINE);
+        (are_lines && fits_first_level(row / LINE, piece)).then_some(Strips {
+            first,
+            next: if rows.len() > SIDE { SIDE * row } else { 0 },
+            row,
+            step: SIDE * size_of::<u32>(),
+        })
     }
 
     unsafe fn pack_left(&self, rows: Range<usize>, inner: Range<usize>, to: *mut u32, _: usize) {
@@ -73,12 +116,13 @@ impl<R: PairsRight> Operands<R> for Pairs<'_> {
     }
 
     unsafe fn pack_right(&self, b: R, columns: Range<usize>, inner: Range<usize>, to: *mut u32, _: usize) {
-        let (words, steps) = (inner.len() * SIDE, inner.len().div_ceil(SIDE));
-        // SAFETY: the caller vouches for both: a panel of 16 columns is right tiles behind one another.
+        let width = columns.len().next_multiple_of(SIDE);
+        let (words, padded) = (inner.len() * width, inner.len().next_multiple_of(SIDE) * width);
+        // SAFETY: the caller vouches for both: a panel of 32 columns is right tiles side by side.
         unsafe {
             let panel = std::slice::from_raw_parts_mut(to, words);
-            b.pack_pairs(InstructionSet::Avx512Bf16, inner, columns, SIDE, panel);
-            to.add(words).write_bytes(0, steps * TILE - words);
+            b.pack_pairs(InstructionSet::Avx512Bf16, inner, columns, width, panel);
+            to.add(words).write_bytes(0, padded - words);
         }
     }
 }
@@ -130,13 +174,14 @@ impl<R: Right> Operands<R> for Split<'_> {
 
     unsafe fn pack_right(&self, b: R, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
         let inner = 2 * words.start..b.rows().min(2 * words.end);
-        let length = words.len().next_multiple_of(SIDE) * SIDE;
+        let width = columns.len().next_multiple_of(SIDE);
+        let length = words.len().next_multiple_of(SIDE) * width;
         let mut panel = vec![0.0; 2 * length];
         // SAFETY: the caller vouches for the machine, and for the room.
         unsafe {
-            b.pack(self.set, inner.clone(), columns, SIDE, &mut panel[..inner.len() * SIDE]);
+            b.pack(self.set, inner.clone(), columns, width, &mut panel[..inner.len() * width]);
             let [high, rest] = [0, matrix].map(|matrix| std::slice::from_raw_parts_mut(to.add(matrix), length));
-            split_rows(self.set, &panel, high, rest);
+            split_rows(self.set, &panel, width, high, rest);
         }
     }
 }
@@ -161,13 +206,14 @@ multiversion! {
 }
 
 multiversion! {
-    /// Splits rows of 16 values, two rows to one of words.
-    fn split_rows(values: &[f32], high: &mut [u32], rest: &mut [u32]) {
-        let words = high.chunks_exact_mut(SIDE).zip(rest.chunks_exact_mut(SIDE));
-        for (rows, (high, rest)) in values.chunks_exact(2 * SIDE).zip(words) {
-            for lane in 0..SIDE {
-                let [first, second] = [split(rows[lane]), split(rows[SIDE + lane])];
-                (high[lane], rest[lane]) = (first[0] | second[0] << 16, first[1] | second[1] << 16);
+    /// Splits rows of so many values, two rows to one of words.
+    fn split_rows(values: &[f32], width: usize, high: &mut [u32], rest: &mut [u32]) {
+        let words = high.chunks_exact_mut(width).zip(rest.chunks_exact_mut(width));
+        for (rows, (high, rest)) in values.chunks_exact(2 * width).zip(words) {
+            let (first, second) = rows.split_at(width);
+            for (((first, second), high), rest) in first.iter().zip(second).zip(high).zip(rest) {
+                let [first, second] = [split(*first), split(*second)];
+                (*high, *rest) = (first[0] | second[0] << 16, first[1] | second[1] << 16);
             }
         }
     }

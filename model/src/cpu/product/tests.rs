@@ -11,8 +11,9 @@ use super::super::Cpu;
 use super::*;
 use crate::ops::{Compute, MatmulPrecision, Ops, Write};
 
-/// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks.
-const SHAPES: [(usize, usize, usize); 14] = [
+/// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks; and whole tiles, which are read where
+/// they lie.
+const SHAPES: [(usize, usize, usize); 15] = [
     (1, 1, 1),
     (3, 5, 7),
     (2, 33, 300),
@@ -27,6 +28,7 @@ const SHAPES: [(usize, usize, usize); 14] = [
     (1, 150, 2),
     (49, 8, 1600),
     (4, 4, 0),
+    (48, 70, 96),
 ];
 
 /// Elements beside the rows of a matrix, that no product may touch.
@@ -259,7 +261,7 @@ fn small_parts_of_several_sides_have_the_bits_of_whole_products() {
             for most in [1, 3000, usize::MAX] {
                 let mut parts = results();
                 let targets = parts.each_mut().map(|c| Target::new(&mut c.values[BORDER..], n + BORDER));
-                cpu.each_small_part((m, n), most, usize::MAX, |rows, columns| {
+                cpu.each_small_part(Grain::Vectors, (m, n), most, usize::MAX, |rows, columns| {
                     let sides = [0, 1].map(|side| Side {
                         b: b[side].column_range(columns.clone()),
                         finish: finish[side].of_columns(columns.clone()),
@@ -283,8 +285,10 @@ fn every_element_is_in_one_part() {
         [(1, 1), (512, 576), (1024, 192), (512, 49152), (64, 49152), (1536, 8), (8, 1536), (1000, 47)]
     {
         for threads in [1, 2, 3, 4, 6, 8, 16] {
-            for most in [1, 1 << 16, usize::MAX] {
-                let partition = threads::Partition::new(rows, columns, threads, most);
+            let grains = [Grain::Vectors, Grain::Tiles];
+            for (most, grain) in [1, 1 << 16, usize::MAX].into_iter().flat_map(|most| grains.map(|grain| (most, grain)))
+            {
+                let partition = partition::Partition::new(grain, (rows, columns), threads, most);
                 let mut covered = vec![0u8; rows * columns];
                 for part in 0..partition.parts() {
                     let (part_rows, part_columns) = partition.ranges(part);

@@ -11,17 +11,17 @@ use std::ops::Range;
 
 use super::blocks::{INNER, blocks_of, inner_blocks, with_words};
 use super::kernel::store;
-use super::operands::Operands;
+use super::operands::{Operands, strips_of_right};
 use super::{Finish, Right, Side};
 use crate::cpu::amx::{Ready, SIDE, Square, Streamed, Strips, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 
 /// Rows, and columns, of a square of sums.
 const SQUARE: usize = 2 * SIDE;
-/// Squares of columns whose panels are used in turn: with as many words along the inner dimension as there are at most,
-/// they take 768 KiB.
+/// Squares of columns, at most, whose panels are used in turn: with as many words along the inner dimension as there are
+/// at most, they take 768 KiB.
 const GROUP: usize = 8;
-/// Tiles along the inner dimension of a piece: those of 32 rows take 36 KiB.
+/// Tiles along the inner dimension of a piece, at most: those of 32 rows take 36 KiB.
 const PIECE: usize = 18;
 
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread.
@@ -32,8 +32,9 @@ const PIECE: usize = 18;
 pub(super) unsafe fn product<T: Tiles, O: Operands<R>, R: Right>(a: &O, sides: &[Side<'_, R>]) {
     let (rows, words) = a.shape();
     let strip = INNER.min(words).next_multiple_of(SIDE) * SIDE;
+    let squares = sides[0].b.columns().div_ceil(SQUARE);
     // What stays in a cache is as much, however many matrices it is of.
-    let group = GROUP / O::MATRICES;
+    let group = squares.div_ceil(squares.div_ceil(GROUP / O::MATRICES).max(1));
     let (left_matrix, right_matrix) = (2 * strip, 2 * group * strip);
     let (strips, sums) = (O::MATRICES * (left_matrix + right_matrix), group * SQUARE * SQUARE);
     with_words(strips + sums, |buffer| {
@@ -80,16 +81,16 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
         self.inner.len().div_ceil(SIDE)
     }
 
-    /// Packs the columns, 16 at a time.
+    /// Packs the columns, 32 at a time.
     ///
     /// # Safety
     /// The machine has the instructions, and the buffer the room.
     unsafe fn pack_right(&self) {
-        for (number, columns) in blocks_of(self.columns.len(), SIDE).enumerate() {
+        for (number, columns) in blocks_of(self.columns.len(), SQUARE).enumerate() {
             let columns = self.columns.start + columns.start..self.columns.start + columns.end;
             // SAFETY: the caller vouches for both.
             unsafe {
-                let to = self.right.add(number * self.strip);
+                let to = self.right.add(2 * number * self.strip);
                 self.a.pack_right(self.side.b, columns, self.inner.clone(), to, self.right_matrix);
             }
         }
@@ -112,21 +113,29 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
     /// # Safety
     /// The thread is ready; and as for [`product`].
     unsafe fn rows<T: Tiles>(&self, rows: Range<usize>) {
-        let squares = self.columns.len().div_ceil(SQUARE);
+        let (steps, squares) = (self.steps(), self.columns.len().div_ceil(SQUARE));
+        let pieces = steps.div_ceil(PIECE / O::MATRICES);
+        let piece = steps.div_ceil(pieces);
         // Where there are no more than 16 rows or columns the other tiles are the same ones again, and nobody reads
         // what becomes of them.
         let second = |count: usize| if count > SIDE { self.strip } else { 0 };
-        let left =
+        let packed =
             |matrix: usize| Strips::packed(self.left.wrapping_add(matrix * self.left_matrix), second(rows.len()));
         let right = |matrix: usize, square: usize| {
             let first = self.right.wrapping_add(matrix * self.right_matrix + 2 * square * self.strip);
-            Strips::packed(first, second(self.columns.len() - square * SQUARE))
+            strips_of_right(first, SQUARE.min(self.columns.len() - square * SQUARE))
         };
         // SAFETY: the buffers have the tiles, which are packed; the caller vouches for the results.
         unsafe {
-            self.pack_left(&rows);
-            for piece in blocks_of(self.steps(), PIECE / O::MATRICES) {
+            let in_place = self.a.left_in_place(&rows, &self.inner, piece);
+            if in_place.is_none() {
+                self.pack_left(&rows);
+            }
+            let left = |matrix: usize| in_place.unwrap_or_else(|| packed(matrix));
+            for piece in blocks_of(steps, piece) {
                 for square in 0..squares {
+                    // Those of one piece are finished before the next ones are summed in their place.
+                    let sums = self.sums.add(if pieces > 1 { square * SQUARE * SQUARE } else { 0 });
                     for (number, (of_left, of_right)) in O::PRODUCTS.iter().enumerate() {
                         T::square(&Square {
                             left: left(*of_left).from(piece.start),
@@ -134,25 +143,36 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
                             // The rows are read again for the next square, its columns are not for a while.
                             streamed: Streamed::Right,
                             steps: piece.len(),
-                            sums: self.sums.add(square * SQUARE * SQUARE),
+                            sums,
                             go_on: piece.start > 0 || number > 0,
                         });
                     }
+                    if piece.end == steps {
+                        self.finish(sums, &rows, square);
+                    }
                 }
             }
-            for (square, columns) in blocks_of(self.columns.len(), SQUARE).enumerate() {
-                let columns = self.columns.start + columns.start..self.columns.start + columns.end;
-                let finish = if self.inner.start == 0 { self.side.finish } else { self.side.finish.later() };
-                Avx512Bf16::compiled(Finished {
-                    sums: self.sums.add(square * SQUARE * SQUARE),
-                    rows: rows.len(),
-                    columns: columns.len(),
-                    finish: finish.of_columns(columns.clone()),
-                    c: self.side.c.block(rows.start, columns.start, rows.len(), columns.len()),
-                    c_stride: self.side.c.row_stride(),
-                });
-            }
         }
+    }
+
+    /// Finishes the sums of a square.
+    ///
+    /// # Safety
+    /// As for [`product`].
+    unsafe fn finish(&self, sums: *const f32, rows: &Range<usize>, square: usize) {
+        let first = self.columns.start + square * SQUARE;
+        let columns = first..self.columns.end.min(first + SQUARE);
+        let finish = if self.inner.start == 0 { self.side.finish } else { self.side.finish.later() };
+        let of_square = Finished {
+            sums,
+            rows: rows.len(),
+            columns: columns.len(),
+            finish: finish.of_columns(columns.clone()),
+            c: self.side.c.block(rows.start, columns.start, rows.len(), columns.len()),
+            c_stride: self.side.c.row_stride(),
+        };
+        // SAFETY: the caller vouches for machine and results.
+        unsafe { Avx512Bf16::compiled(of_square) }
     }
 }
 

@@ -182,7 +182,8 @@ impl Cpu {
         let wanted = Wanted::with_values(reads_values(&block.down_proj));
         let target = self.prepared_target(rows, width, wanted, &mut hidden);
         let products = rows * 2 * width * block.norm.weight.value.columns();
-        self.each_small_part((rows, width), PART / 2, products, |rows, columns| {
+        let grain = self.grain(halves[0].path, matches!(x, Operand::Pairs(_)));
+        self.each_small_part(grain, (rows, width), PART / 2, products, |rows, columns| {
             let count = columns.len();
             let lengths = [if is_rounded { rows.len() * 2 * count } else { 0 }, count];
             with_buffers(lengths, |[products, hidden]| {
