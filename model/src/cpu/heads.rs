@@ -179,7 +179,14 @@ impl Cpu {
 
     /// Runs a function for each part, over the threads. Parts begin in their order.
     fn each_block_of_rows(&self, parts: &Parts<'_>, run: impl Fn(Part<'_>) + Sync + Send) {
-        self.each(parts.count(), parts.work(), |index| run(parts.part(index)));
+        let (heads, together) = (parts.shape.num_key_value_heads, parts.together(self.threads()));
+        let groups = parts.blocks.len().div_ceil(together);
+        self.each(groups * heads, parts.work(), |index| {
+            let first = index / heads * together;
+            for block in first..parts.blocks.len().min(first + together) {
+                run(parts.part(block, index % heads));
+            }
+        });
     }
 }
 
@@ -238,8 +245,13 @@ impl<'a> Parts<'a> {
         Self { shape, spans, blocks, key_blocks }
     }
 
-    fn count(&self) -> usize {
-        self.blocks.len() * self.shape.num_key_value_heads
+    /// Blocks of one key head that a thread does one after the other. The gradients of keys and values that they add to
+    /// stay in its cache; but where more threads are than documents and heads, they would wait for each other.
+    fn together(&self, threads: usize) -> usize {
+        /// Turns of each thread, at least.
+        const TURNS: usize = 8;
+        let heads = self.shape.num_key_value_heads;
+        if threads > heads * self.spans.len() { 1 } else { (self.blocks.len() * heads / (TURNS * threads)).clamp(1, 8) }
     }
 
     /// Products of single elements, about.
@@ -248,9 +260,9 @@ impl<'a> Parts<'a> {
         scores * self.shape.num_attention_heads * self.shape.head_dim
     }
 
-    fn part(&self, index: usize) -> Part<'a> {
+    fn part(&self, block: usize, key_head: usize) -> Part<'a> {
         let AttentionShape { num_attention_heads, num_key_value_heads, head_dim, window, .. } = *self.shape;
-        let (block, key_head) = (&self.blocks[index / num_key_value_heads], index % num_key_value_heads);
+        let block = &self.blocks[block];
         let span = &self.spans[block.span];
         let group = num_attention_heads / num_key_value_heads;
         let sight = Sight { start: span.start, queries: span.rows.len(), group, window };

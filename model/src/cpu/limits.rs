@@ -10,7 +10,7 @@ use std::time::Instant;
 use profile::Limits;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, SIDE, Square, Streamed, Strips, TILE, Tiles};
+use super::amx::{self, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
@@ -214,6 +214,7 @@ unsafe fn tile_flops<T: Tiles>() -> f64 {
             streamed: Streamed::Right,
             steps: STEPS,
             sums: sums.cast(),
+            sums_row: SUMS_ROW,
             go_on: false,
         };
         let sample = |_| {

@@ -75,9 +75,9 @@ impl Routine for OfSquare<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Square { left, right, streamed: _, steps, sums: to, go_on } = *self.0;
+        let Square { left, right, streamed: _, steps, sums: to, sums_row, go_on } = *self.0;
         for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            let line = |line: usize| to.wrapping_add((row * SIDE + line) * 2 * SIDE + column * SIDE);
+            let line = |line: usize| to.wrapping_byte_add((row * SIDE + line) * sums_row).wrapping_add(column * SIDE);
             let mut sums = [[0.0; SIDE]; SIDE];
             // SAFETY: the caller vouches for tiles and sums; of no place an alignment is asked.
             unsafe {

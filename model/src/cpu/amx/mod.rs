@@ -58,6 +58,9 @@ pub(super) enum Streamed {
     Right,
 }
 
+/// From a row of a square's sums to the next where nothing is between them, in bytes.
+pub(super) const SUMS_ROW: usize = 2 * SIDE * size_of::<f32>();
+
 /// Two by two tiles of sums, and what is summed: the shape that loads the fewest tiles for each product, one.
 #[derive(Clone, Copy)]
 pub(super) struct Square {
@@ -71,6 +74,8 @@ pub(super) struct Square {
     pub steps: usize,
     /// The sums: 32 rows of 32.
     pub sums: *mut f32,
+    /// From a row of them to the next, in bytes.
+    pub sums_row: usize,
     /// Whether to go on with the sums that are there, rather than with zeros.
     pub go_on: bool,
 }

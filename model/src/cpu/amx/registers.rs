@@ -34,18 +34,17 @@ static WHOLE: Configuration = {
 /// it loads out of the first-level cache.
 macro_rules! square_of {
     ($square:ident, $load_left:literal, $load_right:literal) => {{
-        /// Bytes from one row of the sums to the next, and to the lower ones.
-        const SUMS: usize = 2 * SIDE * size_of::<f32>();
-        const LOWER: usize = SIDE * SUMS;
-        let Square { left, right, streamed: _, steps, sums, go_on } = *$square;
+        let Square { left, right, streamed: _, steps, sums, sums_row, go_on } = *$square;
         asm!(
-            "test {go_on:e}, {go_on:e}",
+            "test {lower:e}, {lower:e}",
+            // Sixteen rows further down; the flags stay.
+            "lea {lower}, [{sums} + {sums_row} * 8]", "lea {lower}, [{lower} + {sums_row} * 8]",
             "jnz 2f",
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "jmp 3f",
             "2:",
             "tileloadd tmm0, [{sums} + {sums_row}]", "tileloadd tmm1, [{sums} + {sums_row} + 64]",
-            "tileloadd tmm2, [{sums} + {sums_row} + {LOWER}]", "tileloadd tmm3, [{sums} + {sums_row} + {LOWER} + 64]",
+            "tileloadd tmm2, [{lower} + {sums_row}]", "tileloadd tmm3, [{lower} + {sums_row} + 64]",
             "3:",
             "test {steps}, {steps}",
             "jz 5f",
@@ -66,7 +65,7 @@ macro_rules! square_of {
             "jnz 4b",
             "5:",
             "tilestored [{sums} + {sums_row}], tmm0", "tilestored [{sums} + {sums_row} + 64], tmm1",
-            "tilestored [{sums} + {sums_row} + {LOWER}], tmm2", "tilestored [{sums} + {sums_row} + {LOWER} + 64], tmm3",
+            "tilestored [{lower} + {sums_row}], tmm2", "tilestored [{lower} + {sums_row} + 64], tmm3",
             left = inout(reg) left.first => _,
             next_left = inout(reg) left.first.wrapping_byte_add(left.next) => _,
             left_row = in(reg) left.row,
@@ -77,9 +76,8 @@ macro_rules! square_of {
             right_step = in(reg) right.step,
             steps = inout(reg) steps => _,
             sums = in(reg) sums,
-            sums_row = in(reg) SUMS,
-            go_on = in(reg) u32::from(go_on),
-            LOWER = const LOWER,
+            sums_row = in(reg) sums_row,
+            lower = inout(reg) u64::from(go_on) => _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             // Memory is read and written and the flags change, which is what is assumed without an option.

@@ -56,10 +56,12 @@ fn words(count: usize, seed: u32) -> Vec<u32> {
 }
 
 /// The bits of the sums of a square.
-unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], go_on: bool) -> Vec<u32> {
+unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, go_on: bool) -> Vec<u32> {
     const STEPS: usize = 3;
     let (left, right) = (words(2 * STEPS * TILE, seed), words(2 * STEPS * TILE, seed + 1));
-    let mut sums: Vec<f32> = (0..4 * TILE).map(|index| index as f32 * 0.37).collect();
+    // Some that are none lie between their rows.
+    let row = 2 * SIDE + between;
+    let mut sums: Vec<f32> = (0..2 * SIDE * row).map(|index| index as f32 * 0.37).collect();
     let [left_stride, right_stride] = strides;
     // SAFETY: there are as many tiles and sums; the caller vouches for the machine.
     unsafe {
@@ -70,6 +72,7 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], go_on: bool) -> Vec<u
             streamed: if go_on { Streamed::Left } else { Streamed::Right },
             steps: STEPS,
             sums: sums.as_mut_ptr(),
+            sums_row: row * size_of::<f32>(),
             go_on,
         });
         T::end();
@@ -84,10 +87,13 @@ fn the_emulation_has_the_bits_of_the_registers() {
     }
     assert!(InstructionSet::Amx.is_available(), "permission, and vectors");
     for seed in 0..200 {
-        for (strides, go_on) in [([3 * TILE, 3 * TILE], false), ([0, 3 * TILE], true), ([3 * TILE, 0], true)] {
+        for (strides, between, go_on) in
+            [([3 * TILE, 3 * TILE], 0, false), ([0, 3 * TILE], 7, true), ([3 * TILE, 0], 0, true), ([0, 0], 48, false)]
+        {
             // SAFETY: the process has the permission, and the machine the vectors.
-            let (found, expected) =
-                unsafe { (square::<Emulated>(seed, strides, go_on), square::<Registers>(seed, strides, go_on)) };
+            let (found, expected) = unsafe {
+                (square::<Emulated>(seed, strides, between, go_on), square::<Registers>(seed, strides, between, go_on))
+            };
             assert_eq!(found, expected, "seed {seed}");
         }
     }

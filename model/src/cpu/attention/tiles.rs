@@ -1,5 +1,8 @@
 //! The small products inside attention in tiles of AMX: 32 rows and columns of sums at a time.
 //!
+//! What is added to a result goes on from it: an element is one chain of sums over all blocks, whether its square is whole
+//! or at an edge.
+//!
 //! Right operands are laid out as their tiles are, but for the distance of rows, and so are left ones that have their
 //! inner index side by side: whole tiles of these are read where they lie. The others are packed, with zeros behind the
 //! last element that is summed.
@@ -11,7 +14,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::operands::{Extent, Left, Output, Product, Right};
-use crate::cpu::amx::{SIDE, Square, Streamed, Strips, TILE, Tiles};
+use crate::cpu::amx::{SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
 use crate::cpu::product::with_words;
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector, transposed};
 
@@ -69,8 +72,23 @@ impl<T: Tiles> Routine for Squares<'_, '_, T> {
                     // Where both are short, neither has to go.
                     let streamed = Streamed::Right;
                     let steps = tiles(&inner).len();
-                    T::square(&Square { left, right, streamed, steps, sums: self.sums, go_on: false });
-                    finish::<V>(self.sums, rows.clone(), columns, output);
+                    let whole = rows.len() == SQUARE && columns.len() == SQUARE;
+                    let (sums, sums_row) = if whole {
+                        (output.values.add(rows.start * output.stride + columns.start), output.stride * WORD)
+                    } else {
+                        (self.sums, SUMS_ROW)
+                    };
+                    if !whole && output.add {
+                        each_line::<V>(self.sums, &rows, &columns, output, |sums, result, lanes| {
+                            V::load_first(result, lanes).store(sums);
+                        });
+                    }
+                    T::square(&Square { left, right, streamed, steps, sums, sums_row, go_on: output.add });
+                    if !whole {
+                        each_line::<V>(self.sums, &rows, &columns, output, |sums, result, lanes| {
+                            V::load(sums).store_first(result, lanes);
+                        });
+                    }
                 }
             }
         }
@@ -163,21 +181,25 @@ unsafe fn tiles_of_right(right: Right<u32>, columns: &Range<usize>, inner: &Rang
     Strips::packed(to, next(count, strip))
 }
 
-/// Writes the sums of a square that are of the result, or adds them.
+/// Runs a function for each vector of a square's sums, where it lies in the result, and how many lanes of it are of the
+/// result.
 ///
 /// # Safety
 /// As for [`product`].
 #[inline(always)]
-unsafe fn finish<V: Vector>(sums: *const f32, rows: Range<usize>, columns: Range<usize>, output: Output) {
-    for (number, row) in rows.enumerate() {
+unsafe fn each_line<V: Vector>(
+    sums: *mut f32,
+    rows: &Range<usize>,
+    columns: &Range<usize>,
+    output: Output,
+    run: impl Fn(*mut f32, *mut f32, usize),
+) {
+    for (number, row) in rows.clone().enumerate() {
         for first in (0..columns.len()).step_by(V::LANES) {
-            let lanes = V::LANES.min(columns.len() - first);
             // SAFETY: the sums are of a square, and the caller vouches for these elements of the result.
             unsafe {
                 let to = output.values.add(row * output.stride + columns.start + first);
-                let sums = V::load(sums.add(number * SQUARE + first));
-                let sums = if output.add { sums.add(V::load_first(to, lanes)) } else { sums };
-                sums.store_first(to, lanes);
+                run(sums.add(number * SQUARE + first), to, V::LANES.min(columns.len() - first));
             }
         }
     }

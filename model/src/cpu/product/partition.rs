@@ -44,7 +44,7 @@ const ROWS: usize = 24;
 /// Rows, and columns, of a square of tiles.
 const SQUARE: usize = 32;
 /// What a thread spends in tiles on packing a column of a part, in rows.
-const TILES_OF_COLUMN: usize = 30;
+const TILES_OF_COLUMN: usize = 60;
 /// And on reading a row of it, in columns.
 const TILES_OF_ROW: usize = 16;
 /// And on a part, in rows times columns.

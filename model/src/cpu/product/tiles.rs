@@ -13,14 +13,17 @@ use super::blocks::{INNER, blocks_of, inner_blocks, with_words};
 use super::kernel::store;
 use super::operands::{Operands, strips_of_right};
 use super::{Finish, Right, Side};
-use crate::cpu::amx::{Ready, SIDE, Square, Streamed, Strips, Tiles};
+use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
+use crate::ops::Write;
 
 /// Rows, and columns, of a square of sums.
 const SQUARE: usize = 2 * SIDE;
 /// Squares of columns, at most, whose panels are used in turn: with as many words along the inner dimension as there are
 /// at most, they take 768 KiB.
 const GROUP: usize = 8;
+/// Words along the inner dimension, whole tiles, that are packed together of columns whose rows lie contiguously.
+const ROWS: usize = SIDE;
 /// Tiles along the inner dimension of a piece, at most: those of 32 rows take 36 KiB.
 const PIECE: usize = 18;
 
@@ -81,17 +84,23 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
         self.inner.len().div_ceil(SIDE)
     }
 
-    /// Packs the columns, 32 at a time.
+    /// Packs the columns, 32 at a time: a few rows of a matrix that lies in rows, so that these are read from end to
+    /// end, or else all of them.
     ///
     /// # Safety
     /// The machine has the instructions, and the buffer the room.
     unsafe fn pack_right(&self) {
-        for (number, columns) in blocks_of(self.columns.len(), SQUARE).enumerate() {
-            let columns = self.columns.start + columns.start..self.columns.start + columns.end;
-            // SAFETY: the caller vouches for both.
-            unsafe {
-                let to = self.right.add(2 * number * self.strip);
-                self.a.pack_right(self.side.b, columns, self.inner.clone(), to, self.right_matrix);
+        let lies_in_rows = self.side.b.strides().1 == 1;
+        for words in blocks_of(self.inner.len(), if lies_in_rows { ROWS } else { self.inner.len() }) {
+            for (number, columns) in blocks_of(self.columns.len(), SQUARE).enumerate() {
+                let columns = self.columns.start + columns.start..self.columns.start + columns.end;
+                let first = words.start * columns.len().next_multiple_of(SIDE);
+                let words = self.inner.start + words.start..self.inner.start + words.end;
+                // SAFETY: the caller vouches for both.
+                unsafe {
+                    let to = self.right.add(2 * number * self.strip + first);
+                    self.a.pack_right(self.side.b, columns, words, to, self.right_matrix);
+                }
             }
         }
     }
@@ -135,7 +144,10 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
             for piece in blocks_of(steps, piece) {
                 for square in 0..squares {
                     // Those of one piece are finished before the next ones are summed in their place.
-                    let sums = self.sums.add(if pieces > 1 { square * SQUARE * SQUARE } else { 0 });
+                    let buffer = self.sums.add(if pieces > 1 { square * SQUARE * SQUARE } else { 0 });
+                    let result = self.whole_square(&rows, square);
+                    let (sums, sums_row) =
+                        result.map_or((buffer, SUMS_ROW), |c| (c, self.side.c.row_stride() * size_of::<f32>()));
                     for (number, (of_left, of_right)) in O::PRODUCTS.iter().enumerate() {
                         T::square(&Square {
                             left: left(*of_left).from(piece.start),
@@ -144,15 +156,25 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
                             streamed: Streamed::Right,
                             steps: piece.len(),
                             sums,
+                            sums_row,
                             go_on: piece.start > 0 || number > 0,
                         });
                     }
-                    if piece.end == steps {
+                    if piece.end == steps && result.is_none() {
                         self.finish(sums, &rows, square);
                     }
                 }
             }
         }
+    }
+
+    /// Where a square of the result lies of which nothing becomes but its sums: they are written there at once.
+    fn whole_square(&self, rows: &Range<usize>, square: usize) -> Option<*mut f32> {
+        let Finish { scale, bias, write } = self.side.finish;
+        let are_sums = self.inner.start == 0 && scale == 1.0 && bias.is_none() && write == Write::Replace;
+        let first = self.columns.start + square * SQUARE;
+        let is_whole = rows.len() == SQUARE && first + SQUARE <= self.columns.end;
+        (are_sums && is_whole).then(|| self.side.c.block(rows.start, first, SQUARE, SQUARE))
     }
 
     /// Finishes the sums of a square.

@@ -10,7 +10,7 @@ use half::bf16;
 use super::super::blocks::{blocks_of, with_words};
 use super::super::pack::avx512::pack_pairs;
 use super::super::{Finish, Target, View};
-use crate::cpu::amx::{Ready, SIDE, Square, Streamed, Strips, TILE, Tiles};
+use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector, prefetch};
 
 /// Rows of the weight in a square of sums.
@@ -78,7 +78,9 @@ impl Rows<'_> {
             let right = Strips::packed(self.right, 0).from(tiles.start);
             let (steps, sums, go_on) = (tiles.len(), self.sums, tiles.start > 0);
             // SAFETY: the tiles are whole or packed, and the caller vouches for the rest.
-            unsafe { T::square(&Square { left, right, streamed: Streamed::Left, steps, sums, go_on }) };
+            unsafe {
+                T::square(&Square { left, right, streamed: Streamed::Left, steps, sums, sums_row: SUMS_ROW, go_on })
+            };
         };
         for tiles in blocks_of(whole, PIECE) {
             // The machine does not follow as many rows at once by itself.

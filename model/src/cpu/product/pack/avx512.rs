@@ -346,9 +346,14 @@ unsafe fn pack_columns<W: Words>(
 ) {
     /// Bytes ahead that memory is asked for.
     const AHEAD: usize = 320;
+    let line = inner.len() * W::ELEMENTS * size_of::<W::Element>();
     for first in inner.clone().step_by(LANES) {
         let steps = LANES.min(inner.end - first);
         let element = first * W::ELEMENTS;
+        // Behind the end of these columns the next ones begin.
+        let done = (first - inner.start) * W::ELEMENTS * size_of::<W::Element>();
+        let behind = if done + AHEAD < line { 0 } else { LANES * b.row_stride() * size_of::<W::Element>() };
+        let ahead = if behind == 0 { AHEAD } else { (done + AHEAD - line).min(line) + behind - done };
         let elements = (b.columns() - element).min(steps * W::ELEMENTS);
         if count == LANES && elements == LANES * W::ELEMENTS {
             let (place, stride) = (b.pointer(column, element), b.row_stride());
@@ -356,7 +361,7 @@ unsafe fn pack_columns<W: Words>(
             b.pointer(column + LANES - 1, element + elements - 1);
             let words = std::array::from_fn(|lane| {
                 let place = place.wrapping_add(lane * stride);
-                prefetch(place.wrapping_byte_add(AHEAD));
+                prefetch(place.wrapping_byte_add(ahead));
                 // SAFETY: so many elements of each of so many columns are left.
                 unsafe { W::vector(place) }
             });
@@ -373,7 +378,7 @@ unsafe fn pack_columns<W: Words>(
             // SAFETY: so many elements of this column are left.
             *words = unsafe {
                 let place = b.pointer(column + lane, element);
-                prefetch(place.wrapping_byte_add(AHEAD));
+                prefetch(place.wrapping_byte_add(ahead));
                 W::contiguous(place, elements)
             };
         }
