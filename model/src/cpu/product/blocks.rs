@@ -17,7 +17,7 @@ use crate::cpu::plain::Line;
 use crate::cpu::simd::{Multiplier, Vector, prefetch};
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
-pub(super) const INNER: usize = 768;
+const INNER: usize = 768;
 /// Panels that are used in turn.
 const GROUP: usize = 4;
 /// Steps along the inner dimension that are copied together where each lies on another page.
@@ -66,7 +66,7 @@ pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: 
         unsafe {
             if is_copied {
                 for rows in blocks_of(a.rows(), COPIED_ROWS) {
-                    for inner in inner_blocks(a.columns()) {
+                    for inner in inner_blocks(a.columns(), INNER) {
                         blocks.copy_rows(rows.clone(), inner.clone());
                         groups().for_each(|panels| blocks.group(rows.clone(), panels, inner.clone()));
                     }
@@ -74,10 +74,10 @@ pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: 
             } else if a.columns() <= sides.len() * columns {
                 // The smaller operand is gone through again and again: here the left one, else the result.
                 for panels in groups() {
-                    inner_blocks(a.columns()).for_each(|inner| blocks.group(0..a.rows(), panels.clone(), inner));
+                    inner_blocks(a.columns(), INNER).for_each(|inner| blocks.group(0..a.rows(), panels.clone(), inner));
                 }
             } else {
-                for inner in inner_blocks(a.columns()) {
+                for inner in inner_blocks(a.columns(), INNER) {
                     groups().for_each(|panels| blocks.group(0..a.rows(), panels, inner.clone()));
                 }
             }
@@ -90,9 +90,9 @@ pub(super) fn blocks_of(extent: usize, length: usize) -> impl Iterator<Item = Ra
     (0..extent).step_by(length).map(move |first| first..extent.min(first + length))
 }
 
-/// Equal blocks of the inner dimension, the same for every part of a product.
-pub(super) fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
-    blocks_of(inner, inner.div_ceil(inner.div_ceil(INNER)).next_multiple_of(LINE))
+/// Equal blocks of the inner dimension, of so many words at most: the same for every part of a product.
+pub(super) fn inner_blocks(inner: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    blocks_of(inner, inner.div_ceil(inner.div_ceil(most)).next_multiple_of(LINE))
 }
 
 /// Products under way.

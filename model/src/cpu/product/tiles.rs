@@ -9,19 +9,23 @@
 
 use std::ops::Range;
 
-use super::blocks::{INNER, blocks_of, inner_blocks, with_words};
+use super::blocks::{blocks_of, inner_blocks, with_words};
 use super::kernel::store;
 use super::operands::{Operands, strips_of_right};
 use super::{Finish, Right, Side};
-use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, Tiles};
+use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 use crate::ops::Write;
 
 /// Rows, and columns, of a square of sums.
 const SQUARE: usize = 2 * SIDE;
-/// Squares of columns, at most, whose panels are used in turn: with as many words along the inner dimension as there are
-/// at most, they take 768 KiB.
+/// Words of the inner dimension whose sums go on from tile to tile, at most: results that are larger than a cache would
+/// be read and written again with each further block.
+const INNER: usize = 1024;
+/// Squares of columns, at most, whose panels are used in turn.
 const GROUP: usize = 8;
+/// And tiles of them along the inner dimension: of 32 columns each, they take 1 MiB.
+const GROUP_STEPS: usize = 512;
 /// Words along the inner dimension, whole tiles, that are packed together of columns whose rows lie contiguously.
 const ROWS: usize = SIDE;
 /// Tiles along the inner dimension of a piece, at most: those of 32 rows take 36 KiB.
@@ -37,7 +41,8 @@ pub(super) unsafe fn product<T: Tiles, O: Operands<R>, R: Right>(a: &O, sides: &
     let strip = INNER.min(words).next_multiple_of(SIDE) * SIDE;
     let squares = sides[0].b.columns().div_ceil(SQUARE);
     // What stays in a cache is as much, however many matrices it is of.
-    let group = squares.div_ceil(squares.div_ceil(GROUP / O::MATRICES).max(1));
+    let most = (GROUP_STEPS / (strip / TILE).max(1)).clamp(1, GROUP) / O::MATRICES;
+    let group = squares.div_ceil(squares.div_ceil(most.max(1)).max(1));
     let (left_matrix, right_matrix) = (2 * strip, 2 * group * strip);
     let (strips, sums) = (O::MATRICES * (left_matrix + right_matrix), group * SQUARE * SQUARE);
     with_words(strips + sums, |buffer| {
@@ -46,7 +51,7 @@ pub(super) unsafe fn product<T: Tiles, O: Operands<R>, R: Right>(a: &O, sides: &
         let (right, sums) = unsafe { (left.add(O::MATRICES * left_matrix), left.add(strips).cast::<f32>()) };
         // SAFETY: the caller vouches for the permission.
         let _ready = unsafe { Ready::<T>::new() };
-        for inner in inner_blocks(words) {
+        for inner in inner_blocks(words, INNER) {
             for side in sides {
                 for columns in blocks_of(side.b.columns(), group * SQUARE) {
                     let inner = inner.clone();
