@@ -455,8 +455,12 @@ pub trait Ops: Sized + Send + Sync + 'static {
         self.matmul(Form::Nt, scaling, &low_rank, b, Write::Add, &mut part)?;
         self.join_rows(&[&before, &part, &after], y)
     }
-    /// `c (+)= scale · (a times b in this form)`, for tensors that change at each step: adapters and weight
-    /// gradients (a weight's gradient is `Form::Tn` of `dy` and `x`, added).
+    /// Adds the gradient of a weight `[out, in]` of `y = x · Wᵀ`: `dyᵀ · x`.
+    fn weight_gradient(&self, dy: &Self::Tensor, x: &Self::Tensor, gradient: &mut Self::Tensor) -> Result {
+        self.matmul(Form::Tn, 1.0, dy, x, Write::Add, gradient)
+    }
+
+    /// `c (+)= scale · (a times b in this form)`, for tensors that change at each step, such as adapters.
     fn matmul(
         &self,
         form: Form,

@@ -247,7 +247,7 @@ impl<B: Ops> Matrix<B> {
     fn backward(&mut self, ops: &B, x: &B::Tensor, dy: &B::Tensor, dx: Option<(Write, &mut B::Tensor)>) -> Result {
         let (weight, gradient) = self.split();
         if let Some(gradient) = gradient {
-            ops.matmul(crate::ops::Form::Tn, 1.0, dy, x, Write::Add, gradient)?;
+            ops.weight_gradient(dy, x, gradient)?;
         }
         match dx {
             Some((write, dx)) => ops.linear_backward(dy, weight, write, dx),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use profile::{Profile, Work};
 
-use super::operand::{OperandBuffer, OperandTarget};
+use super::operand::{Operand, OperandBuffer, OperandTarget};
 use super::product::{Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
@@ -119,6 +119,30 @@ impl Cpu {
                 }
             }
         });
+    }
+}
+
+impl Cpu {
+    /// Adds the gradient of a weight, `dyᵀ · x`; `dy` may be there as an operand too. In tiles both are rounded to bf16,
+    /// as for all products with weights; elsewhere it is computed in f32, whatever else is.
+    pub(super) fn add_weight_gradient(
+        &self,
+        operand: Option<Operand<'_>>,
+        dy: View<'_>,
+        x: View<'_>,
+        gradient: &mut Tensor,
+    ) {
+        if self.compute != Compute::Bf16 || !self.set.has_tiles() {
+            return self.product(1.0, dy.transposed(), x, Write::Add, gradient.view_mut());
+        }
+        let [mut of_dy, mut of_x] = <[OperandBuffer; 2]>::default();
+        let of_dy = operand.unwrap_or_else(|| self.operand(dy, &mut of_dy));
+        match (of_dy, self.operand(x, &mut of_x)) {
+            (Operand::Pairs(of_dy), Operand::Pairs(of_x)) => {
+                self.product_across_rows(of_dy, of_x, x.columns(), gradient);
+            }
+            _ => unreachable!("a set with tiles multiplies pairs"),
+        }
     }
 }
 
@@ -423,6 +447,11 @@ impl Ops for Cpu {
             write,
             dx.view_mut(),
         );
+        Ok(())
+    }
+
+    fn weight_gradient(&self, dy: &Tensor, x: &Tensor, gradient: &mut Tensor) -> Result {
+        self.add_weight_gradient(None, dy.view(), x.view(), gradient);
         Ok(())
     }
 

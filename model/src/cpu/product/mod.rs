@@ -44,7 +44,7 @@ use crate::ops::FEW_ROWS;
 pub(super) use blocks::with_words;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
-use operands::{Pairs, Split};
+use operands::{AcrossRows, Pairs, Split};
 #[cfg(test)]
 use partition::Grain;
 pub(super) use right::{PairsRight, Right, Side};
@@ -268,6 +268,24 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
             (Path::Blocks, InstructionSet::NeonBf16) => blocks::product::<NeonBf16, R>(a, sides),
             (Path::Blocks, _) => unreachable!("pairs of {set}"),
             (Path::Split, _) => unreachable!("pairs are not split"),
+        }
+    }
+}
+
+/// `side.c += aᵀ · b`, what is summed over being the rows of both.
+///
+/// # Safety
+/// As for [`product_along`], and the set has tiles.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no set of another architecture has tiles"))]
+unsafe fn product_across_rows(set: InstructionSet, a: View<'_, bf16>, side: Side<'_, View<'_, bf16>>) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        match set {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Amx => tiles::product::<amx::Registers, _, _>(&AcrossRows(a), &[side]),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::AmxEmulated => tiles::product::<amx::Emulated, _, _>(&AcrossRows(a), &[side]),
+            _ => unreachable!("tiles of {set}"),
         }
     }
 }

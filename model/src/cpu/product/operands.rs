@@ -5,10 +5,12 @@
 
 use std::ops::Range;
 
+use super::pack::avx512::transpose_tile;
 use super::{Element, InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::instructions::multiversion;
 use crate::cpu::rounding::nearest;
+use half::bf16;
 
 /// A left operand, and how right ones are packed beside it. Words are pairs of values along the inner dimension.
 pub(super) trait Operands<R> {
@@ -116,6 +118,17 @@ impl<R: PairsRight> Operands<R> for Pairs<'_> {
     }
 
     unsafe fn pack_right(&self, b: R, columns: Range<usize>, inner: Range<usize>, to: *mut u32, _: usize) {
+        // SAFETY: the caller vouches for both.
+        unsafe { Pairs::pack_right_of(b, columns, inner, to) }
+    }
+}
+
+impl Pairs<'_> {
+    /// [`Operands::pack_right`] of one matrix.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn pack_right_of<R: PairsRight>(b: R, columns: Range<usize>, inner: Range<usize>, to: *mut u32) {
         let width = columns.len().next_multiple_of(SIDE);
         let (words, padded) = (inner.len() * width, inner.len().next_multiple_of(SIDE) * width);
         // SAFETY: the caller vouches for both: a panel of 32 columns is right tiles side by side.
@@ -124,6 +137,41 @@ impl<R: PairsRight> Operands<R> for Pairs<'_> {
             b.pack_pairs(InstructionSet::Avx512Bf16, inner, columns, width, panel);
             to.add(words).write_bytes(0, padded - words);
         }
+    }
+}
+
+/// A matrix of bf16 whose columns are the rows of the operand: what is summed over are its rows.
+pub(super) struct AcrossRows<'a>(pub View<'a, bf16>);
+
+impl<'b> Operands<View<'b, bf16>> for AcrossRows<'_> {
+    const MATRICES: usize = 1;
+    const PRODUCTS: &'static [(usize, usize)] = &[(0, 0)];
+
+    fn shape(&self) -> (usize, usize) {
+        (self.0.columns(), self.0.rows().div_ceil(2))
+    }
+
+    unsafe fn pack_left(&self, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
+        let tiles = words.len().div_ceil(SIDE);
+        // SAFETY: the caller vouches for the room. As a right operand the columns lie as in left tiles, but for rows and
+        // columns of each.
+        unsafe {
+            Pairs::pack_right_of(self.0, columns, words, to);
+            (0..tiles).for_each(|tile| transpose_tile(to.add(tile * TILE)));
+        }
+        let _ = matrix;
+    }
+
+    unsafe fn pack_right(
+        &self,
+        b: View<'b, bf16>,
+        columns: Range<usize>,
+        words: Range<usize>,
+        to: *mut u32,
+        _matrix: usize,
+    ) {
+        // SAFETY: the caller vouches for both.
+        unsafe { Pairs::pack_right_of(b, columns, words, to) }
     }
 }
 
@@ -191,7 +239,7 @@ impl<R: Right> Operands<R> for Split<'_> {
 fn split(value: f32) -> [u32; 2] {
     let high = nearest(value);
     let left = value - high.widen();
-    let rest = if left.is_finite() { nearest(left) } else { half::bf16::ZERO };
+    let rest = if left.is_finite() { nearest(left) } else { bf16::ZERO };
     [high, rest].map(|half| u32::from(half.to_bits()))
 }
 

@@ -10,7 +10,10 @@ pub(in crate::cpu) enum Grain {
     /// Vectors, in panels of columns.
     Vectors,
     /// Squares of tiles.
-    Tiles,
+    Tiles {
+        /// What a thread spends on reading a row of a part, in columns.
+        of_row: usize,
+    },
 }
 
 /// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no
@@ -45,8 +48,9 @@ const ROWS: usize = 24;
 const SQUARE: usize = 32;
 /// What a thread spends in tiles on packing a column of a part, in rows.
 const TILES_OF_COLUMN: usize = 60;
-/// And on reading a row of it, in columns.
-const TILES_OF_ROW: usize = 16;
+/// And on a row of it, in columns: one that is read where it lies, or nearly so, and one that is packed from columns.
+pub(super) const ROW_IN_PLACE: usize = 16;
+pub(super) const ROW_ACROSS: usize = 100;
 /// And on a part, in rows times columns.
 const TILES_OF_PART: usize = 2000;
 
@@ -57,7 +61,7 @@ impl Partition {
     pub(super) fn new(grain: Grain, (rows, columns): (usize, usize), threads: usize, most: usize) -> Self {
         match grain {
             Grain::Vectors => Self::of_vectors(rows, columns, threads, most),
-            Grain::Tiles => Self::of_tiles(rows, columns, threads, most),
+            Grain::Tiles { of_row } => Self::of_tiles((rows, columns), of_row, threads, most),
         }
     }
 
@@ -90,7 +94,7 @@ impl Partition {
     }
 
     /// Equal parts of whole squares, the fewest and squarest that keep the threads busy: of small ones, packing is most.
-    fn of_tiles(rows: usize, columns: usize, threads: usize, most: usize) -> Self {
+    fn of_tiles((rows, columns): (usize, usize), of_row: usize, threads: usize, most: usize) -> Self {
         let most = most.max(SQUARE * SQUARE);
         // One, two, three, four, six, eight, twelve … of equal blocks of whole squares.
         let powers = if most < rows * columns { 10 } else { threads.ilog2() + 4 };
@@ -103,7 +107,7 @@ impl Partition {
         let grids =
             blocks(rows).flat_map(|row_block| blocks(columns).map(move |column_block| (row_block, column_block)));
         let cost = |&(row_block, column_block): &(usize, usize)| {
-            let part = column_block * (row_block + TILES_OF_COLUMN) + row_block * TILES_OF_ROW + TILES_OF_PART;
+            let part = column_block * (row_block + TILES_OF_COLUMN) + row_block * of_row + TILES_OF_PART;
             let parts = rows.div_ceil(row_block) * columns.div_ceil(column_block);
             let waiting = if threads > 1 { part / SHARE_OF_WAITING } else { 0 };
             parts.div_ceil(threads) * part + waiting

@@ -8,6 +8,7 @@ use half::bf16;
 use memmap2::{MmapMut, MmapOptions};
 
 use super::super::Cpu;
+use super::super::rounding::nearest;
 use super::*;
 use crate::ops::{Compute, MatmulPrecision, Ops, Write};
 
@@ -285,7 +286,7 @@ fn every_element_is_in_one_part() {
         [(1, 1), (512, 576), (1024, 192), (512, 49152), (64, 49152), (1536, 8), (8, 1536), (1000, 47)]
     {
         for threads in [1, 2, 3, 4, 6, 8, 16] {
-            let grains = [Grain::Vectors, Grain::Tiles];
+            let grains = [Grain::Vectors, Grain::Tiles { of_row: 16 }];
             for (most, grain) in [1, 1 << 16, usize::MAX].into_iter().flat_map(|most| grains.map(|grain| (most, grain)))
             {
                 let partition = partition::Partition::new(grain, (rows, columns), threads, most);
@@ -339,6 +340,39 @@ fn of_high_precision_a_product_has_sixteen_bits() {
                     assert!(error < 3e-5, "{set} {m}x{n}x{k} at {row}, {column}: {error:e}");
                 }
             }
+        }
+    }
+}
+
+/// The gradient of a weight in tiles is the sum over rows of products of rounded values, whatever the number of threads;
+/// the emulation and the registers agree to the bit.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn across_rows_products_are_those_of_rounded_values() {
+    let sets = || [InstructionSet::Amx, InstructionSet::AmxEmulated].into_iter().filter(|set| set.is_available());
+    for (rows, outputs, inputs) in [(1, 3, 5), (33, 40, 70), (64, 32, 96), (2100, 7, 34)] {
+        let results = sets().flat_map(|set| [1, 3].map(|threads| (set, threads))).map(|(set, threads)| {
+            let cpu = Cpu::with_instructions(threads, Compute::Bf16, set).expect("threads");
+            let tensor = |columns: usize, seed: usize| {
+                let values: Vec<f32> = (0..rows * columns).map(|at| value(at / columns, at % columns, seed)).collect();
+                cpu.tensor(rows, columns, &values).expect("a tensor")
+            };
+            let (dy, x) = (tensor(outputs, 1), tensor(inputs, 2));
+            let mut gradient = cpu.zeros(outputs, inputs).expect("a tensor");
+            gradient.values_mut().fill(0.5);
+            cpu.weight_gradient(&dy, &x, &mut gradient).expect("a gradient");
+            gradient.values().to_vec()
+        });
+        let results: Vec<Vec<f32>> = results.collect();
+        let Some(first) = results.first() else { return eprintln!("skipped: this machine has no products of bf16") };
+        assert!(results.iter().all(|result| result == first), "{rows}x{outputs}x{inputs}");
+        for (at, found) in first.iter().enumerate() {
+            let of = |row, column, seed| f64::from(nearest(value(row, column, seed)).to_f32());
+            let sum: f64 = (0..rows).map(|row| of(row, at / inputs, 1) * of(row, at % inputs, 2)).sum();
+            assert!(
+                (f64::from(*found) - 0.5 - sum).abs() < 1e-5 * (rows as f64).sqrt(),
+                "{rows} at {at}: {found} {sum}"
+            );
         }
     }
 }

@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use profile::Work;
 
-use super::super::Cpu;
-use super::partition::{Grain, Partition};
+use super::super::{Cpu, Tensor};
+use super::partition::{Grain, Partition, ROW_ACROSS, ROW_IN_PLACE};
 use super::{Element, Finish, Path, Right, Side, View, ViewMut, product_along};
-use super::{PairsRight, product_of_pairs};
+use super::{PairsRight, product_across_rows, product_of_pairs};
 use crate::ops::Write;
 
 impl Cpu {
@@ -54,6 +54,26 @@ impl Cpu {
         });
     }
 
+    /// `c += aᵀ · b`, both pairs of bf16 along the columns of rows that are summed over; `b` and `c` have so many columns.
+    pub(in crate::cpu) fn product_across_rows(
+        &self,
+        a: View<'_, u32>,
+        b: View<'_, u32>,
+        columns: usize,
+        c: &mut Tensor,
+    ) {
+        let (a, b) = (a.of_halves(c.rows()), b.of_halves(columns));
+        assert_eq!(a.rows(), b.rows(), "rows that are summed over");
+        let _kernel = self.profile.kernel("weight gradient", || Work::product(a.columns(), a.rows(), b.columns()));
+        let finish = Finish { scale: 1.0, bias: None, write: Write::Add };
+        let grain = Grain::Tiles { of_row: ROW_ACROSS };
+        self.each_part(grain, [a.columns(), b.columns(), a.rows()], c.view_mut(), |rows, columns, c| {
+            let (a, side) = (a.column_range(rows), Side { b: b.column_range(columns), finish, c });
+            // SAFETY: parts do not overlap, and only a set with tiles has such products.
+            unsafe { product_across_rows(self.set, a, side) };
+        });
+    }
+
     /// What computes a product, of f32 or of pairs, that has this path.
     pub(in crate::cpu) fn grain(&self, path: Path, of_pairs: bool) -> Grain {
         let in_tiles = match self.of_floats(path) {
@@ -61,7 +81,7 @@ impl Cpu {
             Path::Blocks => of_pairs && self.set.has_tiles(),
             Path::Split => true,
         };
-        if in_tiles { Grain::Tiles } else { Grain::Vectors }
+        if in_tiles { Grain::Tiles { of_row: ROW_IN_PLACE } } else { Grain::Vectors }
     }
 
     /// Runs a function for each part of a result of so many rows and columns, and so many products for each element.

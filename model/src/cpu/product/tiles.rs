@@ -23,7 +23,7 @@ const SQUARE: usize = 2 * SIDE;
 /// be read and written again with each further block.
 const INNER: usize = 1024;
 /// Squares of columns, at most, whose panels are used in turn.
-const GROUP: usize = 8;
+const GROUP: usize = 16;
 /// And tiles of them along the inner dimension: of 32 columns each, they take 1 MiB.
 const GROUP_STEPS: usize = 512;
 /// Words along the inner dimension, whole tiles, that are packed together of columns whose rows lie contiguously.

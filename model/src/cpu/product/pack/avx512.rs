@@ -390,6 +390,21 @@ unsafe fn pack_columns<W: Words>(
     }
 }
 
+/// Exchanges rows and columns of a tile.
+///
+/// # Safety
+/// The machine has the instructions, and a tile lies there that is the caller's alone.
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu::product) unsafe fn transpose_tile(tile: *mut u32) {
+    // SAFETY: the caller vouches for the tile.
+    unsafe {
+        let rows = std::array::from_fn(|row| _mm512_loadu_si512(tile.add(row * LANES).cast()));
+        for (row, words) in transpose(rows).into_iter().enumerate() {
+            _mm512_storeu_si512(tile.add(row * LANES).cast(), words);
+        }
+    }
+}
+
 /// Exchanges rows and columns of 16 × 16 words.
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
