@@ -32,7 +32,7 @@ use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
-use model::ops::Compute;
+use model::ops::{Compute, MatmulPrecision};
 use model::parameter::Trainability;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
@@ -62,6 +62,7 @@ struct Arguments {
     targets: String,
     trained: Trained,
     compute: Compute,
+    precision: MatmulPrecision,
     recompute: Recompute,
     threads: usize,
     steps: usize,
@@ -95,12 +96,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let measured = match arguments.kernels {
         Kernels::Cpu => {
-            let kernels = Cpu::with_instructions(
-                arguments.threads,
-                arguments.compute,
-                InstructionSet::chosen(arguments.compute, None),
-            )?
-            .recorded_by(arguments.profile.clone());
+            // Products of 16 bits are in tiles, which f32 else has no use for.
+            let chosen_for = match arguments.precision {
+                MatmulPrecision::Highest => arguments.compute,
+                MatmulPrecision::High => Compute::Bf16,
+            };
+            let set = InstructionSet::chosen(chosen_for, None);
+            let kernels = Cpu::with_instructions(arguments.threads, arguments.compute, set)?
+                .with_matmul_precision(arguments.precision)
+                .recorded_by(arguments.profile.clone());
             run(kernels, &arguments)?
         }
         Kernels::Candle => {
@@ -133,6 +137,7 @@ impl Arguments {
             targets: "q_proj,v_proj".to_owned(),
             trained: Trained::Adapter,
             compute: Compute::F32,
+            precision: MatmulPrecision::default(),
             recompute: Recompute::None,
             threads: 1,
             steps: 5,
@@ -183,6 +188,13 @@ impl Arguments {
                     "f32" => Compute::F32,
                     "bf16" => Compute::Bf16,
                     _ => return Err("a dtype is f32 or bf16".into()),
+                }
+            }
+            "--matmul-precision" => {
+                self.precision = match value {
+                    "highest" => MatmulPrecision::Highest,
+                    "high" => MatmulPrecision::High,
+                    _ => return Err("a precision is highest or high".into()),
                 }
             }
             "--recompute" => {

@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::pack::avx512::transpose_tile;
 use super::{Element, InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::instructions::multiversion;
 use crate::cpu::rounding::nearest;
-use half::bf16;
 
 /// A left operand, and how right ones are packed beside it. Words are pairs of values along the inner dimension.
 pub(super) trait Operands<R> {
@@ -151,15 +152,14 @@ impl<'b> Operands<View<'b, bf16>> for AcrossRows<'_> {
         (self.0.columns(), self.0.rows().div_ceil(2))
     }
 
-    unsafe fn pack_left(&self, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
+    unsafe fn pack_left(&self, columns: Range<usize>, words: Range<usize>, to: *mut u32, _matrix: usize) {
         let tiles = words.len().div_ceil(SIDE);
-        // SAFETY: the caller vouches for the room. As a right operand the columns lie as in left tiles, but for rows and
-        // columns of each.
+        // SAFETY: the caller vouches for the room. Packed as right tiles, those of 16 columns are left ones but for the
+        // order of rows and columns.
         unsafe {
             Pairs::pack_right_of(self.0, columns, words, to);
             (0..tiles).for_each(|tile| transpose_tile(to.add(tile * TILE)));
         }
-        let _ = matrix;
     }
 
     unsafe fn pack_right(

@@ -115,11 +115,14 @@ impl<const R: usize> Routine for Sums<'_, R> {
                 let mut sums = [Avx512::splat(0.0); R];
                 for tile in (0..inner).step_by(VALUES) {
                     let count = inner - tile;
-                    let words = transposed(lines.map(|line| {
+                    // In a loop of this function: what a function of the library calls is compiled without the
+                    // instructions.
+                    let mut words = [_mm512_setzero_ps(); SIDE];
+                    for (words, line) in words.iter_mut().zip(lines) {
                         prefetch(line.wrapping_add(tile).wrapping_byte_add(AHEAD));
-                        _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(first(count), line.add(tile).cast()))
-                    }));
-                    add_tile(&mut sums, words, self.widened.as_ptr().add(tile), self.padded);
+                        *words = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(first(count), line.add(tile).cast()));
+                    }
+                    add_tile(&mut sums, transposed(words), self.widened.as_ptr().add(tile), self.padded);
                 }
                 for (to, sums) in self.sums.iter_mut().zip(sums) {
                     sums.store(to.as_mut_ptr().add(rows.start));
@@ -141,8 +144,8 @@ unsafe fn add_tile<const R: usize>(sums: &mut [Avx512; R], words: [__m512; SIDE]
         let mut chains = [[Avx512::of(_mm512_setzero_ps()); 2]; R];
         for (pair, words) in words.into_iter().enumerate() {
             let bits = std::mem::transmute::<__m512, __m512i>(words);
-            let halves = [_mm512_slli_epi32::<16>(bits), _mm512_and_si512(bits, second_half)];
-            let halves = halves.map(|half| Avx512::of(_mm512_castsi512_ps(half)));
+            let first_half = Avx512::of(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)));
+            let halves = [first_half, Avx512::of(_mm512_castsi512_ps(_mm512_and_si512(bits, second_half)))];
             for (row, chains) in chains.iter_mut().enumerate() {
                 for (half, chain) in chains.iter_mut().enumerate() {
                     let x = Avx512::splat(*x.add(row * stride + 2 * pair + half));

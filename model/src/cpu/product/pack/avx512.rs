@@ -398,7 +398,10 @@ unsafe fn pack_columns<W: Words>(
 pub(in crate::cpu::product) unsafe fn transpose_tile(tile: *mut u32) {
     // SAFETY: the caller vouches for the tile.
     unsafe {
-        let rows = std::array::from_fn(|row| _mm512_loadu_si512(tile.add(row * LANES).cast()));
+        let mut rows = [_mm512_setzero_si512(); LANES];
+        for (row, words) in rows.iter_mut().enumerate() {
+            *words = _mm512_loadu_si512(tile.add(row * LANES).cast());
+        }
         for (row, words) in transpose(rows).into_iter().enumerate() {
             _mm512_storeu_si512(tile.add(row * LANES).cast(), words);
         }
