@@ -123,8 +123,8 @@ impl Cpu {
 }
 
 impl Cpu {
-    /// Adds the gradient of a weight, `dyᵀ · x`; `dy` may be there as an operand too. In tiles both are rounded to bf16,
-    /// as for all products with weights; elsewhere it is computed in f32, whatever else is.
+    /// Adds the gradient of a weight, `dyᵀ · x`; `dy` may be there as an operand too. In tiles both are rounded to
+    /// bf16, as for all products with weights; elsewhere it is computed in f32, whatever else is.
     pub(super) fn add_weight_gradient(
         &self,
         operand: Option<Operand<'_>>,

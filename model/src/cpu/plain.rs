@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 
-/// As long and as aligned as a cache line: buffers are made of these. A vector, or a row of a tile, that begins within a
-/// line is read as two.
+/// As long and as aligned as a cache line: buffers are made of these. A vector, or a row of a tile, that begins within
+/// a line is read as two.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(64))]
 pub(super) struct Line([u128; 4]);

@@ -1,7 +1,7 @@
 //! The small products inside attention in tiles of AMX: 32 rows and columns of sums at a time.
 //!
-//! What is added to a result goes on from it: an element is one chain of sums over all blocks, whether its square is whole
-//! or at an edge.
+//! What is added to a result goes on from it: an element is one chain of sums over all blocks, whether its square is
+//! whole or at an edge.
 //!
 //! Right operands are laid out as their tiles are, but for the distance of rows, and so are left ones that have their
 //! inner index side by side: whole tiles of these are read where they lie. The others are packed, with zeros behind the

@@ -54,8 +54,8 @@ pub(super) fn strips_of_right(first: *const u32, columns: usize) -> Strips {
 /// Bytes of a cache line, and of a row of a tile.
 const LINE: usize = 64;
 
-/// Whether 32 rows, so many lines apart, of so many lines stay in a first-level cache with 64 sets of 12 lines: it is to
-/// hold other things beside.
+/// Whether 32 rows, so many lines apart, of so many lines stay in a first-level cache with 64 sets of 12 lines: it is
+/// to hold other things beside.
 fn fits_first_level(distance: usize, lines: usize) -> bool {
     const SETS: usize = 64;
     const WAYS: usize = 10;

@@ -93,7 +93,8 @@ impl Partition {
         }
     }
 
-    /// Equal parts of whole squares, the fewest and squarest that keep the threads busy: of small ones, packing is most.
+    /// Equal parts of whole squares, the fewest and squarest that keep the threads busy: of small ones, packing is
+    /// most.
     fn of_tiles((rows, columns): (usize, usize), of_row: usize, threads: usize, most: usize) -> Self {
         let most = most.max(SQUARE * SQUARE);
         // One, two, three, four, six, eight, twelve … of equal blocks of whole squares.

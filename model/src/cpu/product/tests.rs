@@ -12,8 +12,8 @@ use super::super::rounding::nearest;
 use super::*;
 use crate::ops::{Compute, MatmulPrecision, Ops, Write};
 
-/// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks; and whole tiles, which are read where
-/// they lie.
+/// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks; and whole tiles, which are read
+/// where they lie.
 const SHAPES: [(usize, usize, usize); 15] = [
     (1, 1, 1),
     (3, 5, 7),
@@ -344,8 +344,8 @@ fn of_high_precision_a_product_has_sixteen_bits() {
     }
 }
 
-/// The gradient of a weight in tiles is the sum over rows of products of rounded values, whatever the number of threads;
-/// the emulation and the registers agree to the bit.
+/// The gradient of a weight in tiles is the sum over rows of products of rounded values, whatever the number of
+/// threads; the emulation and the registers agree to the bit.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn across_rows_products_are_those_of_rounded_values() {

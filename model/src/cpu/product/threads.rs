@@ -54,7 +54,8 @@ impl Cpu {
         });
     }
 
-    /// `c += aᵀ · b`, both pairs of bf16 along the columns of rows that are summed over; `b` and `c` have so many columns.
+    /// `c += aᵀ · b`, both pairs of bf16 along the columns of rows that are summed over; `b` and `c` have so many
+    /// columns.
     pub(in crate::cpu) fn product_across_rows(
         &self,
         a: View<'_, u32>,
