@@ -276,7 +276,10 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
 ///
 /// # Safety
 /// As for [`product_along`], and the set has tiles.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no set of another architecture has tiles"))]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(unused_variables, unused_unsafe, reason = "no set of another architecture has tiles")
+)]
 unsafe fn product_across_rows(set: InstructionSet, a: View<'_, bf16>, side: Side<'_, View<'_, bf16>>) {
     // SAFETY: the caller vouches for it.
     unsafe {
