@@ -346,14 +346,16 @@ unsafe fn pack_columns<W: Words>(
 ) {
     /// Bytes ahead that memory is asked for.
     const AHEAD: usize = 320;
-    let line = inner.len() * W::ELEMENTS * size_of::<W::Element>();
+    let [columns_bytes, row_bytes] = [inner.len() * W::ELEMENTS, b.row_stride()].map(|n| n * size_of::<W::Element>());
     for first in inner.clone().step_by(LANES) {
         let steps = LANES.min(inner.end - first);
         let element = first * W::ELEMENTS;
         // Behind the end of these columns the next ones begin.
         let done = (first - inner.start) * W::ELEMENTS * size_of::<W::Element>();
-        let behind = if done + AHEAD < line { 0 } else { LANES * b.row_stride() * size_of::<W::Element>() };
-        let ahead = if behind == 0 { AHEAD } else { (done + AHEAD - line).min(line) + behind - done };
+        let ahead = match (done + AHEAD).checked_sub(columns_bytes) {
+            None => AHEAD,
+            Some(of_next) => (LANES * row_bytes + of_next.min(columns_bytes)).saturating_sub(done),
+        };
         let elements = (b.columns() - element).min(steps * W::ELEMENTS);
         if count == LANES && elements == LANES * W::ELEMENTS {
             let (place, stride) = (b.pointer(column, element), b.row_stride());
