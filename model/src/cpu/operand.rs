@@ -13,7 +13,7 @@ use half::bf16;
 use profile::Work;
 
 use super::attention::{Columns, Operands, Qkv};
-use super::product::{Target, View};
+use super::product::{Path, SplitView, Target, View};
 use super::rounding::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::ops::Compute;
@@ -25,14 +25,22 @@ pub(super) enum Operand<'a> {
     F32(View<'a>),
     /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
     Pairs(View<'a, u32>),
+    /// In f32, split into two of bf16: of products with parts of a weight.
+    Split(SplitView<'a>),
 }
 
 impl<'a> Operand<'a> {
+    /// Whether products of it are products of bf16.
+    pub(super) fn is_in_bf16(self) -> bool {
+        matches!(self, Self::Pairs(_) | Self::Split(_))
+    }
+
     /// Whether it has so many columns; pairs may be padded with one more.
     pub(super) fn is_of(self, columns: usize) -> bool {
         match self {
             Self::F32(view) => view.columns() == columns,
             Self::Pairs(pairs) => pairs.columns() == columns.div_ceil(2),
+            Self::Split(split) => split.columns() == columns,
         }
     }
 
@@ -49,6 +57,7 @@ impl<'a> Operand<'a> {
                 buffer.extend(halves.take(columns).map(f32::from_bits));
                 buffer
             }
+            Self::Split(_) => unreachable!("a row of an operand that was split"),
         }
     }
 
@@ -57,6 +66,7 @@ impl<'a> Operand<'a> {
         match self {
             Self::F32(view) => view.rows(),
             Self::Pairs(pairs) => pairs.rows(),
+            Self::Split(split) => split.rows(),
         }
     }
 
@@ -65,6 +75,7 @@ impl<'a> Operand<'a> {
         match self {
             Self::F32(view) => Self::F32(view.row_range(rows)),
             Self::Pairs(pairs) => Self::Pairs(pairs.row_range(rows)),
+            Self::Split(split) => Self::Split(split.row_range(rows)),
         }
     }
 }
@@ -200,6 +211,21 @@ impl Cpu {
                 });
                 buffer.operand()
             }
+        }
+    }
+
+    /// An operand of a product of which each thread computes parts: split once for all of them, where f32 is multiplied
+    /// so.
+    pub(super) fn operand_of_parts<'a>(
+        &self,
+        x: Operand<'a>,
+        path: Path,
+        columns: usize,
+        buffer: &'a mut Tensor,
+    ) -> Operand<'a> {
+        match x {
+            Operand::F32(x) if self.splits(path, x.columns(), columns) => Operand::Split(self.split(x, buffer)),
+            x => x,
         }
     }
 

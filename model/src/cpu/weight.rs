@@ -125,7 +125,7 @@ impl Weight {
             Sense::Backward => self.out_features,
         };
         let rate = match a {
-            Operand::F32(_) => Rate::F32,
+            Operand::F32(_) | Operand::Split(_) => Rate::F32,
             Operand::Pairs(_) => Rate::Bf16,
         };
         let bytes = self.bytes() as usize * inner * columns / (self.out_features * self.in_features).max(1);
@@ -137,6 +137,7 @@ impl Weight {
         match a {
             Operand::F32(a) => Path::of(a, self.strides(sense)),
             Operand::Pairs(a) => Path::of(a, self.strides(sense)),
+            Operand::Split(_) => Path::Blocks,
         }
     }
 
@@ -369,6 +370,10 @@ impl Cpu {
                 (Operand::F32(a), _, Some(sides), _, _) => self.product_along(path, a, &sides),
                 (Operand::F32(a), _, _, Some(sides), _) => self.product_along(path, a, &sides),
                 (Operand::F32(a), _, _, _, Some(sides)) => self.product_along(path, a, &sides),
+                (Operand::Split(a), Some(sides), _, _, _) => self.product_of_split_along(a, &sides),
+                (Operand::Split(a), _, Some(sides), _, _) => self.product_of_split_along(a, &sides),
+                (Operand::Split(a), _, _, Some(sides), _) => self.product_of_split_along(a, &sides),
+                (Operand::Split(a), _, _, _, Some(sides)) => self.product_of_split_along(a, &sides),
                 (Operand::Pairs(a), _, Some(sides), _, _) => self.product_of_pairs_along(path, a, &sides),
                 (Operand::Pairs(a), _, _, _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
                 _ if parts.len() > 1 => {
@@ -424,6 +429,7 @@ impl Cpu {
                 self.product_of_pairs(a, self.widened(&**values, sense), finish, c);
             }
             (Values::F32(_) | Values::F16(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
+            (_, Operand::Split(_)) => unreachable!("an operand of a whole product is split by the product"),
         }
     }
 

@@ -16,6 +16,7 @@ mod pack;
 mod partition;
 mod portable;
 mod right;
+mod split;
 #[cfg(target_arch = "aarch64")]
 mod squares;
 mod threads;
@@ -44,10 +45,11 @@ use crate::ops::FEW_ROWS;
 pub(super) use blocks::with_words;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
-use operands::{AcrossRows, Pairs, Split};
+use operands::{AcrossRows, One, Pairs, Split};
 #[cfg(test)]
 use partition::Grain;
 pub(super) use right::{PairsRight, Right, Side};
+pub(super) use split::SplitView;
 pub(super) use view::{Target, View, ViewMut};
 pub(super) use widened::{BlockWeight, Order, WeightBlock, Widened};
 
@@ -188,8 +190,6 @@ pub(super) enum Path {
     FewRows,
     /// In blocks, the right operand packed.
     Blocks,
-    /// In blocks, f32 being multiplied in tiles in three products of bf16 ([`MatmulPrecision::High`]).
-    Split,
 }
 
 impl Path {
@@ -215,15 +215,6 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
     unsafe {
         match (path, set) {
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
-            #[cfg(target_arch = "x86_64")]
-            (Path::Split, InstructionSet::Amx) => {
-                tiles::product::<amx::Registers, _, R>(&Split::new(a, set), sides);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Path::Split, InstructionSet::AmxEmulated) => {
-                tiles::product::<amx::Emulated, _, R>(&Split::new(a, set), sides);
-            }
-            (Path::Split, _) => unreachable!("tiles of {set}"),
             #[cfg(target_arch = "x86_64")]
             (
                 Path::Blocks,
@@ -259,15 +250,50 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
                 b.few_rows_of_pairs(set, a.of_halves(b.rows()), finish, c);
             }),
             #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, _, R>(&Pairs(a), sides),
-            #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, _, R>(&Pairs(a), sides),
+            (Path::Blocks, InstructionSet::Amx | InstructionSet::AmxEmulated) => {
+                product_in_tiles(set, &One([Pairs(a)]), sides);
+            }
             #[cfg(target_arch = "x86_64")]
             (Path::Blocks, InstructionSet::Avx512Bf16) => blocks::product::<Avx512Bf16, R>(a, sides),
             #[cfg(target_arch = "aarch64")]
             (Path::Blocks, InstructionSet::NeonBf16) => blocks::product::<NeonBf16, R>(a, sides),
             (Path::Blocks, _) => unreachable!("pairs of {set}"),
-            (Path::Split, _) => unreachable!("pairs are not split"),
+        }
+    }
+}
+
+/// As [`product_along`], of values that are split, in tiles.
+///
+/// # Safety
+/// As there, and the set has tiles.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no set of another architecture has tiles"))]
+unsafe fn product_of_split<R: Right>(set: InstructionSet, a: SplitView<'_>, sides: &[Side<'_, R>]) {
+    assert!(sides.iter().all(|side| a.columns() == side.b.rows()), "inner dimensions");
+    // SAFETY: the caller vouches for it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        if a.halves[0].column_stride() == 1 {
+            product_in_tiles(set, &Split { left: a.halves.map(|half| Pairs(half.of_pairs())), set }, sides);
+        } else {
+            product_in_tiles(set, &Split { left: a.halves.map(|half| AcrossRows(half.transposed())), set }, sides);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("tiles of {set}");
+}
+
+/// A product in the tiles of a set.
+///
+/// # Safety
+/// As for [`tiles::product`], and the set has tiles.
+#[cfg(target_arch = "x86_64")]
+unsafe fn product_in_tiles<R: Right>(set: InstructionSet, a: &impl operands::Operands<R>, sides: &[Side<'_, R>]) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        match set {
+            InstructionSet::Amx => tiles::product::<amx::Registers, _, R>(a, sides),
+            InstructionSet::AmxEmulated => tiles::product::<amx::Emulated, _, R>(a, sides),
+            _ => unreachable!("tiles of {set}"),
         }
     }
 }
@@ -276,21 +302,15 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: Vi
 ///
 /// # Safety
 /// As for [`product_along`], and the set has tiles.
-#[cfg_attr(
-    not(target_arch = "x86_64"),
-    allow(unused_variables, unused_unsafe, reason = "no set of another architecture has tiles")
-)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, reason = "no set of another architecture has tiles"))]
 unsafe fn product_across_rows(set: InstructionSet, a: View<'_, bf16>, side: Side<'_, View<'_, bf16>>) {
     // SAFETY: the caller vouches for it.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
-        match set {
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Amx => tiles::product::<amx::Registers, _, _>(&AcrossRows(a), &[side]),
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::AmxEmulated => tiles::product::<amx::Emulated, _, _>(&AcrossRows(a), &[side]),
-            _ => unreachable!("tiles of {set}"),
-        }
+        product_in_tiles(set, &One([AcrossRows(a)]), &[side]);
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("tiles of {set}");
 }
 
 #[cfg(test)]

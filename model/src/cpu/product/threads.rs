@@ -8,8 +8,8 @@ use profile::Work;
 
 use super::super::{Cpu, Tensor};
 use super::partition::{Grain, Partition, ROW_ACROSS, ROW_IN_PLACE};
-use super::{Element, Finish, Path, Right, Side, View, ViewMut, product_along};
-use super::{PairsRight, product_across_rows, product_of_pairs};
+use super::{Element, Finish, PairsRight, Path, Right, Side, SplitView, View, ViewMut};
+use super::{product_across_rows, product_along, product_of_pairs, product_of_split};
 use crate::ops::Write;
 
 impl Cpu {
@@ -28,12 +28,32 @@ impl Cpu {
 
     /// `c (+)= scale · a · b (+ bias)`, over the threads.
     pub(in crate::cpu) fn finished_product<R: Right>(&self, a: View<'_>, b: R, finish: Finish<'_>, c: ViewMut<'_>) {
-        let path = self.of_floats(Path::of(a, b.strides()));
+        let path = Path::of(a, b.strides());
+        if self.splits(path, b.rows(), b.columns()) {
+            let mut buffer = Tensor::default();
+            return self.product_of_split(self.split(a, &mut buffer), b, finish, c);
+        }
         let grain = self.grain(path, false);
         self.each_part(grain, [a.rows(), b.columns(), b.rows()], c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: parts do not overlap.
             unsafe { product_along(path, self.set, a, &[Side { b, finish, c }]) };
+        });
+    }
+
+    /// The same of values that are split.
+    pub(in crate::cpu) fn product_of_split<R: Right>(
+        &self,
+        a: SplitView<'_>,
+        b: R,
+        finish: Finish<'_>,
+        c: ViewMut<'_>,
+    ) {
+        let grain = self.grain(Path::Blocks, true);
+        self.each_part(grain, [a.rows(), b.columns(), b.rows()], c, |rows, columns, c| {
+            let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
+            // SAFETY: parts do not overlap, and only with a set that has tiles operands are split.
+            unsafe { product_of_split(self.set, a, &[Side { b, finish, c }]) };
         });
     }
 
@@ -75,14 +95,9 @@ impl Cpu {
         });
     }
 
-    /// What computes a product, of f32 or of pairs, that has this path.
-    pub(in crate::cpu) fn grain(&self, path: Path, of_pairs: bool) -> Grain {
-        let in_tiles = match self.of_floats(path) {
-            Path::FewRows => false,
-            Path::Blocks => of_pairs && self.set.has_tiles(),
-            Path::Split => true,
-        };
-        if in_tiles { Grain::Tiles { of_row: ROW_IN_PLACE } } else { Grain::Vectors }
+    /// What computes a product that has this path, of f32 or of bf16.
+    pub(in crate::cpu) fn grain(&self, path: Path, of_bf16: bool) -> Grain {
+        if path == Path::Blocks && of_bf16 && self.set.has_tiles() { Grain::Tiles { of_row: ROW_IN_PLACE } } else { Grain::Vectors }
     }
 
     /// Runs a function for each part of a result of so many rows and columns, and so many products for each element.
@@ -134,12 +149,16 @@ impl Cpu {
     /// Nobody else may read or write the elements of each result meanwhile.
     pub(in crate::cpu) unsafe fn product_along<R: Right>(&self, path: Path, a: View<'_>, sides: &[Side<'_, R>]) {
         // SAFETY: the caller vouches for the results.
-        unsafe { product_along(self.of_floats(path), self.set, a, sides) }
+        unsafe { product_along(path, self.set, a, sides) }
     }
 
-    /// How a product of f32 is computed whose operands have this path.
-    fn of_floats(&self, path: Path) -> Path {
-        if self.splits && path == Path::Blocks { Path::Split } else { path }
+    /// As [`Cpu::product_along`], of values that are split.
+    ///
+    /// # Safety
+    /// As there.
+    pub(in crate::cpu) unsafe fn product_of_split_along<R: Right>(&self, a: SplitView<'_>, sides: &[Side<'_, R>]) {
+        // SAFETY: the caller vouches for the results, and only with a set that has tiles operands are split.
+        unsafe { product_of_split(self.set, a, sides) }
     }
 
     /// As [`Cpu::product_along`], `a` being pairs of bf16.

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::blocks::{blocks_of, inner_blocks, with_words};
 use super::kernel::store;
-use super::operands::{Operands, strips_of_right};
+use super::operands::{Left, Operands, strips_of_right};
 use super::{Finish, Right, Side};
 use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
@@ -37,7 +37,7 @@ const PIECE: usize = 18;
 /// The machine has [`Avx512Bf16`]'s instructions and the process the permission to use `T`, the sides are of one shape,
 /// and nobody else may read or write the `a.rows × b.columns` elements of each `c` meanwhile.
 pub(super) unsafe fn product<T: Tiles, O: Operands<R>, R: Right>(a: &O, sides: &[Side<'_, R>]) {
-    let (rows, words) = a.shape();
+    let (rows, words) = a.left()[0].shape();
     let strip = INNER.min(words).next_multiple_of(SIDE) * SIDE;
     let squares = sides[0].b.columns().div_ceil(SQUARE);
     // What stays in a cache is as much, however many matrices it is of.
@@ -117,8 +117,13 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
     unsafe fn pack_left(&self, rows: &Range<usize>) {
         for (number, part) in blocks_of(rows.len(), SIDE).enumerate() {
             let rows = rows.start + part.start..rows.start + part.end;
-            // SAFETY: the caller vouches for both.
-            unsafe { self.a.pack_left(rows, self.inner.clone(), self.left.add(number * self.strip), self.left_matrix) };
+            for (matrix, left) in self.a.left().iter().enumerate() {
+                // SAFETY: the caller vouches for both.
+                unsafe {
+                    let to = self.left.add(matrix * self.left_matrix + number * self.strip);
+                    left.pack(rows.clone(), self.inner.clone(), to);
+                }
+            }
         }
     }
 
@@ -141,11 +146,14 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
         };
         // SAFETY: the buffers have the tiles, which are packed; the caller vouches for the results.
         unsafe {
-            let in_place = self.a.left_in_place(&rows, &self.inner, piece);
-            if in_place.is_none() {
+            let in_place = |left: &O::Left| left.in_place(&rows, &self.inner, O::MATRICES * piece);
+            let is_in_place = self.a.left().iter().all(|left| in_place(left).is_some());
+            if !is_in_place {
                 self.pack_left(&rows);
             }
-            let left = |matrix: usize| in_place.unwrap_or_else(|| packed(matrix));
+            let left: [Strips; 2] = [0, O::MATRICES - 1].map(|matrix| {
+                in_place(&self.a.left()[matrix]).filter(|_| is_in_place).unwrap_or_else(|| packed(matrix))
+            });
             for piece in blocks_of(steps, piece) {
                 for square in 0..squares {
                     // Those of one piece are finished before the next ones are summed in their place.
@@ -155,7 +163,7 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
                         result.map_or((buffer, SUMS_ROW), |c| (c, self.side.c.row_stride() * size_of::<f32>()));
                     for (number, (of_left, of_right)) in O::PRODUCTS.iter().enumerate() {
                         T::square(&Square {
-                            left: left(*of_left).from(piece.start),
+                            left: left[*of_left].from(piece.start),
                             right: right(*of_right, square).from(piece.start),
                             // The rows are read again for the next square, its columns are not for a while.
                             streamed: Streamed::Right,

@@ -109,6 +109,17 @@ impl<'a> View<'a, u32> {
     }
 }
 
+impl<'a> View<'a, bf16> {
+    /// The other way: rows of halves, which begin at whole words, as pairs. Behind an odd row there is a half more.
+    pub(super) fn of_pairs(self) -> View<'a, u32> {
+        assert!(self.column_stride == 1 && self.row_stride.is_multiple_of(2), "rows of whole words");
+        // SAFETY: as above.
+        let (before, values, _) = unsafe { self.values.align_to::<u32>() };
+        assert!(before.is_empty(), "rows that begin at whole words");
+        View::new(values, self.rows, self.columns.div_ceil(2), self.row_stride / 2)
+    }
+}
+
 /// A matrix to write, of which parts are written by several threads at once.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Target<'a> {

@@ -189,7 +189,9 @@ impl Cpu {
         let dropped = self.dropped_gradient(&block.down_proj, of_low_rank, draws);
         let work = || block.down_proj.matrix.weight.work(dy, Sense::Backward, width);
         let _kernel = self.profile.kernel("linear backward and gated", work);
-        let grain = self.grain(down[0].path, matches!(dy, Operand::Pairs(_)));
+        let mut buffer = Tensor::default();
+        let dy = self.operand_of_parts(dy, down[0].path, width, &mut buffer);
+        let grain = self.grain(down[0].path, dy.is_in_bf16());
         self.each_small_part(
             grain,
             (rows, width),

@@ -182,7 +182,9 @@ impl Cpu {
         let wanted = Wanted::with_values(reads_values(&block.down_proj));
         let target = self.prepared_target(rows, width, wanted, &mut hidden);
         let products = rows * 2 * width * block.norm.weight.value.columns();
-        let grain = self.grain(halves[0].path, matches!(x, Operand::Pairs(_)));
+        let mut buffer = Tensor::default();
+        let x = self.operand_of_parts(x, halves[0].path, width, &mut buffer);
+        let grain = self.grain(halves[0].path, x.is_in_bf16());
         self.each_small_part(grain, (rows, width), PART / 2, products, |rows, columns| {
             let count = columns.len();
             let lengths = [if is_rounded { rows.len() * 2 * count } else { 0 }, count];
