@@ -212,6 +212,7 @@ unsafe fn tile_flops<T: Tiles>() -> f64 {
             left: Strips::packed(words, STEPS * TILE),
             right: Strips::packed(right, STEPS * TILE),
             streamed: Streamed::Right,
+            rests: None,
             steps: STEPS,
             sums: sums.cast(),
             sums_row: SUMS_ROW,

@@ -75,7 +75,7 @@ impl Routine for OfSquare<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Square { left, right, streamed: _, steps, sums: to, sums_row, go_on } = *self.0;
+        let Square { left, right, streamed: _, rests, steps, sums: to, sums_row, go_on } = *self.0;
         for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let line = |line: usize| to.wrapping_byte_add((row * SIDE + line) * sums_row).wrapping_add(column * SIDE);
             let mut sums = [[0.0; SIDE]; SIDE];
@@ -86,13 +86,20 @@ impl Routine for OfSquare<'_> {
                         *sums = line(number).cast::<[f32; SIDE]>().read_unaligned();
                     }
                 }
+                let tile = |strips: Strips, number: usize, step: usize, distance: isize| -> Words {
+                    let first = strips.from(step).first.wrapping_byte_add(number * strips.next);
+                    let line = |line: usize| first.wrapping_byte_add(line * strips.row).wrapping_byte_offset(distance);
+                    std::array::from_fn(|number| line(number).cast::<[u32; SIDE]>().read_unaligned())
+                };
                 for step in 0..steps {
-                    let [left, right] = [(left, row), (right, column)].map(|(strips, number): (Strips, usize)| {
-                        let first = strips.from(step).first.wrapping_byte_add(number * strips.next);
-                        let line = |line: usize| first.wrapping_byte_add(line * strips.row).cast::<[u32; SIDE]>();
-                        std::array::from_fn(|number| line(number).read_unaligned())
-                    });
-                    multiply(&mut sums, &left, &right);
+                    let [left_tile, right_tile] = [tile(left, row, step, 0), tile(right, column, step, 0)];
+                    if let Some([of_left, _]) = rests {
+                        multiply(&mut sums, &tile(left, row, step, of_left), &right_tile);
+                    }
+                    multiply(&mut sums, &left_tile, &right_tile);
+                    if let Some([_, of_right]) = rests {
+                        multiply(&mut sums, &left_tile, &tile(right, column, step, of_right));
+                    }
                 }
                 for (number, sums) in sums.iter().enumerate() {
                     line(number).cast::<[f32; SIDE]>().write_unaligned(*sums);

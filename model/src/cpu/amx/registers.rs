@@ -34,7 +34,7 @@ static WHOLE: Configuration = {
 /// it loads out of the first-level cache.
 macro_rules! square_of {
     ($square:ident, $load_left:literal, $load_right:literal) => {{
-        let Square { left, right, streamed: _, steps, sums, sums_row, go_on } = *$square;
+        let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
         asm!(
             "test {lower:e}, {lower:e}",
             // Sixteen rows further down; the flags stay.
@@ -86,6 +86,89 @@ macro_rules! square_of {
     }};
 }
 
+/// Distances that the loop of a square with rests reads from memory: there are not as many registers.
+#[repr(C)]
+struct Distances {
+    left_rest: isize,
+    right_rest: isize,
+    left_step: usize,
+    right_step: usize,
+}
+
+/// As [`square_of`], of operands with rests: eight tiles are loaded for twelve products.
+macro_rules! split_square_of {
+    ($square:ident, $rests:ident, $load_left:literal, $load_right:literal) => {{
+        let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
+        let [left_rest, right_rest] = $rests;
+        let distances = Distances { left_rest, right_rest, left_step: left.step, right_step: right.step };
+        asm!(
+            "test {lower:e}, {lower:e}",
+            "lea {lower}, [{sums} + {sums_row} * 8]", "lea {lower}, [{lower} + {sums_row} * 8]",
+            "jnz 2f",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "jmp 3f",
+            "2:",
+            "tileloadd tmm0, [{sums} + {sums_row}]", "tileloadd tmm1, [{sums} + {sums_row} + 64]",
+            "tileloadd tmm2, [{lower} + {sums_row}]", "tileloadd tmm3, [{lower} + {sums_row} + 64]",
+            "3:",
+            "test {steps}, {steps}",
+            "jz 5f",
+            ".p2align 4",
+            "4:",
+            // Left rests.
+            "mov {rest}, [{distances}]", "add {rest}, {left}",
+            concat!($load_left, " tmm4, [{rest} + {left_row}]"),
+            concat!($load_right, " tmm6, [{right} + {right_row}]"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            concat!($load_right, " tmm7, [{next_right} + {right_row}]"),
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "mov {rest}, [{distances}]", "add {rest}, {next_left}",
+            concat!($load_left, " tmm5, [{rest} + {left_row}]"),
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // Both values.
+            concat!($load_left, " tmm4, [{left} + {left_row}]"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            concat!($load_left, " tmm5, [{next_left} + {left_row}]"),
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            // Right rests.
+            "mov {rest}, [{distances} + 8]", "add {rest}, {right}",
+            concat!($load_right, " tmm6, [{rest} + {right_row}]"),
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "mov {rest}, [{distances} + 8]", "add {rest}, {next_right}",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            concat!($load_right, " tmm7, [{rest} + {right_row}]"),
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {left}, [{distances} + 16]", "add {next_left}, [{distances} + 16]",
+            "add {right}, [{distances} + 24]", "add {next_right}, [{distances} + 24]",
+            "dec {steps}",
+            "jnz 4b",
+            "5:",
+            "tilestored [{sums} + {sums_row}], tmm0", "tilestored [{sums} + {sums_row} + 64], tmm1",
+            "tilestored [{lower} + {sums_row}], tmm2", "tilestored [{lower} + {sums_row} + 64], tmm3",
+            left = inout(reg) left.first => _,
+            next_left = inout(reg) left.first.wrapping_byte_add(left.next) => _,
+            left_row = in(reg) left.row,
+            right = inout(reg) right.first => _,
+            next_right = inout(reg) right.first.wrapping_byte_add(right.next) => _,
+            right_row = in(reg) right.row,
+            distances = in(reg) &raw const distances,
+            rest = out(reg) _,
+            steps = inout(reg) steps => _,
+            sums = in(reg) sums,
+            sums_row = in(reg) sums_row,
+            lower = inout(reg) u64::from(go_on) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            // As above.
+            options(nostack),
+        );
+    }};
+}
+
 impl Tiles for Registers {
     unsafe fn begin() {
         // SAFETY: the caller vouches for the permission; the instruction reads 64 bytes, which this is, and makes the
@@ -116,9 +199,11 @@ impl Tiles for Registers {
     unsafe fn square(square: &Square) {
         // SAFETY: the caller vouches for tiles and sums, and that the thread is ready.
         unsafe {
-            match square.streamed {
-                Streamed::Left => square_of!(square, "tileloaddt1", "tileloadd"),
-                Streamed::Right => square_of!(square, "tileloadd", "tileloaddt1"),
+            match (square.streamed, square.rests) {
+                (Streamed::Left, None) => square_of!(square, "tileloaddt1", "tileloadd"),
+                (Streamed::Right, None) => square_of!(square, "tileloadd", "tileloaddt1"),
+                (Streamed::Left, Some(rests)) => split_square_of!(square, rests, "tileloaddt1", "tileloadd"),
+                (Streamed::Right, Some(rests)) => split_square_of!(square, rests, "tileloadd", "tileloaddt1"),
             }
         }
     }

@@ -56,9 +56,11 @@ fn words(count: usize, seed: u32) -> Vec<u32> {
 }
 
 /// The bits of the sums of a square.
-unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, go_on: bool) -> Vec<u32> {
+unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, [go_on, split]: [bool; 2]) -> Vec<u32> {
     const STEPS: usize = 3;
-    let (left, right) = (words(2 * STEPS * TILE, seed), words(2 * STEPS * TILE, seed + 1));
+    // The rests of the left operand lie behind its values, those of the right one before them.
+    let (left, right) = (words(4 * STEPS * TILE, seed), words(4 * STEPS * TILE, seed + 1));
+    let distance = (2 * STEPS * TILE * size_of::<u32>()) as isize;
     // Some that are none lie between their rows.
     let row = 2 * SIDE + between;
     let mut sums: Vec<f32> = (0..2 * SIDE * row).map(|index| index as f32 * 0.37).collect();
@@ -68,8 +70,9 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, go_on
         T::begin();
         T::square(&Square {
             left: Strips::packed(left.as_ptr(), left_stride),
-            right: Strips::packed(right.as_ptr(), right_stride),
+            right: Strips::packed(right[2 * STEPS * TILE..].as_ptr(), right_stride),
             streamed: if go_on { Streamed::Left } else { Streamed::Right },
+            rests: split.then_some([distance, -distance]),
             steps: STEPS,
             sums: sums.as_mut_ptr(),
             sums_row: row * size_of::<f32>(),
@@ -78,6 +81,37 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, go_on
         T::end();
     }
     sums.into_iter().map(f32::to_bits).collect()
+}
+
+/// A square of operands with rests is the three squares of their matrices, a step after the other.
+#[test]
+fn of_operands_with_rests_three_products_are_summed() {
+    if !InstructionSet::AmxEmulated.is_available() {
+        return eprintln!("skipped: the emulation needs AVX-512 with bf16");
+    }
+    let operands = [words(4 * TILE, 1), words(4 * TILE, 3)];
+    let strips = |operand: usize, rests: usize| Strips::packed(operands[operand][rests * 2 * TILE..].as_ptr(), TILE);
+    let run = |products: &[(usize, usize)], rests: Option<[isize; 2]>| {
+        let mut sums = vec![1.0f32; 4 * TILE];
+        for (left, right) in products {
+            // SAFETY: there are as many tiles and sums, and the machine has the vectors.
+            unsafe {
+                Emulated::square(&Square {
+                    left: strips(0, *left),
+                    right: strips(1, *right),
+                    streamed: Streamed::Right,
+                    rests,
+                    steps: 1,
+                    sums: sums.as_mut_ptr(),
+                    sums_row: 2 * SIDE * size_of::<f32>(),
+                    go_on: true,
+                });
+            }
+        }
+        sums.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let distance = (2 * TILE * size_of::<u32>()) as isize;
+    assert_eq!(run(&[(0, 0)], Some([distance; 2])), run(&[(1, 0), (0, 0), (0, 1)], None));
 }
 
 #[test]
@@ -90,11 +124,13 @@ fn the_emulation_has_the_bits_of_the_registers() {
         for (strides, between, go_on) in
             [([3 * TILE, 3 * TILE], 0, false), ([0, 3 * TILE], 7, true), ([3 * TILE, 0], 0, true), ([0, 0], 48, false)]
         {
-            // SAFETY: the process has the permission, and the machine the vectors.
-            let (found, expected) = unsafe {
-                (square::<Emulated>(seed, strides, between, go_on), square::<Registers>(seed, strides, between, go_on))
-            };
-            assert_eq!(found, expected, "seed {seed}");
+            for how in [[go_on, false], [go_on, true]] {
+                // SAFETY: the process has the permission, and the machine the vectors.
+                let (found, expected) = unsafe {
+                    (square::<Emulated>(seed, strides, between, how), square::<Registers>(seed, strides, between, how))
+                };
+                assert_eq!(found, expected, "seed {seed} {how:?}");
+            }
         }
     }
 }

@@ -83,7 +83,7 @@ impl<T: Tiles> Routine for Squares<'_, '_, T> {
                             V::load_first(result, lanes).store(sums);
                         });
                     }
-                    T::square(&Square { left, right, streamed, steps, sums, sums_row, go_on: output.add });
+                    T::square(&Square { left, right, streamed, rests: None, steps, sums, sums_row, go_on: output.add });
                     if !whole {
                         each_line::<V>(self.sums, &rows, &columns, output, |sums, result, lanes| {
                             V::load(sums).store_first(result, lanes);

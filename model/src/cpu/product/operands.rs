@@ -36,10 +36,8 @@ pub(super) trait Left {
 pub(super) trait Operands<R> {
     /// The form of the left ones.
     type Left: Left;
-    /// Matrices that an operand is.
+    /// Matrices that an operand is: its values or, of such as are split, the nearest values and the rests.
     const MATRICES: usize;
-    /// Which of the left and of the right ones are multiplied, summed in this order.
-    const PRODUCTS: &'static [(usize, usize)];
 
     /// The left ones, which are of one shape.
     fn left(&self) -> &[Self::Left];
@@ -149,7 +147,6 @@ pub(super) struct One<L>(pub [L; 1]);
 impl<R: PairsRight, L: Left> Operands<R> for One<L> {
     type Left = L;
     const MATRICES: usize = 1;
-    const PRODUCTS: &'static [(usize, usize)] = &[(0, 0)];
 
     fn left(&self) -> &[L] {
         &self.0
@@ -190,8 +187,6 @@ pub(super) struct Split<L> {
 impl<R: Right, L: Left> Operands<R> for Split<L> {
     type Left = L;
     const MATRICES: usize = 2;
-    /// The small ones first.
-    const PRODUCTS: &'static [(usize, usize)] = &[(1, 0), (0, 1), (0, 0)];
 
     fn left(&self) -> &[L] {
         &self.left

@@ -97,7 +97,11 @@ impl Cpu {
 
     /// What computes a product that has this path, of f32 or of bf16.
     pub(in crate::cpu) fn grain(&self, path: Path, of_bf16: bool) -> Grain {
-        if path == Path::Blocks && of_bf16 && self.set.has_tiles() { Grain::Tiles { of_row: ROW_IN_PLACE } } else { Grain::Vectors }
+        if path == Path::Blocks && of_bf16 && self.set.has_tiles() {
+            Grain::Tiles { of_row: ROW_IN_PLACE }
+        } else {
+            Grain::Vectors
+        }
     }
 
     /// Runs a function for each part of a result of so many rows and columns, and so many products for each element.

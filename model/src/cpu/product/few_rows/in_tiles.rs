@@ -79,7 +79,16 @@ impl Rows<'_> {
             let (steps, sums, go_on) = (tiles.len(), self.sums, tiles.start > 0);
             // SAFETY: the tiles are whole or packed, and the caller vouches for the rest.
             unsafe {
-                T::square(&Square { left, right, streamed: Streamed::Left, steps, sums, sums_row: SUMS_ROW, go_on })
+                T::square(&Square {
+                    left,
+                    right,
+                    streamed: Streamed::Left,
+                    rests: None,
+                    steps,
+                    sums,
+                    sums_row: SUMS_ROW,
+                    go_on,
+                })
             };
         };
         for tiles in blocks_of(whole, PIECE) {
