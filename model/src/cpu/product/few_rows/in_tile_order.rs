@@ -19,14 +19,16 @@ use super::super::blocks::{blocks_of, with_words};
 use super::super::{Element, Finish, Target, View};
 use super::in_tiles::VALUES;
 use crate::cpu::amx::SIDE;
-use crate::cpu::simd::{Avx512, Avx512Bf16, Multiplier, Routine, Vector, first, prefetch, transposed};
+use crate::cpu::simd::{Avx512, Avx512Bf16, Multiplier, Routine, Vector, first, prefetch, prefetch_far, transposed};
 
 /// Rows that it is worth for.
 pub(super) const ROWS: usize = 4;
 /// Rows of the weight whose sums are finished together.
 const BLOCK: usize = 4 * SIDE;
-/// How far ahead of its use memory is asked for in each row, in bytes.
-const AHEAD: usize = 512;
+/// How far ahead of its use a line is asked for in each row, in bytes: from the second-level cache into the first.
+const AHEAD: usize = 128;
+/// Bytes of a line.
+const LINE: usize = 64;
 
 /// `c (+)= scale · a · b (+ bias)` of up to [`ROWS`] rows, the rows of `a` and the columns of `b` lying contiguously.
 ///
@@ -112,12 +114,19 @@ impl<const R: usize> Routine for Sums<'_, R> {
             // SAFETY: the caller vouches for the machine; lines have `inner` values, rows that are widened as many as
             // fill tiles, and blocks of sums whole vectors.
             unsafe {
+                let next = lines[0].wrapping_add(SIDE * self.weight.row_stride());
                 let mut sums = [Avx512::splat(0.0); R];
                 for tile in (0..inner).step_by(VALUES) {
                     let count = inner - tile;
                     // In a loop of this function: what a function of the library calls is compiled without the
                     // instructions.
                     let mut words = [_mm512_setzero_ps(); SIDE];
+                    // From memory the next rows are asked for, all bytes in the order in which they lie: the machine
+                    // does not follow sixteen rows at once by itself.
+                    let asked = tile / VALUES * SIDE * LINE;
+                    for line in 0..SIDE {
+                        prefetch_far(next.wrapping_byte_add(asked + line * LINE));
+                    }
                     for (words, line) in words.iter_mut().zip(lines) {
                         prefetch(line.wrapping_add(tile).wrapping_byte_add(AHEAD));
                         *words = _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(first(count), line.add(tile).cast()));
