@@ -54,6 +54,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stored", choices=["f32", "bf16"], help="ours reads its weights from a checkpoint of this type")
+    parser.add_argument("--optimizer", choices=["adamw", "adamw_8bit", "adamw_bf16"], help="of ours; PyTorch has its AdamW; default: adamw")
     parser.add_argument("--matmul-precision", choices=["highest", "high"], help="of ours in f32; default: highest")
     arguments = parser.parse_args()
     python = measure.python_with("torch", "transformers", "peft")
@@ -73,6 +74,7 @@ def compare(case, dtype, extra, ours, python, arguments):
     """One case in one number type."""
     common = [*extra, "--dtype", dtype, "--threads", arguments.threads, "--steps", arguments.steps]
     own = ["--stored", arguments.stored] if arguments.stored else []
+    own += ["--optimizer", arguments.optimizer] if arguments.optimizer else []
     own += ["--matmul-precision", arguments.matmul_precision] if arguments.matmul_precision else []
     programs = {"pipeline": ([ours, "--bench", *common, *own], {})}
     if python is not None:

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights
-//! and no adapter. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does;
+//! and no adapter; `--optimizer adamw_8bit` or `adamw_bf16` keeps their moments in fewer bits. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does;
 //! `--quantize nf4` beside it quantises the linear layers while they are read.
 //! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
 //!
@@ -33,11 +33,12 @@ use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
 use model::ops::{Compute, MatmulPrecision};
+use model::optimizer::{AdamW, AdamW8bit, MomentDtype, Optimizer};
 use model::parameter::Trainability;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
 use model::random::{Address, Purpose, Stream};
-use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
+use model::trainer::{Recompute, TrainOptions, Trained, Trainer};
 use model::weights::{BaseFormat, Nf4, QuantizedBase};
 use profile::Profile;
 
@@ -64,6 +65,7 @@ struct Arguments {
     compute: Compute,
     precision: MatmulPrecision,
     recompute: Recompute,
+    optimizer: Optimizer,
     threads: usize,
     steps: usize,
     warmup: usize,
@@ -139,6 +141,7 @@ impl Arguments {
             compute: Compute::F32,
             precision: MatmulPrecision::default(),
             recompute: Recompute::None,
+            optimizer: AdamW::default().into(),
             threads: 1,
             steps: 5,
             warmup: 2,
@@ -202,6 +205,14 @@ impl Arguments {
                     "none" => Recompute::None,
                     "layers" => Recompute::Layers,
                     _ => return Err("what is computed again is none or layers".into()),
+                }
+            }
+            "--optimizer" => {
+                self.optimizer = match value {
+                    "adamw" => AdamW::default().into(),
+                    "adamw_8bit" => AdamW8bit::default().into(),
+                    "adamw_bf16" => AdamW { state_dtype: MomentDtype::Bf16, ..AdamW::default() }.into(),
+                    _ => return Err("an optimizer is adamw, adamw_8bit or adamw_bf16 (moments in bf16)".into()),
                 }
             }
             "--stored" => {
@@ -287,11 +298,10 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
         let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
         decoder.attach(&adapter)?;
     }
-    let adamw = Optimizer::AdamW(AdamW::default());
     let options = TrainOptions {
         max_grad_norm: Some(MAX_GRAD_NORM),
         recompute: arguments.recompute,
-        ..TrainOptions::new(arguments.trained, adamw)
+        ..TrainOptions::new(arguments.trained, arguments.optimizer)
     };
     let mut trainer = Trainer::new(decoder, options)?;
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::blocks::blocks_of;
-use super::pack::avx512::transpose_tile;
+use super::pack::avx512::{pack_split, transpose_tile};
 use super::split::split_rows;
 use super::{InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
@@ -195,6 +195,10 @@ impl<R: Right, L: Left> Operands<R> for Split<L> {
     unsafe fn pack_right(&self, b: R, columns: Range<usize>, words: Range<usize>, to: *mut u32, matrix: usize) {
         /// Words that are packed before they are split: they stay in the first-level cache.
         const WORDS: usize = 4 * SIDE;
+        if let Some(b) = b.floats() {
+            // SAFETY: the caller vouches for the machine, and for the room.
+            return unsafe { pack_split(b, words, columns, [to, to.add(matrix)]) };
+        }
         let width = columns.len().next_multiple_of(SIDE);
         with_buffers([2 * WORDS * width], |[panel]| {
             for piece in blocks_of(words.len().next_multiple_of(SIDE), WORDS) {

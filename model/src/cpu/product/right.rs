@@ -44,6 +44,11 @@ pub(in crate::cpu) trait Right: Copy + Send + Sync {
         None
     }
 
+    /// The operand as a matrix of f32, if it lies as one.
+    fn floats(&self) -> Option<View<'_>> {
+        None
+    }
+
     /// A product of few rows, the columns being contiguous.
     ///
     /// # Safety
@@ -135,6 +140,10 @@ impl<T: Element> Right for View<'_, T> {
     fn in_place(self, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
         let lies_so = self.column_stride() == 1;
         lies_so.then(|| T::floats(self.pointer(inner.start, columns.start))).flatten().map(|at| (at, self.row_stride()))
+    }
+
+    fn floats(&self) -> Option<View<'_>> {
+        View::floats(*self)
     }
 
     unsafe fn few_rows(self, set: InstructionSet, a: View<'_>, finish: Finish<'_>, c: Target<'_>) {

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::Element;
+
 /// A matrix to read, element `(i, j)` being `values[i · row_stride + j · column_stride]`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct View<'a, T = f32> {
@@ -106,6 +108,17 @@ impl<'a> View<'a, u32> {
         // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
         let (_, values, _) = unsafe { self.values.align_to::<bf16>() };
         View::new(values, self.rows, columns, 2 * self.row_stride)
+    }
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// The same matrix as one of f32, if it is that.
+    pub(super) fn floats(self) -> Option<View<'a, f32>> {
+        let Self { values, rows, columns, row_stride, column_stride } = self;
+        let place = T::floats(values.as_ptr())?;
+        // SAFETY: the values are f32, and these are all of them.
+        let values = unsafe { std::slice::from_raw_parts(place, values.len()) };
+        Some(View { values, rows, columns, row_stride, column_stride })
     }
 }
 

@@ -3,8 +3,10 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_castps_si512, _mm512_cvtepu16_epi32,
-    _mm512_cvtph_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512,
+    __m256i, __m512, __m512bh, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps,
+    _mm512_extracti64x4_epi64, _mm512_fpclass_ps_mask, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_epi32, _mm512_maskz_loadu_ps, _mm512_maskz_sub_ps, _mm512_or_si512, _mm512_setzero_ps,
     _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_si512,
 };
 use std::marker::PhantomData;
@@ -389,6 +391,141 @@ unsafe fn pack_columns<W: Words>(
             // SAFETY: the caller vouches for the panel.
             unsafe { _mm512_storeu_si512(panel.add((first - inner.start + step) * width).cast(), words) };
         }
+    }
+}
+
+/// Packs f32, [split](super::super::split) into two matrices of bf16, as right tiles side by side: zero beyond the last
+/// row and column, to whole tiles.
+///
+/// # Safety
+/// The machine has the instructions, and each panel has the room.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(in crate::cpu::product) unsafe fn pack_split(
+    b: View<'_, f32>,
+    words: Range<usize>,
+    columns: Range<usize>,
+    panels: [*mut u32; 2],
+) {
+    let width = columns.len().next_multiple_of(LANES);
+    for first in words.clone().step_by(LANES) {
+        let rows = 2 * first..b.rows().min(2 * words.end).min(2 * (first + LANES));
+        let (place, lies_in_rows) = ((first - words.start) * width, b.column_stride() == 1);
+        for column in columns.clone().step_by(LANES) {
+            let (count, lane) = (LANES.min(columns.end - column), column - columns.start);
+            // SAFETY: the caller vouches for the instructions, and each panel has so many words.
+            unsafe {
+                let panels = [panels[0].add(place + lane), panels[1].add(place + lane)];
+                if lies_in_rows {
+                    split_rows(b, rows.clone(), column, count, panels, width);
+                } else {
+                    split_columns(b.transposed(), rows.clone(), column, count, panels, width);
+                }
+            }
+        }
+    }
+}
+
+/// Up to 32 rows, which lie contiguously, of up to 16 columns.
+///
+/// # Safety
+/// As for [`pack_split`].
+#[inline(always)]
+unsafe fn split_rows(
+    b: View<'_, f32>,
+    rows: Range<usize>,
+    column: usize,
+    count: usize,
+    panels: [*mut u32; 2],
+    width: usize,
+) {
+    /// Rows ahead that memory is asked for.
+    const AHEAD: usize = 32;
+    for step in 0..LANES {
+        let row = rows.start + 2 * step;
+        // SAFETY: the caller vouches for the instructions and the panels; rows and columns are those of `b`.
+        unsafe {
+            let mut values = [_mm512_setzero_ps(); 2];
+            for (number, values) in values.iter_mut().enumerate() {
+                if row + number < rows.end {
+                    let place = b.pointer(row + number, column);
+                    prefetch(place.wrapping_add(AHEAD * b.row_stride()));
+                    *values = _mm512_maskz_loadu_ps(first_lanes(count) as u16, place);
+                }
+            }
+            let halves = split(values);
+            for (halves, panel) in halves.into_iter().zip(panels) {
+                // Of one row after the other: a word has one of each.
+                let first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(halves));
+                let second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(halves));
+                let words = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
+                _mm512_storeu_si512(panel.add(step * width).cast(), words);
+            }
+        }
+    }
+}
+
+/// The same of columns that lie contiguously: `b` has them as rows.
+///
+/// # Safety
+/// As for [`pack_split`].
+#[inline(always)]
+unsafe fn split_columns(
+    b: View<'_, f32>,
+    rows: Range<usize>,
+    column: usize,
+    count: usize,
+    panels: [*mut u32; 2],
+    width: usize,
+) {
+    /// Bytes ahead that memory is asked for.
+    const AHEAD: usize = 384;
+    // SAFETY: the caller vouches for the instructions.
+    let mut halves = unsafe { [[_mm512_setzero_si512(); LANES]; 2] };
+    for lane in 0..count {
+        // SAFETY: the caller vouches for the instructions; so many values of this column are left.
+        unsafe {
+            let place = b.pointer(column + lane, rows.start);
+            let second = rows.len().saturating_sub(LANES);
+            prefetch(place.wrapping_byte_add(AHEAD));
+            prefetch(place.wrapping_byte_add(AHEAD + 64));
+            let values = [
+                _mm512_maskz_loadu_ps(first_lanes(rows.len().min(LANES)) as u16, place),
+                _mm512_maskz_loadu_ps(first_lanes(second) as u16, place.wrapping_add(LANES)),
+            ];
+            let [high, rest] = split(values);
+            (halves[0][lane], halves[1][lane]) = (high, rest);
+        }
+    }
+    for (halves, panel) in halves.into_iter().zip(panels) {
+        // SAFETY: the caller vouches for the panels.
+        unsafe {
+            for (step, words) in transpose(halves).into_iter().enumerate() {
+                _mm512_storeu_si512(panel.add(step * width).cast(), words);
+            }
+        }
+    }
+}
+
+/// Two vectors in two of bf16, the first one's values in the lower half: the nearest, and what they leave. Of a value
+/// whose nearest bf16 is not finite nothing is left.
+///
+/// # Safety
+/// The machine has the instructions.
+#[inline(always)]
+unsafe fn split(values: [__m512; 2]) -> [__m512i; 2] {
+    /// Not a number, of both kinds, or infinite, of both signs.
+    const NOT_FINITE: i32 = 0x99;
+    // SAFETY: the caller vouches for the instructions; vectors of as many bits are the same bits.
+    unsafe {
+        let high = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(values[1], values[0]));
+        let halves = [_mm512_castsi512_si256(high), _mm512_extracti64x4_epi64::<1>(high)];
+        let mut rest = [_mm512_setzero_ps(); 2];
+        for number in 0..2 {
+            let nearest = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves[number])));
+            let is_finite = !_mm512_fpclass_ps_mask::<NOT_FINITE>(nearest);
+            rest[number] = _mm512_maskz_sub_ps(is_finite, values[number], nearest);
+        }
+        [high, std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(rest[1], rest[0]))]
     }
 }
 
