@@ -20,6 +20,7 @@ for name, default in {
 }.items():
     arguments.add_argument(f"--{name}", type=int, default=default)
 arguments.add_argument("--weights", choices=["f32", "bf16", "int8", "int4", "q4_k", "q5_k", "q6_k"], default="bf16")
+arguments.add_argument("--extra-buffers", choices=["yes", "no"], default="yes", help="weights packed anew for this machine, AMX's among them")
 arguments = arguments.parse_args()
 
 # Threads that wait by spinning would count as work.
@@ -99,7 +100,9 @@ def load(path):
     """A context over the model."""
     llama_cpp.llama_log_set(quiet, None)
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.use_extra_bufts = arguments.extra_buffers == "yes"
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = arguments.batch * max(256, arguments.prompt + arguments.new + 2)
     settings.n_batch = settings.n_ubatch = max(512, arguments.batch * arguments.prompt)
