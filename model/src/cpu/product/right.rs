@@ -45,6 +45,7 @@ pub(in crate::cpu) trait Right: Copy + Send + Sync {
     }
 
     /// The operand as a matrix of f32, if it lies as one.
+    #[cfg(target_arch = "x86_64")]
     fn floats(&self) -> Option<View<'_>> {
         None
     }
@@ -142,6 +143,7 @@ impl<T: Element> Right for View<'_, T> {
         lies_so.then(|| T::floats(self.pointer(inner.start, columns.start))).flatten().map(|at| (at, self.row_stride()))
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn floats(&self) -> Option<View<'_>> {
         View::floats(*self)
     }

@@ -99,6 +99,7 @@ multiversion! {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 multiversion! {
     /// Splits rows of so many values, two rows to one of words.
     pub(super) fn split_rows(values: &[f32], width: usize, high: &mut [u32], rest: &mut [u32]) {

@@ -7,8 +7,11 @@ use std::marker::PhantomData;
 use half::bf16;
 use memmap2::{MmapMut, MmapOptions};
 
+use super::super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::super::Tensor;
+#[cfg(target_arch = "x86_64")]
 use super::super::rounding::nearest;
-use super::super::{Cpu, Tensor};
 use super::*;
 use crate::ops::{Compute, MatmulPrecision, Ops, Write};
 

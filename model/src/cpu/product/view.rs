@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
 use super::Element;
 
 /// A matrix to read, element `(i, j)` being `values[i · row_stride + j · column_stride]`.
@@ -111,6 +112,7 @@ impl<'a> View<'a, u32> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a, T: Element> View<'a, T> {
     /// The same matrix as one of f32, if it is that.
     pub(super) fn floats(self) -> Option<View<'a, f32>> {
@@ -122,6 +124,7 @@ impl<'a, T: Element> View<'a, T> {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl<'a> View<'a, bf16> {
     /// The other way: rows of halves, which begin at whole words, as pairs. Behind an odd row there is a half more.
     pub(super) fn of_pairs(self) -> View<'a, u32> {
