@@ -8,9 +8,10 @@
 //! ```
 //!
 //! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights
-//! and no adapter; `--optimizer adamw_8bit` or `adamw_bf16` keeps their moments in fewer bits. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does;
-//! `--quantize nf4` beside it quantises the linear layers while they are read.
-//! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
+//! and no adapter; `--optimizer adamw_8bit` or `adamw_bf16` keeps their moments in fewer bits. `--stored bf16` writes
+//! the weights to a checkpoint first and reads them from it, as a stage does; `--quantize nf4` beside it quantises the
+//! linear layers while they are read. `--profile yes` has the kernels recorded, and a table of them on standard error
+//! and in the JSON.
 //!
 //! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous
 //! memory from the first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every

@@ -60,7 +60,9 @@ impl InstructionSet {
         {
             let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
             if avx512 && is_x86_feature_detected!("avx512vl") {
-                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
+                let bf16 = is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("avx512dq");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");

@@ -75,8 +75,8 @@ pub struct Cpu {
     quantization: Option<Quantization>,
     /// The widest instructions that may be used, of which `set` are those that make a difference.
     available: InstructionSet,
-    /// Whether products of f32 are computed in tiles, their operands split.
-    splits: bool,
+    /// Whether products of f32 with weights are computed in tiles, their operands split.
+    of_high_precision: bool,
     buffers: Arc<BufferPool>,
     weights: WeightMemory,
     profile: Profile,
@@ -146,7 +146,7 @@ impl Cpu {
             compute,
             quantization: None,
             available: set,
-            splits: false,
+            of_high_precision: false,
             buffers: Arc::default(),
             weights: WeightMemory::default(),
             profile: Profile::OFF,
@@ -154,14 +154,15 @@ impl Cpu {
         })
     }
 
-    /// Has matrices of f32 multiplied so. With tiles, [`MatmulPrecision::High`] is three products of bf16 in them;
-    /// without tiles it is as exact as [`MatmulPrecision::Highest`], and so are products of up to
-    /// [`crate::ops::FEW_ROWS`] rows, which wait for memory.
+    /// Has matrices of f32 multiplied with weights, and for their gradients, so. With tiles, [`MatmulPrecision::High`]
+    /// is three products of bf16 in them; without tiles it is as exact as [`MatmulPrecision::Highest`], and so are
+    /// products of up to [`crate::ops::FEW_ROWS`] rows, which wait for memory.
     #[must_use]
     pub fn with_matmul_precision(self, precision: MatmulPrecision) -> Self {
-        let splits = precision == MatmulPrecision::High && self.compute == Compute::F32 && self.available.has_tiles();
-        let set = if splits { self.available } else { self.set };
-        Self { set, splits, ..self }
+        let of_high_precision =
+            precision == MatmulPrecision::High && self.compute == Compute::F32 && self.available.has_tiles();
+        let set = if of_high_precision { self.available } else { self.set };
+        Self { set, of_high_precision, ..self }
     }
 
     /// Has it recorded what takes how long, beside what the machine can do.

@@ -1,8 +1,9 @@
 //! Left operands of products with weights: prepared once, in the form that is computed in, and used by several
 //! products.
 //!
-//! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the
-//! kernel that computes it, a row or a piece of one at a time while that is in cache ([`OperandTarget`]).
+//! In f32 an operand is what it is a view of, or is split where it is multiplied ([`Cpu::operand_of_parts`]). In bf16
+//! it is rounded into a buffer, whole ([`Cpu::operand`]) or by the kernel that computes it, a row or a piece of one at
+//! a time while that is in cache ([`OperandTarget`]).
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -216,15 +217,9 @@ impl Cpu {
 
     /// An operand of a product of which each thread computes parts: split once for all of them, where f32 is multiplied
     /// so.
-    pub(super) fn operand_of_parts<'a>(
-        &self,
-        x: Operand<'a>,
-        path: Path,
-        columns: usize,
-        buffer: &'a mut Tensor,
-    ) -> Operand<'a> {
+    pub(super) fn operand_of_parts<'a>(&self, x: Operand<'a>, path: Path, buffer: &'a mut Tensor) -> Operand<'a> {
         match x {
-            Operand::F32(x) if self.splits(path, x.columns(), columns) => Operand::Split(self.split(x, buffer)),
+            Operand::F32(x) if self.splits(path) => Operand::Split(self.split(x, buffer)),
             x => x,
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use profile::{Profile, Work};
 
 use super::operand::{Operand, OperandBuffer, OperandTarget};
-use super::product::{Target, View, ViewMut};
+use super::product::{Finish, Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
@@ -133,7 +133,9 @@ impl Cpu {
         gradient: &mut Tensor,
     ) {
         if self.compute != Compute::Bf16 || !self.set.has_tiles() {
-            return self.product(1.0, dy.transposed(), x, Write::Add, gradient.view_mut());
+            let _kernel = self.profile.kernel("product", || Work::product(dy.columns(), dy.rows(), x.columns()));
+            let finish = Finish { scale: 1.0, bias: None, write: Write::Add };
+            return self.product_of_precision(dy.transposed(), x, finish, gradient.view_mut());
         }
         let [mut of_dy, mut of_x] = <[OperandBuffer; 2]>::default();
         let of_dy = operand.unwrap_or_else(|| self.operand(dy, &mut of_dy));
@@ -181,7 +183,7 @@ impl Ops for Cpu {
     fn describe(&self) -> String {
         let weights = self.quantization.map(|quantization| format!(", weights in {}", quantization.format.name()));
         let (set, compute) = (self.set.name(), self.compute.name());
-        let split = if self.splits { " of high precision" } else { "" };
+        let split = if self.of_high_precision { " of high precision" } else { "" };
         format!("cpu ({set}), {compute}{split}{}, threads: {}", weights.unwrap_or_default(), self.threads())
     }
 

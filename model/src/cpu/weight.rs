@@ -402,22 +402,22 @@ impl Cpu {
         let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {
-                self.finished_product(a, weight.view(values, sense), finish, c);
+                self.product_of_precision(a, weight.view(values, sense), finish, c);
             }
             (Values::Bf16(values), Operand::F32(a)) => {
-                self.finished_product(a, weight.view(values, sense), finish, c);
+                self.product_of_precision(a, weight.view(values, sense), finish, c);
             }
             (Values::F16(values), Operand::F32(a)) => {
-                self.finished_product(a, weight.view(values, sense), finish, c);
+                self.product_of_precision(a, weight.view(values, sense), finish, c);
             }
             (Values::Integers(weight), a) if sense == Sense::Forward => {
                 self.quantized_products(a, vec![QuantizedSide { weight, finish, c }]);
             }
             (Values::Integers(values), Operand::F32(a)) => {
-                self.finished_product(a, self.widened(values, sense), finish, c);
+                self.product_of_precision(a, self.widened(values, sense), finish, c);
             }
             (Values::Blocks(values), Operand::F32(a)) => {
-                self.finished_product(a, self.widened(&**values, sense), finish, c);
+                self.product_of_precision(a, self.widened(&**values, sense), finish, c);
             }
             (Values::Bf16(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, weight.view(values, sense), finish, c);
@@ -474,6 +474,7 @@ mod tests {
     use super::super::rounding::nearest;
     use super::*;
     use crate::checkpoint::ValueRows;
+    use crate::ops::MatmulPrecision;
 
     /// Sums of products of few bits are exact in f32, so that every path must give them to the bit.
     #[test]
@@ -522,12 +523,14 @@ mod tests {
             for (rows, out_features, in_features) in shapes {
                 let value = |index: usize| (0.37 * index as f32).cos() * 0.1;
                 let weight: Vec<f32> = (0..out_features * in_features).map(value).collect();
-                for (compute, set) in InstructionSet::ALL
-                    .into_iter()
-                    .filter(|set| set.is_available())
-                    .flat_map(|set| [(Compute::F32, set), (Compute::Bf16, set)])
-                {
-                    let cpu = Cpu::with_instructions(2, compute, set).unwrap();
+                let computes = [
+                    (Compute::F32, MatmulPrecision::Highest),
+                    (Compute::F32, MatmulPrecision::High),
+                    (Compute::Bf16, MatmulPrecision::Highest),
+                ];
+                let sets = InstructionSet::ALL.into_iter().filter(|set| set.is_available());
+                for (set, (compute, precision)) in sets.flat_map(|set| computes.map(|compute| (set, compute))) {
+                    let cpu = Cpu::with_instructions(2, compute, set).unwrap().with_matmul_precision(precision);
                     let cpu = cpu.quantizing(Quantization { format, activations: Activations::Computed });
                     let stored = ValueRows::new(&weight, in_features);
                     let quantized =

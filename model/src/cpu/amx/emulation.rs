@@ -86,19 +86,19 @@ impl Routine for OfSquare<'_> {
                         *sums = line(number).cast::<[f32; SIDE]>().read_unaligned();
                     }
                 }
-                let tile = |strips: Strips, number: usize, step: usize, distance: isize| -> Words {
+                let tile = |strips: Strips, number: usize, step: usize| -> Words {
                     let first = strips.from(step).first.wrapping_byte_add(number * strips.next);
-                    let line = |line: usize| first.wrapping_byte_add(line * strips.row).wrapping_byte_offset(distance);
-                    std::array::from_fn(|number| line(number).cast::<[u32; SIDE]>().read_unaligned())
+                    let line = |line: usize| first.wrapping_byte_add(line * strips.row).cast::<[u32; SIDE]>();
+                    std::array::from_fn(|number| line(number).read_unaligned())
                 };
                 for step in 0..steps {
-                    let [left_tile, right_tile] = [tile(left, row, step, 0), tile(right, column, step, 0)];
-                    if let Some([of_left, _]) = rests {
-                        multiply(&mut sums, &tile(left, row, step, of_left), &right_tile);
+                    let [left_tile, right_tile] = [tile(left, row, step), tile(right, column, step)];
+                    if let Some([first, _]) = rests {
+                        multiply(&mut sums, &tile(Strips { first, ..left }, row, step), &right_tile);
                     }
                     multiply(&mut sums, &left_tile, &right_tile);
-                    if let Some([_, of_right]) = rests {
-                        multiply(&mut sums, &left_tile, &tile(right, column, step, of_right));
+                    if let Some([_, first]) = rests {
+                        multiply(&mut sums, &left_tile, &tile(Strips { first, ..right }, column, step));
                     }
                 }
                 for (number, sums) in sums.iter().enumerate() {

@@ -70,10 +70,10 @@ pub(super) struct Square {
     pub right: Strips,
     /// Which of them is read once.
     pub streamed: Streamed,
-    /// Of operands in two matrices, values and the rests of them: how far behind each tile of the left and of the
-    /// right one that of its rests lies, in bytes. Of each step the products of left rests are added first, those
-    /// of right rests last, and none of two rests.
-    pub rests: Option<[isize; 2]>,
+    /// Of operands in two matrices, values and the rests of them: the first tile of the left and of the right rests,
+    /// which lie as the values do. Of each step the products of left rests are added first, those of right rests last,
+    /// and none of two rests.
+    pub rests: Option<[*const u32; 2]>,
     /// Tiles along the inner dimension.
     pub steps: usize,
     /// The sums: 32 rows of 32.

@@ -89,8 +89,8 @@ macro_rules! square_of {
 /// Distances that the loop of a square with rests reads from memory: there are not as many registers.
 #[repr(C)]
 struct Distances {
-    left_rest: isize,
-    right_rest: isize,
+    left_rest: usize,
+    right_rest: usize,
     left_step: usize,
     right_step: usize,
 }
@@ -100,7 +100,12 @@ macro_rules! split_square_of {
     ($square:ident, $rests:ident, $load_left:literal, $load_right:literal) => {{
         let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
         let [left_rest, right_rest] = $rests;
-        let distances = Distances { left_rest, right_rest, left_step: left.step, right_step: right.step };
+        let distances = Distances {
+            left_rest: left_rest.addr().wrapping_sub(left.first.addr()),
+            right_rest: right_rest.addr().wrapping_sub(right.first.addr()),
+            left_step: left.step,
+            right_step: right.step,
+        };
         asm!(
             "test {lower:e}, {lower:e}",
             "lea {lower}, [{sums} + {sums_row} * 8]", "lea {lower}, [{lower} + {sums_row} * 8]",

@@ -59,8 +59,8 @@ fn words(count: usize, seed: u32) -> Vec<u32> {
 unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, [go_on, split]: [bool; 2]) -> Vec<u32> {
     const STEPS: usize = 3;
     // The rests of the left operand lie behind its values, those of the right one before them.
+    let second = 2 * STEPS * TILE;
     let (left, right) = (words(4 * STEPS * TILE, seed), words(4 * STEPS * TILE, seed + 1));
-    let distance = (2 * STEPS * TILE * size_of::<u32>()) as isize;
     // Some that are none lie between their rows.
     let row = 2 * SIDE + between;
     let mut sums: Vec<f32> = (0..2 * SIDE * row).map(|index| index as f32 * 0.37).collect();
@@ -70,9 +70,9 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, [go_o
         T::begin();
         T::square(&Square {
             left: Strips::packed(left.as_ptr(), left_stride),
-            right: Strips::packed(right[2 * STEPS * TILE..].as_ptr(), right_stride),
+            right: Strips::packed(right.as_ptr().wrapping_add(second), right_stride),
             streamed: if go_on { Streamed::Left } else { Streamed::Right },
-            rests: split.then_some([distance, -distance]),
+            rests: split.then(|| [left.as_ptr().wrapping_add(second), right.as_ptr()]),
             steps: STEPS,
             sums: sums.as_mut_ptr(),
             sums_row: row * size_of::<f32>(),
@@ -91,7 +91,7 @@ fn of_operands_with_rests_three_products_are_summed() {
     }
     let operands = [words(4 * TILE, 1), words(4 * TILE, 3)];
     let strips = |operand: usize, rests: usize| Strips::packed(operands[operand][rests * 2 * TILE..].as_ptr(), TILE);
-    let run = |products: &[(usize, usize)], rests: Option<[isize; 2]>| {
+    let run = |products: &[(usize, usize)], rests: Option<[*const u32; 2]>| {
         let mut sums = vec![1.0f32; 4 * TILE];
         for (left, right) in products {
             // SAFETY: there are as many tiles and sums, and the machine has the vectors.
@@ -110,8 +110,8 @@ fn of_operands_with_rests_three_products_are_summed() {
         }
         sums.into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };
-    let distance = (2 * TILE * size_of::<u32>()) as isize;
-    assert_eq!(run(&[(0, 0)], Some([distance; 2])), run(&[(1, 0), (0, 0), (0, 1)], None));
+    let rests = [strips(0, 1).first, strips(1, 1).first];
+    assert_eq!(run(&[(0, 0)], Some(rests)), run(&[(1, 0), (0, 0), (0, 1)], None));
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Operands of products in tiles: how a left and a right one become packed tiles, and which of the packed ones are
-//! multiplied.
+//! Operands of products in tiles: how a left and a right one become packed tiles.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -9,7 +8,7 @@ use half::bf16;
 
 use super::blocks::blocks_of;
 use super::pack::avx512::{pack_split, transpose_tile};
-use super::split::split_rows;
+use super::split::split_pairs_of_rows;
 use super::{InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::scratch::with_buffers;
@@ -19,7 +18,7 @@ pub(super) trait Left {
     /// Rows, and words of a row.
     fn shape(&self) -> (usize, usize);
 
-    /// The tiles of up to 32 rows where they lie, if they are whole tiles of one matrix there and those of `piece`
+    /// The tiles of up to 32 rows where they lie, if they are whole tiles there and those of `piece`
     /// steps along the inner dimension do not displace each other in the first-level cache.
     fn in_place(&self, _rows: &Range<usize>, _words: &Range<usize>, _piece: usize) -> Option<Strips> {
         None
@@ -39,7 +38,7 @@ pub(super) trait Operands<R> {
     /// Matrices that an operand is: its values or, of such as are split, the nearest values and the rests.
     const MATRICES: usize;
 
-    /// The left ones, which are of one shape.
+    /// The left ones, which are of one shape and lie alike.
     fn left(&self) -> &[Self::Left];
 
     /// Packs up to 32 columns of a right operand, the rows of two tiles side by side, each matrix `matrix` words behind
@@ -213,7 +212,7 @@ impl<R: Right, L: Left> Operands<R> for Split<L> {
                     let [high, rest] = [0, matrix].map(|matrix| {
                         std::slice::from_raw_parts_mut(to.add(matrix + piece.start * width), piece.len() * width)
                     });
-                    split_rows(self.set, panel, width, high, rest);
+                    split_pairs_of_rows(self.set, panel, width, high, rest);
                 }
             }
         });

@@ -45,10 +45,9 @@ fn row_words(columns: usize) -> usize {
 }
 
 impl Cpu {
-    /// Whether a product of f32 is one of split operands: not where most of a tile would be zeros, as with adapters.
-    pub(in crate::cpu) fn splits(&self, path: Path, inner: usize, columns: usize) -> bool {
-        const LEAST: usize = 32;
-        self.splits && path == Path::Blocks && inner >= LEAST && columns >= LEAST
+    /// Whether a product of f32 with a weight, or one that is a weight's gradient, is one of split operands.
+    pub(in crate::cpu) fn splits(&self, path: Path) -> bool {
+        self.of_high_precision && path == Path::Blocks
     }
 
     /// Splits a left operand, over the threads.
@@ -82,7 +81,8 @@ fn halves_mut(words: &mut [f32]) -> &mut [bf16] {
     unsafe { words.align_to_mut().1 }
 }
 
-/// A value in two. Of one that is not finite nothing is left.
+/// A value in two. Of one whose nearest bf16 is not finite nothing is left; times zero that is no number, so that a
+/// product which overflows in f32 may be none here.
 #[inline(always)]
 fn split(value: f32) -> [bf16; 2] {
     let high = nearest(value);
@@ -102,7 +102,7 @@ multiversion! {
 #[cfg(target_arch = "x86_64")]
 multiversion! {
     /// Splits rows of so many values, two rows to one of words.
-    pub(super) fn split_rows(values: &[f32], width: usize, high: &mut [u32], rest: &mut [u32]) {
+    pub(super) fn split_pairs_of_rows(values: &[f32], width: usize, high: &mut [u32], rest: &mut [u32]) {
         let words = high.chunks_exact_mut(width).zip(rest.chunks_exact_mut(width));
         for (rows, (high, rest)) in values.chunks_exact(2 * width).zip(words) {
             let (first, second) = rows.split_at(width);

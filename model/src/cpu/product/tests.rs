@@ -103,6 +103,13 @@ fn value(row: usize, column: usize, seed: usize) -> f32 {
     ((row * 37 + column * 11 + seed * 7) % 23) as f32 / 23.0 - 0.5
 }
 
+/// Kernel sets of high precision: the sets with tiles, with several numbers of threads.
+fn machines_of_high_precision() -> Vec<Vec<Cpu>> {
+    let high = |cpu: Cpu| cpu.with_matmul_precision(MatmulPrecision::High);
+    let machines = machines(Compute::F32, InstructionSet::has_tiles).into_iter();
+    machines.map(|of_set| of_set.into_iter().map(high).collect()).collect()
+}
+
 /// Kernel sets of some compute type: each set of instructions of this machine that `wanted` names, with several numbers
 /// of threads.
 fn machines(compute: Compute, wanted: impl Fn(InstructionSet) -> bool) -> Vec<Vec<Cpu>> {
@@ -156,7 +163,9 @@ fn result(
         } else {
             let expected = expected(before, row, column);
             let set = cpu.instructions();
-            assert!((f64::from(found) - expected).abs() < 2e-4, "{set:?} {rows}x{columns}: {found}, not {expected}");
+            // Of the longest sums; each term of high precision is off by up to some millionths.
+            let most = if cpu.of_high_precision { 1e-3 } else { 2e-4 };
+            assert!((f64::from(found) - expected).abs() < most, "{set:?} {rows}x{columns}: {found}, not {expected}");
         }
     }
     c.values.iter().map(|value| value.to_bits()).collect()
@@ -164,7 +173,7 @@ fn result(
 
 #[test]
 fn every_orientation_and_odd_shape_equals_the_definition() {
-    let machines = machines(Compute::F32, |_| true);
+    let (machines, of_high_precision) = (machines(Compute::F32, |_| true), machines_of_high_precision());
     for (m, n, k) in SHAPES {
         let a = Poisoned::new(m, k, f32::NAN, |row, column| value(row, column, 1));
         let a_transposed = Poisoned::new(k, m, f32::NAN, |row, column| value(column, row, 1));
@@ -175,6 +184,7 @@ fn every_orientation_and_odd_shape_equals_the_definition() {
         for a in [a.view(), a_transposed.view().transposed()] {
             for b in [b.view(), b_transposed.view().transposed()] {
                 check(&machines, (m, n), sum, |cpu, finish, c| cpu.finished_product(a, b, finish, c));
+                check(&of_high_precision, (m, n), sum, |cpu, finish, c| cpu.product_of_precision(a, b, finish, c));
             }
         }
     }
@@ -208,6 +218,7 @@ fn no_product_goes_beyond_the_end_of_an_operand() {
     let machines: Vec<Cpu> = [Compute::F32, Compute::Bf16]
         .into_iter()
         .flat_map(|compute| machines(compute, |_| true))
+        .chain(machines_of_high_precision())
         .map(|mut of_set| of_set.remove(0))
         .collect();
     for (m, n, k) in SHAPES {
@@ -230,10 +241,10 @@ fn no_product_goes_beyond_the_end_of_an_operand() {
             };
             for a in [View::new(a, m, k, k), View::new(a, k, m, m).transposed()] {
                 for b in [View::new(b, k, n, n), View::new(b, n, k, k).transposed()] {
-                    run(&|c| cpu.finished_product(a, b, finish, c));
+                    run(&|c| cpu.product_of_precision(a, b, finish, c));
                 }
                 for b in [View::new(halves, k, n, n), View::new(halves, n, k, k).transposed()] {
-                    run(&|c| cpu.finished_product(a, b, finish, c));
+                    run(&|c| cpu.product_of_precision(a, b, finish, c));
                 }
             }
             if cpu.instructions().multiplies_pairs() && k % 2 == 0 {
@@ -334,7 +345,7 @@ fn of_high_precision_a_product_has_sixteen_bits() {
             for b in [b.view(), b_transposed.view().transposed()] {
                 let results = machines.iter().map(|cpu| {
                     let mut c = vec![f32::NAN; m * n];
-                    cpu.finished_product(a, b, finish, ViewMut::new(&mut c, m, n, n));
+                    cpu.product_of_precision(a, b, finish, ViewMut::new(&mut c, m, n, n));
                     let (mut part, mut buffer) = (vec![f32::NAN; (m - 5) * (n - 9)], Tensor::default());
                     let side = Side { b: b.column_range(9..n), finish, c: Target::new(&mut part, n - 9) };
                     // SAFETY: nobody else has these elements.

@@ -29,10 +29,6 @@ impl Cpu {
     /// `c (+)= scale · a · b (+ bias)`, over the threads.
     pub(in crate::cpu) fn finished_product<R: Right>(&self, a: View<'_>, b: R, finish: Finish<'_>, c: ViewMut<'_>) {
         let path = Path::of(a, b.strides());
-        if self.splits(path, b.rows(), b.columns()) {
-            let mut buffer = Tensor::default();
-            return self.product_of_split(self.split(a, &mut buffer), b, finish, c);
-        }
         let grain = self.grain(path, false);
         self.each_part(grain, [a.rows(), b.columns(), b.rows()], c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
@@ -41,15 +37,13 @@ impl Cpu {
         });
     }
 
-    /// The same of values that are split.
-    pub(in crate::cpu) fn product_of_split<R: Right>(
-        &self,
-        a: SplitView<'_>,
-        b: R,
-        finish: Finish<'_>,
-        c: ViewMut<'_>,
-    ) {
-        let grain = self.grain(Path::Blocks, true);
+    /// The same in the precision that is asked for of products with weights and of their gradients.
+    pub(in crate::cpu) fn product_of_precision<R: Right>(&self, a: View<'_>, b: R, finish: Finish<'_>, c: ViewMut<'_>) {
+        if !self.splits(Path::of(a, b.strides())) {
+            return self.finished_product(a, b, finish, c);
+        }
+        let (of_row, mut buffer) = (if a.column_stride() == 1 { ROW_IN_PLACE } else { ROW_ACROSS }, Tensor::default());
+        let (a, grain) = (self.split(a, &mut buffer), Grain::Tiles { of_row });
         self.each_part(grain, [a.rows(), b.columns(), b.rows()], c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: parts do not overlap, and only with a set that has tiles operands are split.

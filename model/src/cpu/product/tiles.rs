@@ -38,6 +38,10 @@ const PIECE: usize = 18;
 /// and nobody else may read or write the `a.rows × b.columns` elements of each `c` meanwhile.
 pub(super) unsafe fn product<T: Tiles, O: Operands<R>, R: Right>(a: &O, sides: &[Side<'_, R>]) {
     let (rows, words) = a.left()[0].shape();
+    if words == 0 {
+        // SAFETY: the caller vouches for all of each result.
+        return sides.iter().for_each(|side| unsafe { side.nothing(rows) });
+    }
     let strip = INNER.min(words).next_multiple_of(SIDE) * SIDE;
     let squares = sides[0].b.columns().div_ceil(SQUARE);
     // What stays in a cache is as much, however many matrices it is of.
@@ -140,8 +144,8 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
         let second = |count: usize| if count > SIDE { self.strip } else { 0 };
         let packed =
             |matrix: usize| Strips::packed(self.left.wrapping_add(matrix * self.left_matrix), second(rows.len()));
-        let right = |square: usize| {
-            let first = self.right.wrapping_add(2 * square * self.strip);
+        let right = |matrix: usize, square: usize| {
+            let first = self.right.wrapping_add(matrix * self.right_matrix + 2 * square * self.strip);
             strips_of_right(first, SQUARE.min(self.columns.len() - square * SQUARE))
         };
         // SAFETY: the buffers have the tiles, which are packed; the caller vouches for the results.
@@ -154,10 +158,6 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
             let left: [Strips; 2] = [0, O::MATRICES - 1].map(|matrix| {
                 in_place(&self.a.left()[matrix]).filter(|_| is_in_place).unwrap_or_else(|| packed(matrix))
             });
-            let rests = (O::MATRICES > 1).then(|| {
-                let of_left = left[1].first.addr().wrapping_sub(left[0].first.addr());
-                [of_left as isize, (self.right_matrix * size_of::<u32>()) as isize]
-            });
             for piece in blocks_of(steps, piece) {
                 for square in 0..squares {
                     // Those of one piece are finished before the next ones are summed in their place.
@@ -165,12 +165,13 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
                     let result = self.whole_square(&rows, square);
                     let (sums, sums_row) =
                         result.map_or((buffer, SUMS_ROW), |c| (c, self.side.c.row_stride() * size_of::<f32>()));
+                    let rests = [left[1], right(1, square)].map(|strips| strips.from(piece.start).first);
                     T::square(&Square {
                         left: left[0].from(piece.start),
-                        right: right(square).from(piece.start),
+                        right: right(0, square).from(piece.start),
                         // The rows are read again for the next square, its columns are not for a while.
                         streamed: Streamed::Right,
-                        rests,
+                        rests: (O::MATRICES > 1).then_some(rests),
                         steps: piece.len(),
                         sums,
                         sums_row,

@@ -190,7 +190,7 @@ impl Cpu {
         let work = || block.down_proj.matrix.weight.work(dy, Sense::Backward, width);
         let _kernel = self.profile.kernel("linear backward and gated", work);
         let mut buffer = Tensor::default();
-        let dy = self.operand_of_parts(dy, down[0].path, width, &mut buffer);
+        let dy = self.operand_of_parts(dy, down[0].path, &mut buffer);
         let grain = self.grain(down[0].path, dy.is_in_bf16());
         self.each_small_part(
             grain,

@@ -183,7 +183,7 @@ impl Cpu {
         let target = self.prepared_target(rows, width, wanted, &mut hidden);
         let products = rows * 2 * width * block.norm.weight.value.columns();
         let mut buffer = Tensor::default();
-        let x = self.operand_of_parts(x, halves[0].path, width, &mut buffer);
+        let x = self.operand_of_parts(x, halves[0].path, &mut buffer);
         let grain = self.grain(halves[0].path, x.is_in_bf16());
         self.each_small_part(grain, (rows, width), PART / 2, products, |rows, columns| {
             let count = columns.len();
