@@ -481,7 +481,8 @@ unsafe fn split_columns(
     const AHEAD: usize = 384;
     // SAFETY: the caller vouches for the instructions.
     let mut halves = unsafe { [[_mm512_setzero_si512(); LANES]; 2] };
-    for lane in 0..count {
+    let [high, rest] = &mut halves;
+    for (lane, (high, rest)) in high.iter_mut().zip(rest).enumerate().take(count) {
         // SAFETY: the caller vouches for the instructions; so many values of this column are left.
         unsafe {
             let place = b.pointer(column + lane, rows.start);
@@ -492,8 +493,7 @@ unsafe fn split_columns(
                 _mm512_maskz_loadu_ps(first_lanes(rows.len().min(LANES)) as u16, place),
                 _mm512_maskz_loadu_ps(first_lanes(second) as u16, place.wrapping_add(LANES)),
             ];
-            let [high, rest] = split(values);
-            (halves[0][lane], halves[1][lane]) = (high, rest);
+            [*high, *rest] = split(values);
         }
     }
     for (halves, panel) in halves.into_iter().zip(panels) {
