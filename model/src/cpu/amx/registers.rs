@@ -29,6 +29,43 @@ static WHOLE: Configuration = {
     Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
+/// The sums that are gone on with, or zeros, into the first four registers; `lower` becomes the place of the lower
+/// half.
+macro_rules! load_sums {
+    () => {
+        concat!(
+            "test {lower:e}, {lower:e}\n",
+            // Sixteen rows further down; the flags stay.
+            "lea {lower}, [{sums} + {sums_row} * 8]\n",
+            "lea {lower}, [{lower} + {sums_row} * 8]\n",
+            "jnz 2f\n",
+            "tilezero tmm0\n",
+            "tilezero tmm1\n",
+            "tilezero tmm2\n",
+            "tilezero tmm3\n",
+            "jmp 3f\n",
+            "2:\n",
+            "tileloadd tmm0, [{sums} + {sums_row}]\n",
+            "tileloadd tmm1, [{sums} + {sums_row} + 64]\n",
+            "tileloadd tmm2, [{lower} + {sums_row}]\n",
+            "tileloadd tmm3, [{lower} + {sums_row} + 64]\n",
+            "3:\n",
+        )
+    };
+}
+
+/// The sums out of them.
+macro_rules! store_sums {
+    () => {
+        concat!(
+            "tilestored [{sums} + {sums_row}], tmm0\n",
+            "tilestored [{sums} + {sums_row} + 64], tmm1\n",
+            "tilestored [{lower} + {sums_row}], tmm2\n",
+            "tilestored [{lower} + {sums_row} + 64], tmm3\n",
+        )
+    };
+}
+
 /// One block of assembly from the first sum to the last: nothing keeps the contents of tile registers from one block to
 /// the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7. `tileloaddt1` keeps what
 /// it loads out of the first-level cache.
@@ -36,16 +73,7 @@ macro_rules! square_of {
     ($square:ident, $load_left:literal, $load_right:literal) => {{
         let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
         asm!(
-            "test {lower:e}, {lower:e}",
-            // Sixteen rows further down; the flags stay.
-            "lea {lower}, [{sums} + {sums_row} * 8]", "lea {lower}, [{lower} + {sums_row} * 8]",
-            "jnz 2f",
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "jmp 3f",
-            "2:",
-            "tileloadd tmm0, [{sums} + {sums_row}]", "tileloadd tmm1, [{sums} + {sums_row} + 64]",
-            "tileloadd tmm2, [{lower} + {sums_row}]", "tileloadd tmm3, [{lower} + {sums_row} + 64]",
-            "3:",
+            load_sums!(),
             "test {steps}, {steps}",
             "jz 5f",
             ".p2align 4",
@@ -64,8 +92,7 @@ macro_rules! square_of {
             "dec {steps}",
             "jnz 4b",
             "5:",
-            "tilestored [{sums} + {sums_row}], tmm0", "tilestored [{sums} + {sums_row} + 64], tmm1",
-            "tilestored [{lower} + {sums_row}], tmm2", "tilestored [{lower} + {sums_row} + 64], tmm3",
+            store_sums!(),
             left = inout(reg) left.first => _,
             next_left = inout(reg) left.first.wrapping_byte_add(left.next) => _,
             left_row = in(reg) left.row,
@@ -107,15 +134,7 @@ macro_rules! split_square_of {
             right_step: right.step,
         };
         asm!(
-            "test {lower:e}, {lower:e}",
-            "lea {lower}, [{sums} + {sums_row} * 8]", "lea {lower}, [{lower} + {sums_row} * 8]",
-            "jnz 2f",
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "jmp 3f",
-            "2:",
-            "tileloadd tmm0, [{sums} + {sums_row}]", "tileloadd tmm1, [{sums} + {sums_row} + 64]",
-            "tileloadd tmm2, [{lower} + {sums_row}]", "tileloadd tmm3, [{lower} + {sums_row} + 64]",
-            "3:",
+            load_sums!(),
             "test {steps}, {steps}",
             "jz 5f",
             ".p2align 4",
@@ -152,8 +171,7 @@ macro_rules! split_square_of {
             "dec {steps}",
             "jnz 4b",
             "5:",
-            "tilestored [{sums} + {sums_row}], tmm0", "tilestored [{sums} + {sums_row} + 64], tmm1",
-            "tilestored [{lower} + {sums_row}], tmm2", "tilestored [{lower} + {sums_row} + 64], tmm3",
+            store_sums!(),
             left = inout(reg) left.first => _,
             next_left = inout(reg) left.first.wrapping_byte_add(left.next) => _,
             left_row = in(reg) left.row,

@@ -8,7 +8,6 @@ use half::bf16;
 
 use super::blocks::blocks_of;
 use super::pack::avx512::{pack_split, transpose_tile};
-use super::split::split_pairs_of_rows;
 use super::{InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::scratch::with_buffers;
@@ -205,14 +204,11 @@ impl<R: Right, L: Left> Operands<R> for Split<L> {
                 let inner = first..b.rows().min(2 * words.end).min(first + 2 * piece.len()).max(first);
                 // SAFETY: the caller vouches for the machine, and both buffers have the room.
                 unsafe {
-                    let panel = std::slice::from_raw_parts_mut(panel, 2 * piece.len() * width);
-                    let (values, padding) = panel.split_at_mut(inner.len() * width);
-                    b.pack(self.set, inner, columns.clone(), width, values);
-                    padding.fill(0.0);
-                    let [high, rest] = [0, matrix].map(|matrix| {
-                        std::slice::from_raw_parts_mut(to.add(matrix + piece.start * width), piece.len() * width)
-                    });
-                    split_pairs_of_rows(self.set, panel, width, high, rest);
+                    let values = std::slice::from_raw_parts_mut(panel, inner.len() * width);
+                    b.pack(self.set, inner.clone(), columns.clone(), width, values);
+                    let values = View::new(values, inner.len(), columns.len(), width);
+                    let to = to.add(piece.start * width);
+                    pack_split(values, 0..piece.len(), 0..columns.len(), [to, to.add(matrix)]);
                 }
             }
         });

@@ -98,18 +98,3 @@ multiversion! {
         }
     }
 }
-
-#[cfg(target_arch = "x86_64")]
-multiversion! {
-    /// Splits rows of so many values, two rows to one of words.
-    pub(super) fn split_pairs_of_rows(values: &[f32], width: usize, high: &mut [u32], rest: &mut [u32]) {
-        let words = high.chunks_exact_mut(width).zip(rest.chunks_exact_mut(width));
-        for (rows, (high, rest)) in values.chunks_exact(2 * width).zip(words) {
-            let (first, second) = rows.split_at(width);
-            for (((first, second), high), rest) in first.iter().zip(second).zip(high).zip(rest) {
-                let [first, second] = [*first, *second].map(|value| split(value).map(|half| u32::from(half.to_bits())));
-                (*high, *rest) = (first[0] | second[0] << 16, first[1] | second[1] << 16);
-            }
-        }
-    }
-}
