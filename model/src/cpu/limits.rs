@@ -10,7 +10,7 @@ use std::time::Instant;
 use profile::Limits;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
+use super::amx::{self, SIDE, SUMS_ROW, Square, Strips, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
@@ -211,7 +211,6 @@ unsafe fn tile_flops<T: Tiles>() -> f64 {
         let square = Square {
             left: Strips::packed(words, STEPS * TILE),
             right: Strips::packed(right, STEPS * TILE),
-            streamed: Streamed::Right,
             rests: None,
             steps: STEPS,
             sums: sums.cast(),

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use super::{SIDE, Square, Strips, Tiles};
+use super::{SIDE, Square, Strip, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 
 /// Tiles in plain code, on a machine with AVX-512, which products in tiles are packed and finished with.
@@ -65,6 +65,11 @@ impl Tiles for Emulated {
         // SAFETY: the caller vouches for tiles, sums and machine.
         unsafe { Avx512Bf16::compiled(OfSquare(square)) }
     }
+
+    unsafe fn strip(strip: &Strip) {
+        // SAFETY: as there.
+        unsafe { Avx512Bf16::compiled(OfStrip(strip)) }
+    }
 }
 
 /// A square with the instructions of the machine, which has a fused multiply-add.
@@ -75,7 +80,7 @@ impl Routine for OfSquare<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Square { left, right, streamed: _, rests, steps, sums: to, sums_row, go_on } = *self.0;
+        let Square { left, right, rests, steps, sums: to, sums_row, go_on } = *self.0;
         for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let line = |line: usize| to.wrapping_byte_add((row * SIDE + line) * sums_row).wrapping_add(column * SIDE);
             let mut sums = [[0.0; SIDE]; SIDE];
@@ -87,9 +92,7 @@ impl Routine for OfSquare<'_> {
                     }
                 }
                 let tile = |strips: Strips, number: usize, step: usize| -> Words {
-                    let first = strips.from(step).first.wrapping_byte_add(number * strips.next);
-                    let line = |line: usize| first.wrapping_byte_add(line * strips.row).cast::<[u32; SIDE]>();
-                    std::array::from_fn(|number| line(number).read_unaligned())
+                    read(strips.from(step).first.wrapping_byte_add(number * strips.next), strips.row)
                 };
                 for step in 0..steps {
                     let [left_tile, right_tile] = [tile(left, row, step), tile(right, column, step)];
@@ -107,4 +110,38 @@ impl Routine for OfSquare<'_> {
             }
         }
     }
+}
+
+/// A strip, likewise.
+struct OfStrip<'a>(&'a Strip);
+
+impl Routine for OfStrip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Strip { left, left_row, left_step, right, steps, ahead: _, sums: to, go_on } = *self.0;
+        let to = to.cast::<[[f32; SIDE]; SIDE]>();
+        // SAFETY: as for squares.
+        unsafe {
+            let mut sums = if go_on { to.read_unaligned() } else { [[0.0; SIDE]; SIDE] };
+            for step in 0..steps {
+                let left = read(left.wrapping_byte_add(step * left_step), left_row);
+                multiply(&mut sums, &left, &right.wrapping_add(step * TILE).cast::<Words>().read_unaligned());
+            }
+            to.write_unaligned(sums);
+        }
+    }
+}
+
+/// The words of a tile, from a row to the next so many bytes.
+///
+/// # Safety
+/// They can be read.
+#[inline(always)]
+unsafe fn read(first: *const u32, row: usize) -> Words {
+    // SAFETY: the caller vouches for it.
+    std::array::from_fn(|number| unsafe {
+        first.wrapping_byte_add(number * row).cast::<[u32; SIDE]>().read_unaligned()
+    })
 }

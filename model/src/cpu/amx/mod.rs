@@ -49,15 +49,6 @@ impl Strips {
     }
 }
 
-/// The operand that is read once, and is not to displace the other in the first-level cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Streamed {
-    /// Its left tiles.
-    Left,
-    /// Its right tiles.
-    Right,
-}
-
 /// From a row of a square's sums to the next where nothing is between them, in bytes.
 pub(super) const SUMS_ROW: usize = 2 * SIDE * size_of::<f32>();
 
@@ -66,10 +57,8 @@ pub(super) const SUMS_ROW: usize = 2 * SIDE * size_of::<f32>();
 pub(super) struct Square {
     /// The left operand.
     pub left: Strips,
-    /// The right one.
+    /// The right one. It is not kept in the first-level cache: the left one is multiplied with others next.
     pub right: Strips,
-    /// Which of them is read once.
-    pub streamed: Streamed,
     /// Of operands in two matrices, values and the rests of them: the first tile of the left and of the right rests,
     /// which lie as the values do. Of each step the products of left rests are added first, those of right rests last,
     /// and none of two rests.
@@ -80,6 +69,29 @@ pub(super) struct Square {
     pub sums: *mut f32,
     /// From a row of them to the next, in bytes.
     pub sums_row: usize,
+    /// Whether to go on with the sums that are there, rather than with zeros.
+    pub go_on: bool,
+}
+
+/// One tile of sums, of 16 rows and 16 columns. Its products wait for each other, so that it is for left operands that
+/// come from memory more slowly than that.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    /// The first left tile.
+    pub left: *const u32,
+    /// From a row of a left tile to the next, in bytes.
+    pub left_row: usize,
+    /// From a left tile to the next along the inner dimension, in bytes.
+    pub left_step: usize,
+    /// The right tiles, packed.
+    pub right: *const u32,
+    /// Tiles along the inner dimension.
+    pub steps: usize,
+    /// Where the left operand goes on: as much as a step reads is asked for with each step, one byte after the other.
+    /// Nothing is read there, and any address will do.
+    pub ahead: *const u32,
+    /// The sums: 16 rows of 16.
+    pub sums: *mut f32,
     /// Whether to go on with the sums that are there, rather than with zeros.
     pub go_on: bool,
 }
@@ -103,6 +115,12 @@ pub(super) trait Tiles {
     /// # Safety
     /// The thread is ready; all tiles may be read and the sums written.
     unsafe fn square(square: &Square);
+
+    /// The same, with the same bits, of a strip.
+    ///
+    /// # Safety
+    /// As for [`Tiles::square`].
+    unsafe fn strip(strip: &Strip);
 }
 
 /// The calling thread is ready for tiles, and has none in use afterwards: while it waits, nothing is saved for it.

@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-use super::{SIDE, Square, Streamed, Tiles};
+use super::{SIDE, Square, Strip, TILE, Tiles};
 
 /// The tile registers.
 pub(in crate::cpu) struct Registers;
@@ -70,8 +70,8 @@ macro_rules! store_sums {
 /// the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7. `tileloaddt1` keeps what
 /// it loads out of the first-level cache.
 macro_rules! square_of {
-    ($square:ident, $load_left:literal, $load_right:literal) => {{
-        let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
+    ($square:ident) => {{
+        let Square { left, right, rests: _, steps, sums, sums_row, go_on } = *$square;
         asm!(
             load_sums!(),
             "test {steps}, {steps}",
@@ -79,12 +79,12 @@ macro_rules! square_of {
             ".p2align 4",
             "4:",
             // The second register of an address is the distance of rows.
-            concat!($load_left, " tmm4, [{left} + {left_row}]"),
-            concat!($load_right, " tmm6, [{right} + {right_row}]"),
+            "tileloadd tmm4, [{left} + {left_row}]",
+            "tileloaddt1 tmm6, [{right} + {right_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            concat!($load_right, " tmm7, [{next_right} + {right_row}]"),
+            "tileloaddt1 tmm7, [{next_right} + {right_row}]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            concat!($load_left, " tmm5, [{next_left} + {left_row}]"),
+            "tileloadd tmm5, [{next_left} + {left_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             "add {left}, {left_step}", "add {next_left}, {left_step}",
@@ -124,8 +124,8 @@ struct Distances {
 
 /// As [`square_of`], of operands with rests: eight tiles are loaded for twelve products.
 macro_rules! split_square_of {
-    ($square:ident, $rests:ident, $load_left:literal, $load_right:literal) => {{
-        let Square { left, right, streamed: _, rests: _, steps, sums, sums_row, go_on } = *$square;
+    ($square:ident, $rests:ident) => {{
+        let Square { left, right, rests: _, steps, sums, sums_row, go_on } = *$square;
         let [left_rest, right_rest] = $rests;
         let distances = Distances {
             left_rest: left_rest.addr().wrapping_sub(left.first.addr()),
@@ -141,29 +141,29 @@ macro_rules! split_square_of {
             "4:",
             // Left rests.
             "mov {rest}, [{distances}]", "add {rest}, {left}",
-            concat!($load_left, " tmm4, [{rest} + {left_row}]"),
-            concat!($load_right, " tmm6, [{right} + {right_row}]"),
+            "tileloadd tmm4, [{rest} + {left_row}]",
+            "tileloaddt1 tmm6, [{right} + {right_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
-            concat!($load_right, " tmm7, [{next_right} + {right_row}]"),
+            "tileloaddt1 tmm7, [{next_right} + {right_row}]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "mov {rest}, [{distances}]", "add {rest}, {next_left}",
-            concat!($load_left, " tmm5, [{rest} + {left_row}]"),
+            "tileloadd tmm5, [{rest} + {left_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             // Both values.
-            concat!($load_left, " tmm4, [{left} + {left_row}]"),
+            "tileloadd tmm4, [{left} + {left_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            concat!($load_left, " tmm5, [{next_left} + {left_row}]"),
+            "tileloadd tmm5, [{next_left} + {left_row}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             // Right rests.
             "mov {rest}, [{distances} + 8]", "add {rest}, {right}",
-            concat!($load_right, " tmm6, [{rest} + {right_row}]"),
+            "tileloaddt1 tmm6, [{rest} + {right_row}]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "mov {rest}, [{distances} + 8]", "add {rest}, {next_right}",
             "tdpbf16ps tmm2, tmm5, tmm6",
-            concat!($load_right, " tmm7, [{rest} + {right_row}]"),
+            "tileloaddt1 tmm7, [{rest} + {right_row}]",
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm3, tmm5, tmm7",
             "add {left}, [{distances} + 16]", "add {next_left}, [{distances} + 16]",
@@ -222,12 +222,55 @@ impl Tiles for Registers {
     unsafe fn square(square: &Square) {
         // SAFETY: the caller vouches for tiles and sums, and that the thread is ready.
         unsafe {
-            match (square.streamed, square.rests) {
-                (Streamed::Left, None) => square_of!(square, "tileloaddt1", "tileloadd"),
-                (Streamed::Right, None) => square_of!(square, "tileloadd", "tileloaddt1"),
-                (Streamed::Left, Some(rests)) => split_square_of!(square, rests, "tileloaddt1", "tileloadd"),
-                (Streamed::Right, Some(rests)) => split_square_of!(square, rests, "tileloadd", "tileloaddt1"),
+            match square.rests {
+                None => square_of!(square),
+                Some(rests) => split_square_of!(square, rests),
             }
+        }
+    }
+
+    #[inline]
+    unsafe fn strip(strip: &Strip) {
+        let Strip { left, left_row, left_step, right, steps, ahead, sums, go_on } = *strip;
+        // SAFETY: the caller vouches for tiles and sums, and that the thread is ready; asking for memory reads none.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "test {go_on:e}, {go_on:e}",
+                "jz 2f",
+                "tileloadd tmm0, [{sums} + {packed_row}]",
+                "2:",
+                "test {steps}, {steps}",
+                "jz 5f",
+                ".p2align 4",
+                "4:",
+                "tileloadd tmm1, [{left} + {left_row}]",
+                // Into the second-level cache.
+                ".rept {lines}", "prefetcht1 [{ahead}]", "add {ahead}, {line}", ".endr",
+                "tileloadd tmm2, [{right} + {packed_row}]",
+                "tdpbf16ps tmm0, tmm1, tmm2",
+                "add {left}, {left_step}",
+                "add {right}, {packed_step}",
+                "dec {steps}",
+                "jnz 4b",
+                "5:",
+                "tilestored [{sums} + {packed_row}], tmm0",
+                lines = const SIDE,
+                line = const SIDE * size_of::<u32>(),
+                packed_step = const TILE * size_of::<u32>(),
+                packed_row = in(reg) SIDE * size_of::<u32>(),
+                left = inout(reg) left => _,
+                left_row = in(reg) left_row,
+                left_step = in(reg) left_step,
+                right = inout(reg) right => _,
+                steps = inout(reg) steps => _,
+                ahead = inout(reg) ahead => _,
+                sums = in(reg) sums,
+                go_on = in(reg) u64::from(go_on),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _,
+                // As above.
+                options(nostack),
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use super::emulation::{Words, multiply};
-use super::{Emulated, Registers, SIDE, Square, Streamed, Strips, TILE, Tiles, permission};
+use super::{Emulated, Registers, SIDE, Square, Strip, Strips, TILE, Tiles, permission};
 use crate::cpu::InstructionSet;
 use crate::cpu::rounding::nearest;
 
@@ -71,7 +71,6 @@ unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], between: usize, [go_o
         T::square(&Square {
             left: Strips::packed(left.as_ptr(), left_stride),
             right: Strips::packed(right.as_ptr().wrapping_add(second), right_stride),
-            streamed: if go_on { Streamed::Left } else { Streamed::Right },
             rests: split.then(|| [left.as_ptr().wrapping_add(second), right.as_ptr()]),
             steps: STEPS,
             sums: sums.as_mut_ptr(),
@@ -99,7 +98,6 @@ fn of_operands_with_rests_three_products_are_summed() {
                 Emulated::square(&Square {
                     left: strips(0, *left),
                     right: strips(1, *right),
-                    streamed: Streamed::Right,
                     rests,
                     steps: 1,
                     sums: sums.as_mut_ptr(),
@@ -112,6 +110,62 @@ fn of_operands_with_rests_three_products_are_summed() {
     };
     let rests = [strips(0, 1).first, strips(1, 1).first];
     assert_eq!(run(&[(0, 0)], Some(rests)), run(&[(1, 0), (0, 0), (0, 1)], None));
+}
+
+/// The bits of the first tile of a square, and of a strip of the same tiles.
+unsafe fn first_tile_and_strip<T: Tiles>(seed: u32, go_on: bool) -> [Vec<u32>; 2] {
+    const STEPS: usize = 5;
+    // Left tiles where they lie: rows of all steps.
+    let row = STEPS * SIDE * size_of::<u32>();
+    let (left, right) = (words(2 * STEPS * TILE, seed), words(2 * STEPS * TILE, seed + 1));
+    let before = |index: usize| index as f32 * 0.37;
+    let mut square: Vec<f32> = (0..4 * TILE).map(before).collect();
+    let mut strip: Vec<f32> = (0..TILE).map(|index| before(index / SIDE * 2 * SIDE + index % SIDE)).collect();
+    let step = SIDE * size_of::<u32>();
+    let rows = Strips { first: left.as_ptr(), next: SIDE * row, row, step };
+    // SAFETY: there are as many tiles and sums; the caller vouches for the machine.
+    unsafe {
+        T::begin();
+        T::square(&Square {
+            left: rows,
+            right: Strips::packed(right.as_ptr(), STEPS * TILE),
+            rests: None,
+            steps: STEPS,
+            sums: square.as_mut_ptr(),
+            sums_row: 2 * SIDE * size_of::<f32>(),
+            go_on,
+        });
+        T::strip(&Strip {
+            left: left.as_ptr(),
+            left_row: row,
+            left_step: step,
+            right: right.as_ptr(),
+            steps: STEPS,
+            ahead: left.as_ptr(),
+            sums: strip.as_mut_ptr(),
+            go_on,
+        });
+        T::end();
+    }
+    let first = square.chunks(2 * SIDE).take(SIDE).flat_map(|row| &row[..SIDE]).map(|sum| sum.to_bits()).collect();
+    [first, strip.into_iter().map(f32::to_bits).collect()]
+}
+
+#[test]
+fn a_strip_has_the_bits_of_a_square() {
+    if !InstructionSet::AmxEmulated.is_available() {
+        return eprintln!("skipped: the emulation needs AVX-512 with bf16");
+    }
+    for (seed, go_on) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        // SAFETY: the machine has the vectors.
+        let [square, strip] = unsafe { first_tile_and_strip::<Emulated>(seed, go_on) };
+        assert_eq!(square, strip, "seed {seed}");
+        if permission().is_ok() {
+            // SAFETY: the process has the permission.
+            let in_registers = unsafe { first_tile_and_strip::<Registers>(seed, go_on) };
+            assert_eq!(in_registers, [square, strip], "seed {seed}, in registers");
+        }
+    }
 }
 
 #[test]

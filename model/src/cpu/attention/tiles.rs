@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::operands::{Extent, Left, Output, Product, Right};
-use crate::cpu::amx::{SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
+use crate::cpu::amx::{SIDE, SUMS_ROW, Square, Strips, TILE, Tiles};
 use crate::cpu::product::with_words;
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector, transposed};
 
@@ -69,8 +69,6 @@ impl<T: Tiles> Routine for Squares<'_, '_, T> {
                 for first in (columns.start..columns.end).step_by(SQUARE) {
                     let columns = first..columns.end.min(first + SQUARE);
                     let right = tiles_of_right(right, &columns, &inner, self.right);
-                    // Where both are short, neither has to go.
-                    let streamed = Streamed::Right;
                     let steps = tiles(&inner).len();
                     let whole = rows.len() == SQUARE && columns.len() == SQUARE;
                     let (sums, sums_row) = if whole {
@@ -83,7 +81,7 @@ impl<T: Tiles> Routine for Squares<'_, '_, T> {
                             V::load_first(result, lanes).store(sums);
                         });
                     }
-                    T::square(&Square { left, right, streamed, rests: None, steps, sums, sums_row, go_on: output.add });
+                    T::square(&Square { left, right, rests: None, steps, sums, sums_row, go_on: output.add });
                     if !whole {
                         each_line::<V>(self.sums, &rows, &columns, output, |sums, result, lanes| {
                             V::load(sums).store_first(result, lanes);

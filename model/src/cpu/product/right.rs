@@ -177,7 +177,7 @@ impl PairsRight for View<'_, bf16> {
 
     unsafe fn few_rows_of_pairs(self, set: InstructionSet, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         // SAFETY: the caller vouches for it.
-        unsafe { few_rows::of_pairs(set, few_rows::Source::Memory, a, self, finish, c) }
+        unsafe { few_rows::of_pairs(set, a, self, finish, c) }
     }
 }
 

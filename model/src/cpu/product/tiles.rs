@@ -13,7 +13,7 @@ use super::blocks::{blocks_of, inner_blocks, with_words};
 use super::kernel::store;
 use super::operands::{Left, Operands, strips_of_right};
 use super::{Finish, Right, Side};
-use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
+use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Strips, TILE, Tiles};
 use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 use crate::ops::Write;
 
@@ -169,8 +169,6 @@ impl<O: Operands<R>, R: Right> Group<'_, O, R> {
                     T::square(&Square {
                         left: left[0].from(piece.start),
                         right: right(0, square).from(piece.start),
-                        // The rows are read again for the next square, its columns are not for a while.
-                        streamed: Streamed::Right,
                         rests: (O::MATRICES > 1).then_some(rests),
                         steps: piece.len(),
                         sums,

@@ -268,7 +268,7 @@ impl PairsRight for Widened<'_> {
                 let b = View::new(rounded, columns.len(), inner, inner).transposed();
                 let (finish, c) = (finish.of_columns(columns.clone()), c.offset(0, columns.start));
                 // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
-                unsafe { few_rows::of_pairs(set, few_rows::Source::Cache, a, b, finish, c) };
+                unsafe { few_rows::of_pairs(set, a, b, finish, c) };
             }
         });
     }

@@ -10,15 +10,11 @@ use half::bf16;
 use super::super::blocks::{blocks_of, with_words};
 use super::super::pack::avx512::pack_pairs;
 use super::super::{Finish, Target, View};
-use crate::cpu::amx::{Ready, SIDE, SUMS_ROW, Square, Streamed, Strips, TILE, Tiles};
-use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector, prefetch};
+use crate::cpu::amx::{Ready, SIDE, Strip, TILE, Tiles};
+use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
 
-/// Rows of the weight in a square of sums.
-const SQUARE: usize = 2 * SIDE;
 /// Values of a row of a tile.
-pub(super) const VALUES: usize = 2 * SIDE;
-/// Tiles along the inner dimension between two times that memory is asked for: so many lines of each row.
-const PIECE: usize = 8;
+const VALUES: usize = 2 * SIDE;
 
 /// `c (+)= scale · a · b (+ bias)` of up to 16 rows, the rows of `a` and the columns of `b` lying contiguously.
 ///
@@ -31,18 +27,18 @@ pub(super) unsafe fn product<T: Tiles>(a: View<'_, bf16>, b: View<'_, bf16>, fin
         "few rows, columns that lie contiguously"
     );
     let (weight, steps) = (b.transposed(), b.rows().div_ceil(VALUES));
-    with_words((steps + 2 * steps + 4) * TILE + SIDE * SQUARE, |buffer| {
+    with_words((2 * steps + 2) * TILE, |buffer| {
         // SAFETY: the buffer has as many words; the caller vouches for operands, results, machine and permission.
         unsafe {
             let (right, left) = (buffer, buffer.add(steps * TILE));
-            let sums = left.add(2 * steps * TILE).cast::<f32>();
-            let (words, turned) = (b.rows().div_ceil(2), sums.add(4 * TILE));
+            let sums = left.add(steps * TILE).cast::<f32>();
+            let (words, turned) = (b.rows().div_ceil(2), sums.add(TILE));
             pack_pairs(a.transposed(), 0..words, 0..a.rows(), right);
             right.add(words * SIDE).write_bytes(0, steps * TILE - words * SIDE);
             let _ready = Ready::<T>::new();
-            for columns in blocks_of(b.columns(), SQUARE) {
-                let rows = Rows { weight: weight.row_range(columns.clone()), right, left, sums };
-                rows.multiply::<T>();
+            for columns in blocks_of(b.columns(), SIDE) {
+                let is_last = columns.end == b.columns();
+                Rows { weight: weight.row_range(columns.clone()), is_last, right, left, sums }.multiply::<T>();
                 let (rows, target) = (a.rows(), c.offset(0, columns.start));
                 let finish = finish.of_columns(columns.clone());
                 Avx512Bf16::compiled(Finished { sums, turned, rows, columns: columns.len(), finish, c: target });
@@ -51,9 +47,11 @@ pub(super) unsafe fn product<T: Tiles>(a: View<'_, bf16>, b: View<'_, bf16>, fin
     });
 }
 
-/// Up to 32 rows of the weight.
+/// Up to 16 rows of the weight.
 struct Rows<'a> {
     weight: View<'a, bf16>,
+    /// Whether no others come behind them.
+    is_last: bool,
     right: *const u32,
     /// Room for packed tiles.
     left: *mut u32,
@@ -69,65 +67,54 @@ impl Rows<'_> {
         let (rows, inner) = (self.weight.rows(), self.weight.columns());
         let steps = inner.div_ceil(VALUES);
         // Tiles that are whole lie as they should; the others are packed, filled up with zeros.
-        let whole = if rows.is_multiple_of(SIDE) { inner / VALUES } else { 0 };
-        let second = |rows_behind: usize| if rows > SIDE { rows_behind } else { 0 };
+        let whole = if rows == SIDE { inner / VALUES } else { 0 };
         let row = self.weight.row_stride() * size_of::<bf16>();
         let first = self.weight.row(0).as_ptr().cast::<u32>();
-        let in_place = Strips { first, next: second(SIDE * row), row, step: VALUES * size_of::<bf16>() };
-        let multiply = |left: Strips, tiles: Range<usize>| {
-            let right = Strips::packed(self.right, 0).from(tiles.start);
-            let (steps, sums, go_on) = (tiles.len(), self.sums, tiles.start > 0);
-            // SAFETY: the tiles are whole or packed, and the caller vouches for the rest.
-            unsafe {
-                T::square(&Square {
-                    left,
-                    right,
-                    streamed: Streamed::Left,
-                    rests: None,
-                    steps,
-                    sums,
-                    sums_row: SUMS_ROW,
-                    go_on,
-                })
-            };
-        };
-        for tiles in blocks_of(whole, PIECE) {
-            // The machine does not follow as many rows at once by itself.
-            for line in (SQUARE..2 * SQUARE)
-                .flat_map(|behind| tiles.clone().map(move |tile| behind * row + tile * in_place.step))
-            {
-                prefetch(first.wrapping_byte_add(line));
+        // The machine does not follow sixteen rows at once by itself: the next ones are asked for, in the order in which
+        // their bytes lie.
+        let ahead = if self.is_last { first } else { first.wrapping_byte_add(SIDE * row) };
+        let (left_step, right, sums) = (VALUES * size_of::<bf16>(), self.right, self.sums);
+        let in_place = Strip { left: first, left_row: row, left_step, right, steps: whole, ahead, sums, go_on: false };
+        // SAFETY: the tiles are whole or packed, for which there is room, and the caller vouches for the rest.
+        unsafe {
+            // Sums of nothing are zero.
+            T::strip(&in_place);
+            if whole < steps {
+                self.pack(whole..steps);
+                T::strip(&Strip {
+                    left: self.left,
+                    ahead: self.left,
+                    left_row: SIDE * size_of::<u32>(),
+                    left_step: TILE * size_of::<u32>(),
+                    right: right.add(whole * TILE),
+                    steps: steps - whole,
+                    go_on: true,
+                    ..in_place
+                });
             }
-            multiply(in_place.from(tiles.start), tiles);
-        }
-        // Sums of nothing are zero.
-        if whole < steps.max(1) {
-            // SAFETY: there is room for two strips.
-            unsafe { self.pack(whole..steps) };
-            multiply(Strips::packed(self.left, second((steps - whole) * TILE)), whole..steps);
         }
     }
 
     /// Packs some tiles of all rows.
     ///
     /// # Safety
-    /// There is room for two strips of them.
+    /// There is room for them.
     unsafe fn pack(&self, tiles: Range<usize>) {
         // SAFETY: the caller vouches for the room, and a word holds two values.
         unsafe {
-            self.left.write_bytes(0, 2 * tiles.len() * TILE);
+            self.left.write_bytes(0, tiles.len() * TILE);
             for row in 0..self.weight.rows() {
-                let strip = self.left.add(row / SIDE * tiles.len() * TILE + row % SIDE * SIDE);
                 let values = &self.weight.row(row)[tiles.start * VALUES..];
                 for (tile, values) in values.chunks(VALUES).enumerate() {
-                    std::ptr::copy_nonoverlapping(values.as_ptr(), strip.add(tile * TILE).cast(), values.len());
+                    let line = self.left.add(tile * TILE + row * SIDE);
+                    std::ptr::copy_nonoverlapping(values.as_ptr(), line.cast(), values.len());
                 }
             }
         }
     }
 }
 
-/// The sums of a square whose columns are rows of the result, and what becomes of them.
+/// The sums of a tile whose columns are rows of the result, and what becomes of them.
 struct Finished<'a> {
     sums: *const f32,
     /// Room for them with rows and columns exchanged.
@@ -143,17 +130,17 @@ impl Routine for Finished<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        // SAFETY: the sums are of a square, of which no vector has more lanes than 16, and there is room; the caller
+        // SAFETY: the sums are of a tile, of which no vector has more lanes than 16, and there is room; the caller
         // vouches for these elements of the result.
         unsafe {
             for first in (0..self.columns).step_by(V::LANES) {
                 let mut lines = [std::ptr::null(); SIDE];
                 let lines = &mut lines[..V::LANES.min(self.columns - first)];
-                lines.iter_mut().enumerate().for_each(|(line, at)| *at = self.sums.add((first + line) * SQUARE));
-                V::transpose(lines, self.rows, self.turned.add(first), SQUARE);
+                lines.iter_mut().enumerate().for_each(|(line, at)| *at = self.sums.add((first + line) * SIDE));
+                V::transpose(lines, self.rows, self.turned.add(first), SIDE);
             }
             for row in 0..self.rows {
-                let sums = std::slice::from_raw_parts(self.turned.add(row * SQUARE), self.columns);
+                let sums = std::slice::from_raw_parts(self.turned.add(row * SIDE), self.columns);
                 self.finish.row(sums, self.c.row(row, 0..self.columns));
             }
         }

@@ -9,8 +9,6 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 #[cfg(target_arch = "x86_64")]
-mod in_tile_order;
-#[cfg(target_arch = "x86_64")]
 mod in_tiles;
 
 use std::marker::PhantomData;
@@ -49,23 +47,12 @@ pub(super) unsafe fn of_floats<T: Element>(
     unsafe { set.run(Rows { a, b, finish, c }) }
 }
 
-/// Where the right operand is read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// Memory, as a weight that is stored so is: a model's are more than a cache holds.
-    Memory,
-    /// A cache, where it was just written.
-    Cache,
-}
-
-/// As [`of_floats`] with a left operand of bf16, too: by the instruction for pairs, or to the bits of tiles. Where it
-/// is read from has no say in a bit.
+/// As [`of_floats`] with a left operand of bf16, too: by the instruction for pairs, or in tiles.
 ///
 /// # Safety
 /// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).
 pub(super) unsafe fn of_pairs(
     set: InstructionSet,
-    source: Source,
     a: View<'_, bf16>,
     b: View<'_, bf16>,
     finish: Finish<'_>,
@@ -73,21 +60,17 @@ pub(super) unsafe fn of_pairs(
 ) {
     // SAFETY: the caller vouches for both.
     unsafe {
-        match (set, source) {
+        match set {
             #[cfg(target_arch = "x86_64")]
-            (InstructionSet::Amx | InstructionSet::AmxEmulated, Source::Memory) if a.rows() <= in_tile_order::ROWS => {
-                in_tile_order::product(a, b, finish, c);
-            }
+            InstructionSet::Amx => in_tiles::product::<amx::Registers>(a, b, finish, c),
             #[cfg(target_arch = "x86_64")]
-            (InstructionSet::Amx, _) => in_tiles::product::<amx::Registers>(a, b, finish, c),
+            InstructionSet::AmxEmulated => in_tiles::product::<amx::Emulated>(a, b, finish, c),
             #[cfg(target_arch = "x86_64")]
-            (InstructionSet::AmxEmulated, _) => in_tiles::product::<amx::Emulated>(a, b, finish, c),
-            #[cfg(target_arch = "x86_64")]
-            (InstructionSet::Avx512Bf16, _) => {
+            InstructionSet::Avx512Bf16 => {
                 Avx512Bf16::compiled(OfPairs::<Avx512Bf16>(Rows { a, b, finish, c }, PhantomData));
             }
             #[cfg(target_arch = "aarch64")]
-            (InstructionSet::NeonBf16, _) => {
+            InstructionSet::NeonBf16 => {
                 NeonBf16::compiled(OfPairs::<NeonBf16>(Rows { a, b, finish, c }, PhantomData));
             }
             _ => unreachable!("pairs of {set}"),

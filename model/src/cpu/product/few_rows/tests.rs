@@ -5,7 +5,7 @@
 use half::bf16;
 
 use super::super::{Element, Finish, InstructionSet, Target, View};
-use super::{Source, of_pairs};
+use super::of_pairs;
 use crate::ops::{FEW_ROWS, Write};
 
 const SHAPES: [[usize; 2]; 9] = [[1, 1], [3, 7], [4, 8], [5, 31], [7, 16], [9, 65], [33, 100], [2, 0], [6, 1000]];
@@ -58,13 +58,11 @@ fn every_set_computes_the_definition_within_its_borders() {
         // SAFETY: one thread.
         check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         if set.multiplies_pairs() {
-            for source in [Source::Memory, Source::Cache] {
-                let few = |a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>| {
-                    // SAFETY: one thread, and the machine has the set.
-                    unsafe { of_pairs(set, source, a, b, finish, c) }
-                };
-                check(bf16::from_f32, bf16::from_f32, 1.0, few);
-            }
+            let few = |a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>| {
+                // SAFETY: one thread, and the machine has the set.
+                unsafe { of_pairs(set, a, b, finish, c) }
+            };
+            check(bf16::from_f32, bf16::from_f32, 1.0, few);
         }
     }
 }
@@ -100,11 +98,11 @@ fn a_row_does_not_depend_on_its_company() {
     }
 }
 
-/// Values of every size, denormal ones, products that are denormal, and zeros of both signs among them: whichever way a
-/// row goes beside tiles, alone or among others, from memory or from a cache, its bits are the same.
+/// Values of every size, denormal ones, products that are denormal, and zeros of both signs among them: the bits of a row
+/// in tiles are the same alone or among others, and those of the emulation.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn beside_tiles_no_bit_of_a_row_depends_on_the_way_it_goes() {
+fn in_tiles_no_bit_of_a_row_depends_on_its_company() {
     const COLUMNS: usize = 37;
     let sets = [InstructionSet::Amx, InstructionSet::AmxEmulated].into_iter().filter(|set| set.is_available());
     for (set, inner) in sets.flat_map(|set| [(set, 1), (set, 32), (set, 333), (set, 640)]) {
@@ -117,24 +115,21 @@ fn beside_tiles_no_bit_of_a_row_depends_on_the_way_it_goes() {
         };
         let values = |rows: usize| -> Vec<bf16> { (0..rows * inner).map(|at| value(at / inner, at % inner)).collect() };
         let (left, right) = (values(FEW_ROWS), values(COLUMNS));
-        let product = |source, rows: std::ops::Range<usize>| {
+        let product = |set, rows: std::ops::Range<usize>| {
             let mut c = vec![f32::NAN; rows.len() * COLUMNS];
             let a = View::new(&left[rows.start * inner..], rows.len(), inner, inner);
             let b = View::new(&right, COLUMNS, inner, inner).transposed();
             let finish = Finish { scale: 1.0, bias: None, write: Write::Replace };
             // SAFETY: one thread, and the machine has the set.
-            unsafe { of_pairs(set, source, a, b, finish, Target::new(&mut c, COLUMNS)) };
+            unsafe { of_pairs(set, a, b, finish, Target::new(&mut c, COLUMNS)) };
             c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
-        let together = product(Source::Memory, 0..FEW_ROWS);
+        let together = product(InstructionSet::AmxEmulated, 0..FEW_ROWS);
         let smallest = together.iter().map(|bits| f32::from_bits(*bits).abs()).filter(|sum| *sum > 0.0);
         assert!(smallest.fold(1.0, f32::min) < 1e-35, "sums about the smallest number that is not denormal");
-        for (source, rows) in [Source::Memory, Source::Cache]
-            .into_iter()
-            .flat_map(|source| [0..1, 5..7, 6..9, 10..14, 3..8, 0..16].map(|rows| (source, rows)))
-        {
+        for rows in [0..1, 5..7, 6..9, 10..14, 3..8, 0..16] {
             let expected = &together[rows.start * COLUMNS..rows.end * COLUMNS];
-            assert_eq!(product(source, rows.clone()), expected, "{set} {inner} {source:?} {rows:?}");
+            assert_eq!(product(set, rows.clone()), expected, "{set} {inner} {rows:?}");
         }
     }
 }
