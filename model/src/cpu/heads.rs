@@ -6,7 +6,9 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::attention::{Backward, Columns, Forward, KEYS, Operands, Qkv, ROWS, Sight, Turns, backward, forward};
+use super::attention::{
+    Backward, Columns, Forward, KEYS, Operands, Qkv, ROWS, Sight, Turns, backward, forward, forward_cached,
+};
 use super::operand::OperandBuffer;
 use super::product::Target;
 use super::{Cache, Cpu, Tensor, work};
@@ -74,12 +76,12 @@ impl Cpu {
             let head = Forward {
                 shape,
                 sight: part.sight,
-                qkv: qkv.from([first, part.column], [first, part.key_column]),
                 y: y.offset(first, part.column),
                 logsumexp: Some(logsumexp.offset(first, part.head)),
             };
+            let qkv = qkv.from([first, part.column], [first, part.key_column]);
             // SAFETY: each document, head and block has its own rows and columns.
-            unsafe { forward(self.set, &head, part.rows) };
+            unsafe { forward(self.set, &head, qkv, part.rows) };
         });
     }
 
@@ -160,20 +162,13 @@ impl Cpu {
         let _kernel = self.profile.kernel("attention cached", || work::of_attention(work::FORWARD, documents, shape));
         y.reshape(&self.buffers, q.rows(), q.columns());
         let (q, y) = (q.columns_from(0), y.target());
-        let stride = shape.num_key_value_heads * shape.head_dim;
         self.each_block_of_rows(&Parts::new(documents, shape), |part| {
-            let (keys, values) = cache.slot(part.span.slot);
-            let [k, v] = [keys, values].map(|words| Columns { words, stride });
-            let qkv = Qkv::F32(Operands { q, k, v });
-            let head = Forward {
-                shape,
-                sight: part.sight,
-                qkv: qkv.from([part.span.rows.start, part.column], [0, part.key_column]),
-                y: y.offset(part.span.rows.start, part.column),
-                logsumexp: None,
-            };
+            let first = part.span.rows.start;
+            let y = y.offset(first, part.column);
+            let head = Forward { shape, sight: part.sight, y, logsumexp: None };
+            let cached = cache.head(part.span.slot, part.head * shape.num_key_value_heads / shape.num_attention_heads);
             // SAFETY: each document, head and block has its own rows and columns.
-            unsafe { forward(self.set, &head, part.rows) };
+            unsafe { forward_cached(self.set, &head, q.from(first, part.column), cached, part.rows) };
         });
     }
 

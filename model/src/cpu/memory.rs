@@ -142,10 +142,11 @@ fn map(bytes: usize) -> Option<MmapMut> {
     Some(mapping)
 }
 
-/// Memory for the weights of a model: those that are no larger than a few huge pages lie side by side in one mapping
-/// after the other. A mapping for each would begin and end within a huge page, and mostly lie in small ones.
+/// Memory for the weights of a model, or for its caches: pieces that are no larger than a few huge pages lie side by side
+/// in one mapping after the other. A mapping for each would begin and end within a huge page, and mostly lie in small
+/// ones.
 #[derive(Default)]
-pub(super) struct WeightMemory {
+pub(super) struct Arena {
     open: Mutex<Option<Open>>,
     /// The mappings of weights that come and go.
     passing: Option<Passing>,
@@ -166,7 +167,7 @@ const LARGE_WEIGHT: usize = MAPPING / 4;
 /// Weights begin at multiples of this: the widest loads, and the lines of the cache.
 const ALIGNMENT: usize = Line::BYTES;
 
-impl WeightMemory {
+impl Arena {
     /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as
     /// long as reading the weights, so that mappings are used again.
     pub(super) fn for_passing_weights() -> Self {
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn weights_lie_side_by_side_aligned_and_apart() {
-        let memory = WeightMemory::default();
+        let memory = Arena::default();
         let lengths = [1, 1000, 0, 17, LARGE_WEIGHT / 4 - 16, LARGE_WEIGHT / 4, 300];
         let mut weights: Vec<Memory<f32>> =
             lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.unguarded(*length)).collect();
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_weight_that_passes_leaves_its_memory_to_the_next() {
-        let memory = WeightMemory::for_passing_weights();
+        let memory = Arena::for_passing_weights();
         let held = || memory.passing.as_ref().map(|passing| passing.0.lock().map_or(0, |held| held.len()));
         let (small, large) = (LARGE / 4, LARGE / 2);
         let (one, two): (Memory<f32>, Memory<f32>) = (memory.unguarded_room(small), memory.unguarded_room(large));

@@ -62,7 +62,7 @@ pub use weight::Weight;
 
 use crate::ops::{Compute, MatmulPrecision};
 use crate::weights::Quantization;
-use memory::WeightMemory;
+use memory::Arena;
 use product::Target;
 use tensor::BufferPool;
 use workers::Workers;
@@ -78,7 +78,9 @@ pub struct Cpu {
     /// Whether products of f32 with weights are computed in tiles, their operands split.
     of_high_precision: bool,
     buffers: Arc<BufferPool>,
-    weights: WeightMemory,
+    weights: Arena,
+    /// Memory of the keys and values of all layers.
+    caches: Arc<Arena>,
     profile: Profile,
     /// Where frozen weights lie that several processes read.
     shared: Option<SharedWeights>,
@@ -148,7 +150,8 @@ impl Cpu {
             available: set,
             of_high_precision: false,
             buffers: Arc::default(),
-            weights: WeightMemory::default(),
+            weights: Arena::default(),
+            caches: Arc::default(),
             profile: Profile::OFF,
             shared: None,
         })
@@ -189,7 +192,7 @@ impl Cpu {
     /// layer, as in a proof.
     #[must_use]
     pub fn for_passing_weights(self) -> Self {
-        Self { weights: WeightMemory::for_passing_weights(), ..self }
+        Self { weights: Arena::for_passing_weights(), ..self }
     }
 
     /// The number of threads.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use profile::{Profile, Work};
@@ -603,7 +604,7 @@ impl Ops for Cpu {
     }
 
     fn cache(&self, sequences: usize, capacity: usize, shape: &AttentionShape) -> Result<Cache> {
-        Ok(Cache::new(sequences, capacity, shape.num_key_value_heads * shape.head_dim))
+        Ok(Cache::new(sequences, capacity, shape, Arc::clone(&self.caches)))
     }
 
     fn cache_append(&self, cache: &mut Cache, k: &Tensor, v: &Tensor, documents: &Documents) -> Result {

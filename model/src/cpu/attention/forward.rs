@@ -6,19 +6,14 @@ use std::ops::Range;
 
 use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
-use super::operands::{Extent, Output, Product, Right};
-use super::softmax::{Block, LOWEST, Running, exponentials};
-use super::{KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
+use super::operands::{Extent, Left, Output, Product, Right};
+use super::softmax::{Block, Running, exponentials};
+use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
 use crate::cpu::scratch::with_buffers;
 use crate::cpu::simd::Vector;
 use crate::ops::AttentionShape;
-
-/// Up to so many rows the keys and values of a block are multiplied in less time than they take to come from memory, as
-/// they do in decoding. They are asked for a block ahead: the lines of one head among others are no stream that a
-/// machine would follow by itself.
-const FEW: usize = 16;
 
 /// One key head of one document: where its columns begin in each matrix.
 #[derive(Clone, Copy)]
@@ -27,31 +22,51 @@ pub(in crate::cpu) struct Forward<'a> {
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
     pub sight: Sight,
-    /// Queries, from the first head of the group and the document's first new row on; keys and values, from position 0
-    /// on.
-    pub qkv: Qkv<'a>,
-    /// The output, as the queries.
+    /// The output, from the first head of the group and the document's first new row on.
     pub y: Target<'a>,
     /// The log of the summed exponentials of each row and head, where wanted.
     pub logsumexp: Option<Target<'a>>,
 }
 
-/// Computes the output of one block of rows.
+/// Where the keys and values of one head come from, a block of keys at a time.
+pub(super) trait KeyBlocks<K: Kernel>: Copy {
+    /// The keys of the block that begins with this one, as a left operand.
+    fn keys(self, first: usize) -> Left<K::Word>;
+
+    /// The values of the keys of a block as a right operand, laid out at `to`, rows `stride` apart, where they do not lie
+    /// so.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and `to` the room.
+    unsafe fn values(self, keys: Range<usize>, head_dim: usize, to: *mut K::Word, stride: usize) -> Right<K::Word>;
+}
+
+/// Matrices of keys and values.
+impl<K: Kernel> KeyBlocks<K> for [Columns<'_, K::Word>; 2] {
+    #[inline(always)]
+    fn keys(self, first: usize) -> Left<K::Word> {
+        self[0].left(first)
+    }
+
+    #[inline(always)]
+    unsafe fn values(self, keys: Range<usize>, head_dim: usize, to: *mut K::Word, stride: usize) -> Right<K::Word> {
+        // SAFETY: the caller vouches for it.
+        unsafe { K::right(self[1], keys, head_dim, to, stride) }
+    }
+}
+
+/// Computes the output of one block of rows. The queries are those of the first head of the group and the document's
+/// first new row on; keys and values begin at position 0.
 ///
 /// # Safety
 /// The machine has the instructions, and nobody else may touch these rows of the results meanwhile.
-pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, rows: Range<usize>) {
-    let Forward { shape, sight, qkv, .. } = head;
+pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, qkv: Qkv<'_>, rows: Range<usize>) {
+    let Forward { shape, sight, .. } = head;
     let head_dim = shape.head_dim;
     qkv.check([sight.queries, sight.group * head_dim], [sight.start + sight.queries, head_dim]);
-    let stride = head_dim.next_multiple_of(16);
-    let (block, rows_along) = (KEYS * ROWS, ROWS * stride);
-    let lengths = [head_dim * ROWS, block, rows_along, ROWS, ROWS, ROWS, block, KEYS * stride];
-    with_buffers(lengths, |[columns, scores, sums, largest, total, correction, weights, values]| {
-        let running = Running { largest, total, correction };
-        let buffers = Buffers { columns, scores, sums, running, weights, values, stride };
-        // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { in_each_form(set, *qkv, Rows { set, head, rows, buffers }) };
+    Buffers::with(head_dim, |buffers| {
+        // SAFETY: the buffers have their lengths, the matrices were checked, and the caller vouches for the rest.
+        unsafe { in_each_form(set, qkv, Rows { set, head, rows, buffers }) };
     });
 }
 
@@ -67,31 +82,51 @@ impl OfRows for Rows<'_> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>) {
         // SAFETY: the caller vouches for buffers, operands and results.
-        unsafe { forward_block::<K>(self.set, operands, self.head, self.rows, self.buffers) }
+        unsafe {
+            let Operands { q, k, v } = operands;
+            forward_block::<K, _>(self.set, q, [k, v], self.head, self.rows, self.buffers);
+        }
     }
 }
 
 /// Buffers of a block of rows.
 #[derive(Clone, Copy)]
-struct Buffers {
+pub(super) struct Buffers {
     /// Queries as columns, in words.
-    columns: *mut f32,
-    scores: *mut f32,
+    pub columns: *mut f32,
+    pub scores: *mut f32,
     /// Sums of the weighted values.
-    sums: *mut f32,
-    running: Running,
+    pub sums: *mut f32,
+    pub running: Running,
     /// Weights as words, where they are not values.
     weights: *mut f32,
     /// Values likewise.
     values: *mut f32,
     /// Distance of two rows of sums.
-    stride: usize,
+    pub stride: usize,
 }
 
+impl Buffers {
+    /// Runs a function with some for heads of so many dimensions.
+    pub(super) fn with(head_dim: usize, run: impl FnOnce(Self)) {
+        let stride = head_dim.next_multiple_of(16);
+        let (block, rows_along) = (KEYS * ROWS, ROWS * stride);
+        let lengths = [head_dim * ROWS, block, rows_along, ROWS, ROWS, ROWS, block, KEYS * stride];
+        with_buffers(lengths, |[columns, scores, sums, largest, total, correction, weights, values]| {
+            let running = Running { largest, total, correction };
+            run(Self { columns, scores, sums, running, weights, values, stride });
+        });
+    }
+}
+
+/// # Safety
+/// The machine has the instructions, operands and results are of this head, and nobody else may touch these rows of the
+/// results meanwhile.
 #[inline(always)]
-unsafe fn forward_block<K: Kernel>(
+pub(super) unsafe fn forward_block<K: Kernel, B: KeyBlocks<K>>(
     set: InstructionSet,
-    operands: Operands<'_, K::Word>,
+    queries: Columns<'_, K::Word>,
+    blocks: B,
     head: &Forward<'_>,
     rows: Range<usize>,
     buffers: Buffers,
@@ -100,36 +135,25 @@ unsafe fn forward_block<K: Kernel>(
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
         let width = shape.head_dim / K::VALUES;
-        let lines = lines(operands.q, sight, &rows, width);
+        let lines = lines(queries, sight, &rows, width);
         pack_columns::<K>(&lines[..rows.len()], width, buffers.columns.cast());
-        for row in (0..ROWS).step_by(K::Sums::LANES) {
-            K::Sums::splat(LOWEST).store(buffers.running.largest.add(row));
-            K::Sums::splat(0.0).store(buffers.running.total.add(row));
-        }
+        buffers.running.begin::<K::Sums>();
         let seen = sight.keys(&rows);
         let first = seen.start / KEYS * KEYS;
-        let ask_for = |key: usize| {
-            if rows.len() <= FEW {
-                let keys = key..seen.end.min(key + KEYS);
-                [operands.k, operands.v].into_iter().for_each(|matrix| matrix.ask_for(keys.clone(), width));
-            }
-        };
-        ask_for(first);
         for key in (first..seen.end).step_by(KEYS) {
-            ask_for(key + KEYS);
             let keys = key..(sight.start + sight.queries).min(key + KEYS);
             let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
-            add_block::<K>(set, operands, shape.head_dim, &block, buffers, key > first);
+            add_block::<K, B>(set, blocks, shape.head_dim, &block, buffers, key > first);
         }
-        finish::<K>(head, rows, buffers);
+        finish(head, rows, buffers);
     }
 }
 
 /// Adds what one block of keys contributes.
 #[inline(always)]
-unsafe fn add_block<K: Kernel>(
+unsafe fn add_block<K: Kernel, B: KeyBlocks<K>>(
     set: InstructionSet,
-    operands: Operands<'_, K::Word>,
+    blocks: B,
     head_dim: usize,
     block: &Block<'_>,
     buffers: Buffers,
@@ -141,7 +165,7 @@ unsafe fn add_block<K: Kernel>(
         K::product(
             set,
             &Product {
-                left: operands.k.left(block.keys.start),
+                left: blocks.keys(block.keys.start),
                 right: Right { words: columns.cast(), stride: ROWS },
                 output: Output { values: scores, stride: ROWS, add: false },
                 rows: block.keys.len(),
@@ -156,7 +180,7 @@ unsafe fn add_block<K: Kernel>(
             set,
             &Product {
                 left: K::over_keys(scores, block.keys.len(), weights.cast()),
-                right: K::right(operands.v, block.keys.clone(), head_dim, values.cast(), stride),
+                right: blocks.values(block.keys.clone(), head_dim, values.cast(), stride),
                 output: Output { values: sums, stride, add },
                 rows: block.rows.len(),
                 extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
@@ -166,8 +190,11 @@ unsafe fn add_block<K: Kernel>(
 }
 
 /// Multiplies each row of the sums by its correction.
+///
+/// # Safety
+/// The machine has the instructions, and the pointers are those of buffers for a block.
 #[inline(always)]
-unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correction: *const f32, rows: usize) {
+pub(super) unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correction: *const f32, rows: usize) {
     for row in 0..rows {
         // SAFETY: the caller passes the buffers of a block.
         unsafe {
@@ -185,8 +212,11 @@ unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correction: *const f
 }
 
 /// Writes the results of a block.
+///
+/// # Safety
+/// The buffers are those of the block, and nobody else may touch its rows of the results meanwhile.
 #[inline(always)]
-unsafe fn finish<K: Kernel>(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
+pub(super) unsafe fn finish(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
     let Forward { shape, sight, y, logsumexp, .. } = head;
     let Buffers { sums, running, stride, .. } = buffers;
     for (index, row) in rows.enumerate() {

@@ -13,6 +13,7 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 mod backward;
+mod cached;
 mod floats;
 mod forms;
 mod forward;
@@ -33,9 +34,10 @@ mod tiles;
 use std::ops::Range;
 
 use super::product::Target;
-use super::simd::{Vector, prefetch_far};
+use super::simd::Vector;
 use crate::ops::AttentionShape;
 pub(super) use backward::{Backward, Turns, backward};
+pub(super) use cached::forward_cached;
 pub(super) use forward::{Forward, forward};
 use kernel::Kernel;
 use operands::{Left, Right};
@@ -59,18 +61,6 @@ impl<'a, W: Copy> Columns<'a, W> {
     /// The same matrix with another origin.
     pub(super) fn from(self, row: usize, column: usize) -> Self {
         Self { words: self.words.get(row * self.stride + column..).unwrap_or_default(), ..self }
-    }
-
-    /// Asks for the first words of some rows to come nearer, if there are such rows.
-    #[inline(always)]
-    fn ask_for(self, rows: Range<usize>, width: usize) {
-        /// Bytes of a line of the cache.
-        const LINE: usize = 64;
-        for row in rows {
-            let first = self.words.as_ptr().wrapping_add(row * self.stride);
-            let bytes = width * size_of::<W>();
-            (0..bytes).step_by(LINE).for_each(|byte| prefetch_far(first.wrapping_byte_add(byte)));
-        }
     }
 
     /// Panics unless it has so many rows and columns.

@@ -10,7 +10,9 @@ use super::{KEYS, ROWS, Scale, Sight};
 use crate::cpu::simd::Vector;
 
 /// Below every score, and far enough from minus infinity to be subtracted from itself.
-pub(super) const LOWEST: f32 = -1e30;
+const LOWEST: f32 = -1e30;
+/// Lanes of the widest vector.
+const WIDEST: usize = 16;
 
 /// A block of rows and a block of keys.
 pub(super) struct Block<'a> {
@@ -70,6 +72,23 @@ pub(super) struct Running {
     pub total: *mut f32,
     /// Factor that takes what was summed before this block to the largest score with it.
     pub correction: *mut f32,
+}
+
+impl Running {
+    /// As before the first block.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and the pointers are those of buffers for a block.
+    #[inline(always)]
+    pub(super) unsafe fn begin<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            for row in (0..ROWS).step_by(V::LANES) {
+                V::splat(LOWEST).store(self.largest.add(row));
+                V::splat(0.0).store(self.total.add(row));
+            }
+        }
+    }
 }
 
 /// Turns the scores of a block into exponentials relative to the largest score so far; zero where a row does not see.
@@ -146,6 +165,64 @@ unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores
         }
     }
     changed
+}
+
+/// As [`exponentials`], to the bit, of scores that lie with the keys in lanes: rows of [`KEYS`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn exponentials_of_rows<V: Vector>(block: &Block<'_>, scores: *mut f32, running: Running) -> bool {
+    let (mut largest, mut totals) = ([LOWEST; ROWS], [0.0; ROWS]);
+    // SAFETY: the caller vouches for buffers and instructions; rows and keys are those of a block.
+    unsafe {
+        let (zero, lowest) = (V::splat(0.0), V::splat(LOWEST));
+        let factor = V::splat(if block.scale.cap.is_some() { 1.0 } else { block.scale.factor });
+        for row in 0..block.rows.len() {
+            let seen = block.seen(row..row + 1);
+            let scores = scores.add(row * KEYS);
+            let vectors = || (seen.start / V::LANES * V::LANES..seen.end).step_by(V::LANES);
+            // Lanes of a vector that the row sees.
+            let lanes = |first: usize| seen.start.saturating_sub(first)..V::LANES.min(seen.end - first);
+            if let Scale { factor, cap: Some(cap) } = block.scale {
+                let (factor, cap) = (V::splat(factor), V::splat(cap));
+                for first in vectors() {
+                    tangent(V::load(scores.add(first)).mul(factor)).mul(cap).store(scores.add(first));
+                }
+            }
+            let mut most = V::splat(*running.largest.add(row));
+            for first in vectors() {
+                most = V::load(scores.add(first)).mul(factor).keep(lanes(first), lowest).max(most);
+            }
+            let mut of_lanes = [LOWEST; WIDEST];
+            most.store(of_lanes.as_mut_ptr());
+            largest[row] = of_lanes.into_iter().fold(LOWEST, |most, lane| if lane > most { lane } else { most });
+            let below = zero.sub(V::splat(largest[row]));
+            let mut weights = [0.0; KEYS];
+            for first in vectors() {
+                let weight = V::load(scores.add(first)).mul_add(factor, below).exp2().keep(lanes(first), zero);
+                weight.store(weights.as_mut_ptr().add(first));
+            }
+            // A key's place in the block decides which sum it is added to, and when.
+            let mut sums = [0.0; 4];
+            for four in weights.as_chunks::<4>().0 {
+                sums.iter_mut().zip(four).for_each(|(sum, weight)| *sum += weight);
+            }
+            totals[row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            std::ptr::copy_nonoverlapping(weights.as_ptr(), scores, KEYS);
+        }
+        let mut changed = false;
+        for first in (0..block.rows.len()).step_by(V::LANES) {
+            let (before, largest) = (V::load(running.largest.add(first)), V::load(largest.as_ptr().add(first)));
+            let correction = before.sub(largest).exp2();
+            let total = V::load(totals.as_ptr().add(first));
+            V::load(running.total.add(first)).mul_add(correction, total).store(running.total.add(first));
+            correction.store(running.correction.add(first));
+            largest.store(running.largest.add(first));
+            changed |= largest.differs(before);
+        }
+        changed
+    }
 }
 
 /// What the backward knows of each row.

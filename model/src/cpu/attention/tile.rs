@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::operands::{Extent, Product};
-use crate::cpu::simd::{Multiplier, Routine, Vector};
+use crate::cpu::simd::{Multiplier, Routine, Vector, prefetch_far};
 
 /// Computes a product.
 ///
@@ -17,6 +17,29 @@ use crate::cpu::simd::{Multiplier, Routine, Vector};
 pub(super) unsafe fn product<K: Multiplier>(product: &Product<'_, K::Word>) {
     // SAFETY: the caller vouches for it.
     unsafe { K::compiled(Tiles::<K>(product, PhantomData)) }
+}
+
+/// Computes a product of few rows, in tiles that are as wide as there are registers for. What lies `ahead`, as the right
+/// operand does, is asked for meanwhile; nothing is read there.
+///
+/// # Safety
+/// As for [`tiles`], by a routine that is compiled with the instructions.
+#[inline(always)]
+pub(super) unsafe fn few_rows<K: Multiplier>(product: &Product<'_, K::Word>, ahead: *const K::Word) {
+    let ask = |words: usize| prefetch_far(ahead.wrapping_add(words));
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        match (K::Sums::TILE_ROWS, product.rows) {
+            (8.., 1) => tiles::<K, 1, 4>(product, ask),
+            (8.., 2) => tiles::<K, 2, 4>(product, ask),
+            (8.., 3) => tiles::<K, 3, 4>(product, ask),
+            (8.., _) => tiles::<K, 4, 4>(product, ask),
+            (_, 1) => tiles::<K, 1, 2>(product, ask),
+            (_, 2) => tiles::<K, 2, 2>(product, ask),
+            (_, 3) => tiles::<K, 3, 2>(product, ask),
+            _ => tiles::<K, 4, 2>(product, ask),
+        }
+    }
 }
 
 struct Tiles<'a, 'p, K: Multiplier>(&'a Product<'p, K::Word>, PhantomData<K>);
@@ -29,21 +52,25 @@ impl<K: Multiplier> Routine for Tiles<'_, '_, K> {
         // SAFETY: the caller vouches for it.
         unsafe {
             match K::Sums::TILE_ROWS {
-                4 => tiles::<K, 4, 2>(self.0),
-                6 => tiles::<K, 6, 2>(self.0),
-                _ => tiles::<K, 8, 2>(self.0),
+                4 => tiles::<K, 4, 2>(self.0, |_| ()),
+                6 => tiles::<K, 6, 2>(self.0, |_| ()),
+                _ => tiles::<K, 8, 2>(self.0, |_| ()),
             }
         }
     }
 }
 
-/// Goes over the result in tiles of up to `MR` rows and `NV` vectors.
+/// Goes over the result in tiles of up to `MR` rows and `NV` vectors. `ask` is called with the place of each vector of the
+/// right operand, in words, as it is read.
 ///
 /// # Safety
 /// The machine has the instructions; all words and elements within the extents can be read and written, the written
 /// ones by nobody else.
 #[inline(always)]
-unsafe fn tiles<K: Multiplier, const MR: usize, const NV: usize>(product: &Product<'_, K::Word>) {
+unsafe fn tiles<K: Multiplier, const MR: usize, const NV: usize>(
+    product: &Product<'_, K::Word>,
+    ask: impl Fn(usize) + Copy,
+) {
     for first in (0..product.rows).step_by(MR) {
         let rows = first..product.rows.min(first + MR);
         let Extent { inner, columns } = (product.extent)(rows.clone());
@@ -61,10 +88,10 @@ unsafe fn tiles<K: Multiplier, const MR: usize, const NV: usize>(product: &Produ
             // SAFETY: the caller vouches for all elements.
             unsafe {
                 match width {
-                    1 => tile_of::<K, MR, 1>(product, rows.clone(), inner.clone(), column..next),
-                    2 if NV >= 2 => tile_of::<K, MR, 2>(product, rows.clone(), inner.clone(), column..next),
-                    3 if NV >= 3 => tile_of::<K, MR, 3>(product, rows.clone(), inner.clone(), column..next),
-                    _ => tile_of::<K, MR, NV>(product, rows.clone(), inner.clone(), column..next),
+                    1 => tile_of::<K, MR, 1>(product, rows.clone(), inner.clone(), column..next, ask),
+                    2 if NV >= 2 => tile_of::<K, MR, 2>(product, rows.clone(), inner.clone(), column..next, ask),
+                    3 if NV >= 3 => tile_of::<K, MR, 3>(product, rows.clone(), inner.clone(), column..next, ask),
+                    _ => tile_of::<K, MR, NV>(product, rows.clone(), inner.clone(), column..next, ask),
                 }
             }
             column = next;
@@ -78,13 +105,14 @@ unsafe fn tile_of<K: Multiplier, const MR: usize, const NV: usize>(
     rows: Range<usize>,
     inner: Range<usize>,
     columns: Range<usize>,
+    ask: impl Fn(usize) + Copy,
 ) {
     // SAFETY: the caller vouches for all elements.
     unsafe {
         if columns.len() == NV * K::Sums::LANES {
-            tile::<K, MR, NV, false>(product, rows, inner, columns);
+            tile::<K, MR, NV, false>(product, rows, inner, columns, ask);
         } else {
-            tile::<K, MR, NV, true>(product, rows, inner, columns);
+            tile::<K, MR, NV, true>(product, rows, inner, columns, ask);
         }
     }
 }
@@ -96,6 +124,7 @@ unsafe fn tile<K: Multiplier, const MR: usize, const NV: usize, const PARTIAL: b
     rows: Range<usize>,
     inner: Range<usize>,
     columns: Range<usize>,
+    ask: impl Fn(usize) + Copy,
 ) {
     let Product { left, right, output, .. } = *product;
     let lanes = K::Sums::LANES;
@@ -107,10 +136,12 @@ unsafe fn tile<K: Multiplier, const MR: usize, const NV: usize, const PARTIAL: b
         let lines: [*const K::Word; MR] = std::array::from_fn(|row| {
             left.words.add((rows.start + row).min(rows.end - 1) * left.row_stride + inner.start * left.inner_stride)
         });
-        let mut from = right.words.add(inner.start * right.stride + columns.start);
+        let mut place = inner.start * right.stride + columns.start;
         for offset in (0..inner.len()).map(|step| step * left.inner_stride) {
             let words: [K::Words; NV] = std::array::from_fn(|vector| {
-                let from = from.add(vector * lanes);
+                let place = place + vector * lanes;
+                ask(place);
+                let from = right.words.add(place);
                 if is_partial(vector) { K::load_first(from, rest) } else { K::load(from) }
             });
             for (sums, line) in sums.iter_mut().zip(lines) {
@@ -119,7 +150,7 @@ unsafe fn tile<K: Multiplier, const MR: usize, const NV: usize, const PARTIAL: b
                     *sum = K::multiply_add(word, words, *sum);
                 }
             }
-            from = from.add(right.stride);
+            place += right.stride;
         }
         for (row, sums) in rows.zip(sums) {
             let to = output.values.add(row * output.stride + columns.start);
