@@ -24,16 +24,16 @@ K_BLOCKS = ["q4_k", "q5_k", "q6_k"]
 SHAPE = ["hidden", "layers", "heads", "kv-heads", "intermediate", "vocab"]
 
 
-def programs(weights, ours, extra_buffers):
+def programs(weights, ours, arguments):
     """Name and command of each program that has such weights."""
     yield "pipeline", [ours, "--bench"]
-    if weights in ("f32", "bf16"):
+    if weights in ("f32", "bf16") and arguments.beside != "llama.cpp":
         python = measure.python_with("torch", "transformers")
         for loop in ("rawloop", "generate") if python else ():
             yield f"transformers, {loop}", [python, RIVALS / "torch_decode.py", "--loop", loop]
     python = measure.python_with("llama_cpp", "gguf")
-    if python:
-        yield "llama.cpp", [python, RIVALS / "llama_cpp_decode.py", "--extra-buffers", extra_buffers]
+    if python and arguments.beside != "transformers":
+        yield "llama.cpp", [python, RIVALS / "llama_cpp_decode.py", "--extra-buffers", arguments.llama_cpp_extra_buffers]
 
 
 def say_what_is_missing():
@@ -49,9 +49,9 @@ def compare(weights, batch, ours, arguments):
     for name in SHAPE:
         size = getattr(arguments, name.replace("-", "_"))
         common += [] if size is None else [f"--{name}", size]
-    results = {name: [] for name, _ in programs(weights, ours, arguments.llama_cpp_extra_buffers)}
+    results = {name: [] for name, _ in programs(weights, ours, arguments)}
     for _ in range(arguments.rounds):
-        for name, command in programs(weights, ours, arguments.llama_cpp_extra_buffers):
+        for name, command in programs(weights, ours, arguments):
             results[name].append(measure.run([*command, *common]).json())
     reference = summary(results["pipeline"])
     for name, rounds in results.items():
@@ -84,6 +84,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--beside", choices=["transformers", "llama.cpp"], help="one program alone; default: both")
     parser.add_argument("--llama-cpp-extra-buffers", choices=["yes", "no"], default="yes", help="whether llama.cpp packs weights anew for the machine")
     for name in SHAPE:
         parser.add_argument(f"--{name}", type=int, help="of the model; default: SmolLM-135M's")

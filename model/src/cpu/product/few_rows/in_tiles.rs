@@ -3,15 +3,17 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+use std::arch::x86_64::{_mm512_load_ps, _mm512_setzero_ps};
 use std::ops::Range;
 
 use half::bf16;
 
 use super::super::blocks::{blocks_of, with_words};
+use super::super::kernel::store;
 use super::super::pack::avx512::pack_pairs;
 use super::super::{Finish, Target, View};
 use crate::cpu::amx::{Ready, SIDE, Strip, TILE, Tiles};
-use crate::cpu::simd::{Avx512Bf16, Multiplier, Routine, Vector};
+use crate::cpu::simd::{Avx512, Avx512Bf16, Multiplier, Routine, Vector, transposed};
 
 /// Values of a row of a tile.
 const VALUES: usize = 2 * SIDE;
@@ -27,21 +29,21 @@ pub(super) unsafe fn product<T: Tiles>(a: View<'_, bf16>, b: View<'_, bf16>, fin
         "few rows, columns that lie contiguously"
     );
     let (weight, steps) = (b.transposed(), b.rows().div_ceil(VALUES));
-    with_words((2 * steps + 2) * TILE, |buffer| {
+    with_words((2 * steps + 1) * TILE, |buffer| {
         // SAFETY: the buffer has as many words; the caller vouches for operands, results, machine and permission.
         unsafe {
             let (right, left) = (buffer, buffer.add(steps * TILE));
             let sums = left.add(steps * TILE).cast::<f32>();
-            let (words, turned) = (b.rows().div_ceil(2), sums.add(TILE));
+            let words = b.rows().div_ceil(2);
             pack_pairs(a.transposed(), 0..words, 0..a.rows(), right);
             right.add(words * SIDE).write_bytes(0, steps * TILE - words * SIDE);
             let _ready = Ready::<T>::new();
             for columns in blocks_of(b.columns(), SIDE) {
                 let is_last = columns.end == b.columns();
                 Rows { weight: weight.row_range(columns.clone()), is_last, right, left, sums }.multiply::<T>();
-                let (rows, target) = (a.rows(), c.offset(0, columns.start));
+                let (rows, c) = (a.rows(), c.offset(0, columns.start));
                 let finish = finish.of_columns(columns.clone());
-                Avx512Bf16::compiled(Finished { sums, turned, rows, columns: columns.len(), finish, c: target });
+                Avx512Bf16::compiled(Finished { sums, rows, columns: columns.len(), finish, c });
             }
         }
     });
@@ -117,8 +119,6 @@ impl Rows<'_> {
 /// The sums of a tile whose columns are rows of the result, and what becomes of them.
 struct Finished<'a> {
     sums: *const f32,
-    /// Room for them with rows and columns exchanged.
-    turned: *mut f32,
     rows: usize,
     columns: usize,
     finish: Finish<'a>,
@@ -130,18 +130,17 @@ impl Routine for Finished<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        // SAFETY: the sums are of a tile, of which no vector has more lanes than 16, and there is room; the caller
-        // vouches for these elements of the result.
+        let bias = self.finish.bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
+        // SAFETY: the sums are of a tile; the caller vouches for the machine and for these elements of the result.
         unsafe {
-            for first in (0..self.columns).step_by(V::LANES) {
-                let mut lines = [std::ptr::null(); SIDE];
-                let lines = &mut lines[..V::LANES.min(self.columns - first)];
-                lines.iter_mut().enumerate().for_each(|(line, at)| *at = self.sums.add((first + line) * SIDE));
-                V::transpose(lines, self.rows, self.turned.add(first), SIDE);
+            // In a loop of this function: what a function of the library calls is compiled without the instructions.
+            let mut lines = [_mm512_setzero_ps(); SIDE];
+            for (number, line) in lines.iter_mut().enumerate() {
+                *line = _mm512_load_ps(self.sums.add(number * SIDE));
             }
-            for row in 0..self.rows {
-                let sums = std::slice::from_raw_parts(self.turned.add(row * SIDE), self.columns);
-                self.finish.row(sums, self.c.row(row, 0..self.columns));
+            for (row, sums) in transposed(lines).into_iter().enumerate().take(self.rows) {
+                let c = self.c.row(row, 0..self.columns).as_mut_ptr();
+                store(Avx512::of(sums), self.columns, &self.finish, bias, c);
             }
         }
     }
