@@ -555,7 +555,8 @@ pub trait Ops: Sized + Send + Sync + 'static {
         v: &Self::Tensor,
         documents: &Documents,
     ) -> Result;
-    /// Gives back the memory of a slot whose sequence has ended, where a set can; another begins there at 0.
+    /// Gives back the memory of a slot whose sequence has ended, where a set can, at least to other slots; another
+    /// begins there at 0.
     fn cache_clear(&self, _cache: &mut Self::Cache, _slot: usize) {}
     /// A copy of the keys and values of some tokens of a slot, where a set can make one.
     fn cache_read(&self, _cache: &Self::Cache, _slot: usize, _tokens: Range<usize>) -> Option<CachedRows> {

@@ -147,6 +147,7 @@ impl<B: Blocks> Scorer<B> {
         }
         if known < shared {
             // Begun where the last one's agree with it, and read on.
+            self.forget_behind(known);
             self.put(decoder, 0, caches);
             let piece = Piece { slot: 0, start: known, ids: &first.ids[known..shared], targets: Vec::new() };
             self.pass(decoder, &[piece], trunks.len(), caches, &mut [])?;
@@ -163,6 +164,9 @@ impl<B: Blocks> Scorer<B> {
 
     /// Keeps the first tokens alone: each slot gets a copy of what is kept.
     fn forget_behind(&mut self, tokens: usize) {
+        if tokens == 0 {
+            self.rows.clear();
+        }
         for rows in &mut self.rows {
             let values = rows.keys.len() / self.shared.len() * tokens;
             rows.keys.truncate(values);
@@ -171,7 +175,7 @@ impl<B: Blocks> Scorer<B> {
         self.shared.truncate(tokens);
     }
 
-    /// Puts what is kept into an empty slot. What is appended from an earlier position on takes the place of the rest.
+    /// Puts what is kept into an empty slot.
     fn put(&self, decoder: &Decoder<B>, slot: usize, caches: &mut [B::Cache]) {
         for (cache, rows) in caches.iter_mut().zip(&self.rows) {
             decoder.ops().cache_extend(cache, slot, rows);

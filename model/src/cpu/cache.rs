@@ -37,10 +37,9 @@ struct Slot {
 /// One head's keys and values of a slot.
 #[derive(Clone, Copy)]
 pub(super) struct CachedHead<'a> {
+    cache: &'a Cache,
     slot: &'a Slot,
     head: usize,
-    /// Keys and values of a head in a block.
-    values: usize,
 }
 
 /// A head's part of a block.
@@ -58,10 +57,16 @@ impl<'a> CachedHead<'a> {
         self.slot.tokens
     }
 
-    /// The block of tokens from `number · BLOCK` on. Of those behind the last one there is anything.
+    /// Whether it is of a cache for this shape.
+    pub(super) fn is_of(self, shape: &AttentionShape) -> bool {
+        (self.cache.heads, self.cache.head_dim) == (shape.num_key_value_heads, shape.head_dim)
+    }
+
+    /// The block of tokens from `number · BLOCK` on. Behind the last token there is anything, numbers or none: to
+    /// multiply it with zero does not hide it.
     pub(super) fn block(self, number: usize) -> CachedBlock<'a> {
-        let of_head = &self.slot.blocks[number][self.head * self.values..][..self.values];
-        let (keys, values) = of_head.split_at(self.values / 2);
+        let of_head = self.cache.head_values();
+        let (keys, values) = self.slot.blocks[number][self.head * of_head..][..of_head].split_at(of_head / 2);
         CachedBlock { keys, values }
     }
 }
@@ -87,7 +92,7 @@ impl Cache {
         }
     }
 
-    /// Gives a slot's memory back.
+    /// Leaves a slot's blocks to the other slots; to the system they go with those of the last slot.
     pub(super) fn clear(&mut self, slot: usize) {
         self.free.append(&mut self.slots[slot].blocks);
         self.slots[slot].tokens = 0;
@@ -98,6 +103,7 @@ impl Cache {
 
     /// A copy of the keys and values of some of a slot's tokens.
     pub(super) fn read(&self, slot: usize, tokens: Range<usize>) -> CachedRows {
+        assert!(tokens.end <= self.slots[slot].tokens, "tokens that are there");
         let width = self.heads * self.head_dim;
         let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(tokens.len() * width));
         for token in tokens {
@@ -118,7 +124,7 @@ impl Cache {
 
     /// A head of a slot.
     pub(super) fn head(&self, slot: usize, head: usize) -> CachedHead<'_> {
-        CachedHead { slot: &self.slots[slot], head, values: self.head_values() }
+        CachedHead { cache: self, slot: &self.slots[slot], head }
     }
 
     /// Stores rows of keys and values of a slot from some token on, behind which nothing stays.
@@ -137,11 +143,13 @@ impl Cache {
             let tokens = token..end.min((token / BLOCK + 1) * BLOCK);
             for (head, of_head) in slot.blocks[token / BLOCK].chunks_exact_mut(of_head).enumerate() {
                 let (to_keys, to_values) = of_head.split_at_mut(head_dim * BLOCK);
+                let row = |token: usize| (token - start) * width + head * head_dim;
+                for (dimension, column) in to_keys.chunks_exact_mut(BLOCK).enumerate() {
+                    tokens.clone().for_each(|token| column[token % BLOCK] = keys[row(token) + dimension]);
+                }
                 for token in tokens.clone() {
-                    let (row, place) = ((token - start) * width + head * head_dim, token % BLOCK);
-                    let columns = to_keys.chunks_exact_mut(BLOCK);
-                    columns.zip(&keys[row..][..head_dim]).for_each(|(column, key)| column[place] = *key);
-                    to_values[place * head_dim..][..head_dim].copy_from_slice(&values[row..][..head_dim]);
+                    let to = &mut to_values[token % BLOCK * head_dim..][..head_dim];
+                    to.copy_from_slice(&values[row(token)..][..head_dim]);
                 }
             }
             token = tokens.end;

@@ -166,7 +166,7 @@ impl Cpu {
             let first = part.span.rows.start;
             let y = y.offset(first, part.column);
             let head = Forward { shape, sight: part.sight, y, logsumexp: None };
-            let cached = cache.head(part.span.slot, part.head * shape.num_key_value_heads / shape.num_attention_heads);
+            let cached = cache.head(part.span.slot, part.key_column / shape.head_dim);
             // SAFETY: each document, head and block has its own rows and columns.
             unsafe { forward_cached(self.set, &head, q.from(first, part.column), cached, part.rows) };
         });

@@ -24,7 +24,7 @@ pub(super) enum Memory<T> {
     Heap(Vec<Line>, usize),
     /// A mapping, of so many values.
     Mapping(MmapMut, usize),
-    /// A part of a mapping that weights lie in side by side.
+    /// A part of a mapping that others lie in, too.
     Part(Part<T>),
     /// Between pages that nobody may touch.
     #[cfg(any(test, feature = "guard-pages"))]
@@ -142,9 +142,9 @@ fn map(bytes: usize) -> Option<MmapMut> {
     Some(mapping)
 }
 
-/// Memory for the weights of a model, or for its caches: pieces that are no larger than a few huge pages lie side by side
-/// in one mapping after the other. A mapping for each would begin and end within a huge page, and mostly lie in small
-/// ones.
+/// Memory for the weights of a model, or for its caches: pieces that are no larger than a few huge pages lie side by
+/// side in one mapping after the other. A mapping for each would begin and end within a huge page, and mostly lie in
+/// small ones.
 #[derive(Default)]
 pub(super) struct Arena {
     open: Mutex<Option<Open>>,
@@ -159,12 +159,12 @@ struct Open {
     taken: usize,
 }
 
-/// Bytes of a mapping of weights. It is held until the last of them is gone, and takes memory only where it was
+/// Bytes of a mapping of pieces. It is held until the last of them is gone, and takes memory only where it was
 /// written.
 const MAPPING: usize = 32 << 20;
-/// From so many bytes on a weight has a mapping of its own, of which little lies in small pages.
-const LARGE_WEIGHT: usize = MAPPING / 4;
-/// Weights begin at multiples of this: the widest loads, and the lines of the cache.
+/// From so many bytes on a piece has a mapping of its own, of which little lies in small pages.
+const LARGE_PIECE: usize = MAPPING / 4;
+/// Pieces begin at multiples of this: the widest loads, and the lines of the cache.
 const ALIGNMENT: usize = Line::BYTES;
 
 impl Arena {
@@ -192,7 +192,7 @@ impl Arena {
         }
     }
 
-    /// So many zeros for a weight.
+    /// So many zeros.
     pub(super) fn zeros<T: Plain>(&self, length: usize) -> Memory<T> {
         #[cfg(any(test, feature = "guard-pages"))]
         return Memory::Guarded(Guarded::zeros(length, ALIGNMENT));
@@ -203,7 +203,7 @@ impl Arena {
     #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
     fn unguarded<T: Plain>(&self, length: usize) -> Memory<T> {
         let bytes = (length * size_of::<T>()).next_multiple_of(ALIGNMENT);
-        if bytes >= LARGE_WEIGHT {
+        if bytes >= LARGE_PIECE {
             return Memory::unguarded(length);
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn weights_lie_side_by_side_aligned_and_apart() {
         let memory = Arena::default();
-        let lengths = [1, 1000, 0, 17, LARGE_WEIGHT / 4 - 16, LARGE_WEIGHT / 4, 300];
+        let lengths = [1, 1000, 0, 17, LARGE_PIECE / 4 - 16, LARGE_PIECE / 4, 300];
         let mut weights: Vec<Memory<f32>> =
             lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.unguarded(*length)).collect();
         for (weight, number) in weights.iter_mut().zip(1u8..) {

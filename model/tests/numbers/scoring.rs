@@ -154,6 +154,16 @@ fn company_and_what_is_shared_change_no_bit(set: InstructionSet) -> Result<(), U
                     some.iter().map(|(ids, all)| (ids[..ids.len().min(100)].to_vec(), all.clone())).collect();
                 assert!(scorer.score(&decoder, &contexts(&longer)).unwrap() == score(&decoder, &longer));
             }
+            // Others are much shorter, and begin with other tokens, all or the last of them.
+            let others = |same: usize| -> Questions {
+                let beginning = [tokens(1, same, 300), tokens(9, 40 - same, 300)].concat();
+                (0..3).map(|at| ([beginning.clone(), tokens(at + 20, 5, 300)].concat(), vec![vec![7]])).collect()
+            };
+            for same in [0, 20] {
+                let others = others(same);
+                scorer.score(&decoder, &contexts(&asked)).unwrap();
+                assert!(scorer.score(&decoder, &contexts(&others)).unwrap() == score(&decoder, &others));
+            }
         }
     }
     Ok(())

@@ -73,8 +73,8 @@ pub(super) struct Square {
     pub go_on: bool,
 }
 
-/// One tile of sums, of 16 rows and 16 columns. Its products wait for each other, so that it is for left operands that
-/// come from memory more slowly than that.
+/// One tile of sums, of 16 rows and 16 columns. Its products wait for each other, about as long as two tiles would
+/// take: memory gives left operands more slowly than that.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {
     /// The first left tile.

@@ -1,7 +1,8 @@
 //! Attention of new rows over the cached keys and values of their sequence, in f32.
 //!
 //! A few rows, as decoding has them, would leave most lanes of a block of rows empty: their scores lie with the keys in
-//! lanes instead. Each element comes of the same sums in the same order either way, to the bit.
+//! lanes instead. Each element comes of the same sums in the same order either way, to the bit where numbers are
+//! finite.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -33,9 +34,10 @@ pub(in crate::cpu) unsafe fn forward_cached(
 ) {
     let Forward { shape, sight, .. } = head;
     queries.check(sight.queries, sight.group * shape.head_dim);
+    assert!(cached.is_of(shape), "a cache for this shape");
     assert!(cached.tokens() == sight.start + sight.queries, "keys and values of these tokens");
     Buffers::with(shape.head_dim, |buffers| {
-        // SAFETY: the buffers have their lengths, the matrices were checked, and the caller vouches for the rest.
+        // SAFETY: the buffers have their lengths, queries and cache were checked, and the caller vouches for the rest.
         unsafe { set.run(OverCache { set, head, queries, cached, rows, buffers }) };
     });
 }

@@ -33,8 +33,8 @@ pub(super) trait KeyBlocks<K: Kernel>: Copy {
     /// The keys of the block that begins with this one, as a left operand.
     fn keys(self, first: usize) -> Left<K::Word>;
 
-    /// The values of the keys of a block as a right operand, laid out at `to`, rows `stride` apart, where they do not lie
-    /// so.
+    /// The values of the keys of a block as a right operand, laid out at `to`, rows `stride` apart, where they do not
+    /// lie so.
     ///
     /// # Safety
     /// The machine has the instructions, and `to` the room.

@@ -3,7 +3,8 @@
 //! A block of rows (queries; see [`sight`]) goes over the keys it sees in blocks, keeping the largest score and the sum
 //! of the exponentials of each row; so memory grows with the block alone. Blocks that no row sees are never touched,
 //! and within a block on the border only the tiles that are seen are computed. Scores lie with the rows in the lanes of
-//! vectors: a row's softmax needs no sum across lanes, and keys, values and weights are read where they lie.
+//! vectors: a row's softmax needs no sum across lanes, and keys, values and weights are read where they lie. (Those of
+//! a few rows over cached keys lie the other way; see [`cached`].)
 //!
 //! Where bf16 is computed in, what the products multiply is rounded to it: queries, keys, values, weights, the
 //! gradients of the output and of the scores. Scores, softmax and all sums stay in f32.

@@ -1,5 +1,5 @@
 //! From scores to weights and from the weights' gradients to those of the scores, for a block that lies with its rows
-//! in lanes.
+//! in lanes, or its keys.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 

@@ -19,7 +19,7 @@ pub(super) unsafe fn product<K: Multiplier>(product: &Product<'_, K::Word>) {
     unsafe { K::compiled(Tiles::<K>(product, PhantomData)) }
 }
 
-/// Computes a product of few rows, in tiles that are as wide as there are registers for. What lies `ahead`, as the right
+/// Computes a product of few rows, in tiles of up to four rows and many columns. What lies `ahead`, as the right
 /// operand does, is asked for meanwhile; nothing is read there.
 ///
 /// # Safety
@@ -60,8 +60,8 @@ impl<K: Multiplier> Routine for Tiles<'_, '_, K> {
     }
 }
 
-/// Goes over the result in tiles of up to `MR` rows and `NV` vectors. `ask` is called with the place of each vector of the
-/// right operand, in words, as it is read.
+/// Goes over the result in tiles of up to `MR` rows and `NV` vectors. `ask` is called with the place of each vector of
+/// the right operand, in words, as it is read first.
 ///
 /// # Safety
 /// The machine has the instructions; all words and elements within the extents can be read and written, the written
@@ -73,6 +73,12 @@ unsafe fn tiles<K: Multiplier, const MR: usize, const NV: usize>(
 ) {
     for first in (0..product.rows).step_by(MR) {
         let rows = first..product.rows.min(first + MR);
+        // The right operand is read again for further rows.
+        let ask = |place: usize| {
+            if first == 0 {
+                ask(place);
+            }
+        };
         let Extent { inner, columns } = (product.extent)(rows.clone());
         if inner.is_empty() && product.output.add {
             continue;

@@ -72,8 +72,8 @@ impl Rows<'_> {
         let whole = if rows == SIDE { inner / VALUES } else { 0 };
         let row = self.weight.row_stride() * size_of::<bf16>();
         let first = self.weight.row(0).as_ptr().cast::<u32>();
-        // The machine does not follow sixteen rows at once by itself: the next ones are asked for, in the order in which
-        // their bytes lie.
+        // The machine does not follow sixteen rows at once by itself: the next ones are asked for, in the order in
+        // which their bytes lie.
         let ahead = if self.is_last { first } else { first.wrapping_byte_add(SIDE * row) };
         let (left_step, right, sums) = (VALUES * size_of::<bf16>(), self.right, self.sums);
         let in_place = Strip { left: first, left_row: row, left_step, right, steps: whole, ahead, sums, go_on: false };
