@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::attention::{
-    Backward, Columns, Forward, KEYS, Operands, Qkv, ROWS, Sight, Turns, backward, forward, forward_cached,
+    AttentionMask, Backward, Columns, Forward, KEYS, Operands, Qkv, ROWS, Turns, backward, forward, forward_cached,
 };
 use super::operand::OperandBuffer;
 use super::product::Target;
@@ -75,7 +75,7 @@ impl Cpu {
             let first = part.span.rows.start;
             let head = Forward {
                 shape,
-                sight: part.sight,
+                mask: part.mask,
                 y: y.offset(first, part.column),
                 logsumexp: Some(logsumexp.offset(first, part.head)),
             };
@@ -133,7 +133,7 @@ impl Cpu {
             let first = part.span.rows.start;
             let head = Backward {
                 shape,
-                sight: part.sight,
+                mask: part.mask,
                 qkv: qkv.from([first, part.column], [first, part.key_column]),
                 y: y.from(first, part.column),
                 logsumexp: logsumexp.from(first, part.head),
@@ -165,7 +165,7 @@ impl Cpu {
         self.each_block_of_rows(&Parts::new(documents, shape), |part| {
             let first = part.span.rows.start;
             let y = y.offset(first, part.column);
-            let head = Forward { shape, sight: part.sight, y, logsumexp: None };
+            let head = Forward { shape, mask: part.mask, y, logsumexp: None };
             let cached = cache.head(part.span.slot, part.key_column / shape.head_dim);
             // SAFETY: each document, head and block has its own rows and columns.
             unsafe { forward_cached(self.set, &head, q.from(first, part.column), cached, part.rows) };
@@ -207,7 +207,7 @@ struct RowBlock {
 /// A block of rows of a key head.
 struct Part<'a> {
     span: &'a Span,
-    sight: Sight,
+    mask: AttentionMask,
     rows: Range<usize>,
     /// The first query head of the group.
     head: usize,
@@ -260,13 +260,13 @@ impl<'a> Parts<'a> {
         let block = &self.blocks[block];
         let span = &self.spans[block.span];
         let group = num_attention_heads / num_key_value_heads;
-        let sight = Sight { start: span.start, queries: span.rows.len(), group, window };
+        let mask = AttentionMask { start: span.start, queries: span.rows.len(), group, window };
         let keys = (span.start + span.rows.len()).div_ceil(KEYS);
         let first_key_block = block.key_blocks_before * num_key_value_heads + key_head * keys;
         Part {
             span,
-            sight,
-            rows: block.first_row..sight.rows().min(block.first_row + ROWS),
+            mask,
+            rows: block.first_row..mask.rows().min(block.first_row + ROWS),
             head: key_head * group,
             column: key_head * group * head_dim,
             key_column: key_head * head_dim,

@@ -14,7 +14,7 @@ use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Left, Output, Product, Right};
 use super::softmax::{Block, Known, weights_and_slopes};
-use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
+use super::{AttentionMask, Columns, KEYS, Operands, Qkv, ROWS, Scale, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
 use crate::cpu::scratch::with_buffers;
@@ -27,7 +27,7 @@ pub(in crate::cpu) struct Backward<'a> {
     /// Rules.
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
-    pub sight: Sight,
+    pub mask: AttentionMask,
     /// Queries, from the first head of the group on; keys and values.
     pub qkv: Qkv<'a>,
     /// The output, as the queries.
@@ -78,11 +78,11 @@ impl Turns<'_> {
 /// The machine has the instructions. Nobody but other blocks may touch these columns of the results meanwhile. Each
 /// block of rows of the document is run once, and none before all with higher rows have been begun.
 pub(in crate::cpu) unsafe fn backward(set: InstructionSet, head: &Backward<'_>, rows: Range<usize>) {
-    let Backward { shape, sight, qkv, y, dy, logsumexp, .. } = head;
+    let Backward { shape, mask, qkv, y, dy, logsumexp, .. } = head;
     let head_dim = shape.head_dim;
-    qkv.check([sight.queries, sight.group * head_dim], [sight.queries, head_dim]);
-    [y, dy].into_iter().for_each(|operand| operand.check(sight.queries, sight.group * head_dim));
-    logsumexp.check(sight.queries, sight.group);
+    qkv.check([mask.queries, mask.group * head_dim], [mask.queries, head_dim]);
+    [y, dy].into_iter().for_each(|operand| operand.check(mask.queries, mask.group * head_dim));
+    logsumexp.check(mask.queries, mask.group);
     let stride = head_dim.next_multiple_of(16);
     let (across, along, block) = (head_dim * ROWS, ROWS * stride, KEYS * ROWS);
     let lengths = [across, across, along, along, along, along, KEYS * stride, block, block, block, ROWS, ROWS];
@@ -159,20 +159,20 @@ unsafe fn backward_block<K: Kernel>(
     rows: Range<usize>,
     buffers: Buffers,
 ) {
-    let Backward { shape, sight, .. } = head;
+    let Backward { shape, mask, .. } = head;
     // SAFETY: the caller vouches for buffers, operands and results.
     unsafe {
         let right = pack::<K>(operands.q, head, &rows, buffers);
-        let seen = sight.keys(&rows);
+        let seen = mask.keys(&rows);
         let first = seen.start / KEYS;
         for number in first..seen.end.div_ceil(KEYS) {
-            let keys = number * KEYS..sight.queries.min((number + 1) * KEYS);
-            let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
+            let keys = number * KEYS..mask.queries.min((number + 1) * KEYS);
+            let block = Block { mask, rows: rows.clone(), keys, scale: Scale::of(shape) };
             add_block::<K>(set, operands, head, &block, right, buffers, number > first);
         }
         for (index, row) in rows.enumerate() {
             let from = std::slice::from_raw_parts(buffers.dq.add(index * buffers.stride), shape.head_dim);
-            target_row(head.dq, sight, row, shape.head_dim).copy_from_slice(from);
+            target_row(head.dq, mask, row, shape.head_dim).copy_from_slice(from);
         }
     }
 }
@@ -196,7 +196,7 @@ unsafe fn pack<K: Kernel>(
     const AHEAD: usize = 4;
     /// Values of a cache line.
     const LINE: usize = 16;
-    let Backward { shape, sight, .. } = head;
+    let Backward { shape, mask, .. } = head;
     let (head_dim, stride, count) = (shape.head_dim, buffers.stride, rows.len());
     let width = head_dim / K::VALUES;
     // SAFETY: the caller passes the buffers of a block.
@@ -208,21 +208,21 @@ unsafe fn pack<K: Kernel>(
         }
         let mut dy_lines = [std::ptr::null(); ROWS];
         for (index, row) in rows.clone().enumerate() {
-            let [y, dy] = [head.y, head.dy].map(|operand| operand.of_row(sight, row, head_dim));
+            let [y, dy] = [head.y, head.dy].map(|operand| operand.of_row(mask, row, head_dim));
             // A row is too short for the machine to see that the next one will be read.
             if row + AHEAD < rows.end {
                 for operand in [head.y, head.dy] {
-                    let later = operand.of_row(sight, row + AHEAD, head_dim);
+                    let later = operand.of_row(mask, row + AHEAD, head_dim);
                     later.chunks(LINE).for_each(|line| prefetch(line.as_ptr()));
                 }
             }
             *buffers.along.add(index) = dot::<K::Sums>(y, dy);
-            *buffers.logarithm.add(index) = head.logsumexp.of_row(sight, row, 1)[0] * std::f32::consts::LOG2_E;
+            *buffers.logarithm.add(index) = head.logsumexp.of_row(mask, row, 1)[0] * std::f32::consts::LOG2_E;
             let rounded = buffers.rounded.add(index * stride).cast();
             K::round_row(dy, rounded);
             dy_lines[index] = rounded.cast_const();
         }
-        let q_lines = lines(q, sight, rows, width);
+        let q_lines = lines(q, mask, rows, width);
         let (q_lines, dy_lines) = (&q_lines[..count], &dy_lines[..count]);
         pack_columns::<K>(q_lines, width, buffers.q_columns.cast());
         pack_columns::<K>(dy_lines, width, buffers.dy_columns.cast());
@@ -261,12 +261,12 @@ unsafe fn add_block<K: Kernel>(
     buffers: Buffers,
     add: bool,
 ) {
-    let Backward { shape, sight, dk, dv, turns, .. } = head;
+    let Backward { shape, mask, dk, dv, turns, .. } = head;
     let Operands { k, v, .. } = operands;
     let (head_dim, keys) = (shape.head_dim, block.keys.len());
     let number = block.keys.start / KEYS;
     // Blocks of rows above this one that see these keys go first.
-    let turn = (sight.rows_seeing(&block.keys).end - 1) / ROWS - block.rows.start / ROWS;
+    let turn = (mask.rows_seeing(&block.keys).end - 1) / ROWS - block.rows.start / ROWS;
     let Buffers { scores, slopes, words, stride, .. } = buffers;
     let by_key = |keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Sums>(keys) };
     let scores_of = |left: Left<K::Word>, columns: *const f32, to: *mut f32| Product {
@@ -284,7 +284,7 @@ unsafe fn add_block<K: Kernel>(
         weights_and_slopes::<K::Sums>(block, scores, slopes, known);
         // The weight of a row's only key is 1 whatever its score: no gradient, not even one of rounding.
         for (lane, row) in block.rows.clone().enumerate() {
-            if let Some(key) = sight.only_key(row).filter(|key| block.keys.contains(key)) {
+            if let Some(key) = mask.only_key(row).filter(|key| block.keys.contains(key)) {
                 *slopes.add((key - block.keys.start) * ROWS + lane) = 0.0;
             }
         }

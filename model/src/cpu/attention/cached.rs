@@ -32,10 +32,10 @@ pub(in crate::cpu) unsafe fn forward_cached(
     cached: CachedHead<'_>,
     rows: Range<usize>,
 ) {
-    let Forward { shape, sight, .. } = head;
-    queries.check(sight.queries, sight.group * shape.head_dim);
+    let Forward { shape, mask, .. } = head;
+    queries.check(mask.queries, mask.group * shape.head_dim);
     assert!(cached.is_of(shape), "a cache for this shape");
-    assert!(cached.tokens() == sight.start + sight.queries, "keys and values of these tokens");
+    assert!(cached.tokens() == mask.start + mask.queries, "keys and values of these tokens");
     Buffers::with(shape.head_dim, |buffers| {
         // SAFETY: the buffers have their lengths, queries and cache were checked, and the caller vouches for the rest.
         unsafe { set.run(OverCache { set, head, queries, cached, rows, buffers }) };
@@ -87,24 +87,24 @@ impl<V: Vector> KeyBlocks<Floats<V>> for CachedHead<'_> {
 #[inline(always)]
 unsafe fn few_rows<V: Vector>(of: OverCache<'_>) {
     let OverCache { set: _, head, queries, cached, rows, buffers } = of;
-    let Forward { shape, sight, .. } = head;
+    let Forward { shape, mask, .. } = head;
     let head_dim = shape.head_dim;
     let Buffers { columns: own, scores, sums, running, stride, .. } = buffers;
     // SAFETY: the caller vouches for buffers, operands and results.
     unsafe {
         for (index, row) in rows.clone().enumerate() {
-            let query = queries.of_row(sight, row, head_dim);
+            let query = queries.of_row(mask, row, head_dim);
             std::ptr::copy_nonoverlapping(query.as_ptr(), own.add(index * head_dim), head_dim);
         }
         running.begin::<V>();
-        let seen = sight.keys(&rows);
+        let seen = mask.keys(&rows);
         let first = seen.start / KEYS * KEYS;
         for key in (first..seen.end).step_by(KEYS) {
             let of_block = cached.block(key / KEYS);
             // No stream that a machine follows by itself goes from one block to the next.
             let next = if key + KEYS < seen.end { cached.block(key / KEYS + 1) } else { of_block };
-            let keys = key..(sight.start + sight.queries).min(key + KEYS);
-            let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
+            let keys = key..(mask.start + mask.queries).min(key + KEYS);
+            let block = Block { mask, rows: rows.clone(), keys, scale: Scale::of(shape) };
             let add = key > first;
             let of_scores = Product {
                 left: Left { words: own, row_stride: head_dim, inner_stride: 1 },

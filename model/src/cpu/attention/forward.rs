@@ -8,7 +8,7 @@ use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Left, Output, Product, Right};
 use super::softmax::{Block, Running, exponentials};
-use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
+use super::{AttentionMask, Columns, KEYS, Operands, Qkv, ROWS, Scale, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
 use crate::cpu::scratch::with_buffers;
@@ -21,7 +21,7 @@ pub(in crate::cpu) struct Forward<'a> {
     /// Rules.
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
-    pub sight: Sight,
+    pub mask: AttentionMask,
     /// The output, from the first head of the group and the document's first new row on.
     pub y: Target<'a>,
     /// The log of the summed exponentials of each row and head, where wanted.
@@ -61,9 +61,9 @@ impl<K: Kernel> KeyBlocks<K> for [Columns<'_, K::Word>; 2] {
 /// # Safety
 /// The machine has the instructions, and nobody else may touch these rows of the results meanwhile.
 pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, qkv: Qkv<'_>, rows: Range<usize>) {
-    let Forward { shape, sight, .. } = head;
+    let Forward { shape, mask, .. } = head;
     let head_dim = shape.head_dim;
-    qkv.check([sight.queries, sight.group * head_dim], [sight.start + sight.queries, head_dim]);
+    qkv.check([mask.queries, mask.group * head_dim], [mask.start + mask.queries, head_dim]);
     Buffers::with(head_dim, |buffers| {
         // SAFETY: the buffers have their lengths, the matrices were checked, and the caller vouches for the rest.
         unsafe { in_each_form(set, qkv, Rows { set, head, rows, buffers }) };
@@ -131,18 +131,18 @@ pub(super) unsafe fn forward_block<K: Kernel, B: KeyBlocks<K>>(
     rows: Range<usize>,
     buffers: Buffers,
 ) {
-    let Forward { shape, sight, .. } = head;
+    let Forward { shape, mask, .. } = head;
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
         let width = shape.head_dim / K::VALUES;
-        let lines = lines(queries, sight, &rows, width);
+        let lines = lines(queries, mask, &rows, width);
         pack_columns::<K>(&lines[..rows.len()], width, buffers.columns.cast());
         buffers.running.begin::<K::Sums>();
-        let seen = sight.keys(&rows);
+        let seen = mask.keys(&rows);
         let first = seen.start / KEYS * KEYS;
         for key in (first..seen.end).step_by(KEYS) {
-            let keys = key..(sight.start + sight.queries).min(key + KEYS);
-            let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
+            let keys = key..(mask.start + mask.queries).min(key + KEYS);
+            let block = Block { mask, rows: rows.clone(), keys, scale: Scale::of(shape) };
             add_block::<K, B>(set, blocks, shape.head_dim, &block, buffers, key > first);
         }
         finish(head, rows, buffers);
@@ -217,20 +217,20 @@ pub(super) unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correctio
 /// The buffers are those of the block, and nobody else may touch its rows of the results meanwhile.
 #[inline(always)]
 pub(super) unsafe fn finish(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
-    let Forward { shape, sight, y, logsumexp, .. } = head;
+    let Forward { shape, mask, y, logsumexp, .. } = head;
     let Buffers { sums, running, stride, .. } = buffers;
     for (index, row) in rows.enumerate() {
         // SAFETY: the caller passes the buffers of a block and vouches for the results.
         unsafe {
             let (largest, total) = (*running.largest.add(index), *running.total.add(index));
             let inverse = 1.0 / total;
-            let to = target_row(*y, sight, row, shape.head_dim);
+            let to = target_row(*y, mask, row, shape.head_dim);
             let from = std::slice::from_raw_parts(sums.add(index * stride), shape.head_dim);
             for (to, sum) in to.iter_mut().zip(from) {
                 *to = sum * inverse;
             }
             if let Some(logsumexp) = logsumexp {
-                target_row(*logsumexp, sight, row, 1)[0] = (largest + total.log2()) * std::f32::consts::LN_2;
+                target_row(*logsumexp, mask, row, 1)[0] = (largest + total.log2()) * std::f32::consts::LN_2;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Attention of one key head over one document, a block of rows at a time.
 //!
-//! A block of rows (queries; see [`sight`]) goes over the keys it sees in blocks, keeping the largest score and the sum
+//! A block of rows (queries; see [`mask`]) goes over the keys it sees in blocks, keeping the largest score and the sum
 //! of the exponentials of each row; so memory grows with the block alone. Blocks that no row sees are never touched,
 //! and within a block on the border only the tiles that are seen are computed. Scores lie with the rows in the lanes of
 //! vectors: a row's softmax needs no sum across lanes, and keys, values and weights are read where they lie. (Those of
@@ -19,12 +19,12 @@ mod floats;
 mod forms;
 mod forward;
 mod kernel;
+mod mask;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod operands;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
-mod sight;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -41,8 +41,8 @@ pub(super) use backward::{Backward, Turns, backward};
 pub(super) use cached::forward_cached;
 pub(super) use forward::{Forward, forward};
 use kernel::Kernel;
+pub(super) use mask::AttentionMask;
 use operands::{Left, Right};
-pub(super) use sight::Sight;
 
 /// Rows per block.
 pub(super) const ROWS: usize = 64;
@@ -71,8 +71,8 @@ impl<'a, W: Copy> Columns<'a, W> {
     }
 
     /// The columns of one query head, of so many words, in one row of a document.
-    fn of_row(self, sight: &Sight, row: usize, width: usize) -> &'a [W] {
-        &self.words[row / sight.group * self.stride + row % sight.group * width..][..width]
+    fn of_row(self, mask: &AttentionMask, row: usize, width: usize) -> &'a [W] {
+        &self.words[row / mask.group * self.stride + row % mask.group * width..][..width]
     }
 
     /// Its rows from one on, as a left operand.
@@ -150,10 +150,10 @@ impl Qkv<'_> {
 ///
 /// # Safety
 /// Nobody else may touch them while the slice lives.
-unsafe fn target_row<'a>(target: Target<'a>, sight: &Sight, row: usize, width: usize) -> &'a mut [f32] {
-    let first = row % sight.group * width;
+unsafe fn target_row<'a>(target: Target<'a>, mask: &AttentionMask, row: usize, width: usize) -> &'a mut [f32] {
+    let first = row % mask.group * width;
     // SAFETY: the caller vouches for them.
-    unsafe { target.row(row / sight.group, first..first + width) }
+    unsafe { target.row(row / mask.group, first..first + width) }
 }
 
 /// How a product of a query with a key becomes what the exponential of base 2 is taken of.
@@ -189,10 +189,10 @@ unsafe fn pack_columns<K: Kernel>(lines: &[*const K::Word], words: usize, to: *m
 
 /// Where each row of a block begins; beyond the last one, nothing.
 #[inline(always)]
-fn lines<W: Copy>(from: Columns<'_, W>, sight: &Sight, rows: &Range<usize>, width: usize) -> [*const W; ROWS] {
+fn lines<W: Copy>(from: Columns<'_, W>, mask: &AttentionMask, rows: &Range<usize>, width: usize) -> [*const W; ROWS] {
     let mut lines = [std::ptr::null(); ROWS];
     for (line, row) in lines.iter_mut().zip(rows.clone()) {
-        *line = from.of_row(sight, row, width).as_ptr();
+        *line = from.of_row(mask, row, width).as_ptr();
     }
     lines
 }

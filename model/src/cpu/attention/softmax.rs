@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::sight::within;
-use super::{KEYS, ROWS, Scale, Sight};
+use super::mask::within;
+use super::{AttentionMask, KEYS, ROWS, Scale};
 use crate::cpu::simd::Vector;
 
 /// Below every score, and far enough from minus infinity to be subtracted from itself.
@@ -16,7 +16,7 @@ const WIDEST: usize = 16;
 
 /// A block of rows and a block of keys.
 pub(super) struct Block<'a> {
-    pub sight: &'a Sight,
+    pub mask: &'a AttentionMask,
     pub rows: Range<usize>,
     pub keys: Range<usize>,
     /// What becomes of a score.
@@ -26,13 +26,13 @@ pub(super) struct Block<'a> {
 impl Block<'_> {
     /// Whether nothing of it is hidden.
     fn is_full(&self) -> bool {
-        self.sight.all_seen(&self.rows, &self.keys)
+        self.mask.all_seen(&self.rows, &self.keys)
     }
 
     /// Columns of the block whose rows see some of the block's keys, widened to whole vectors.
     pub(super) fn columns<V: Vector>(&self, keys: Range<usize>) -> Range<usize> {
         let keys = self.keys.start + keys.start..self.keys.start + keys.end;
-        let seeing = within(self.sight.rows_seeing(&keys), &self.rows);
+        let seeing = within(self.mask.rows_seeing(&keys), &self.rows);
         if seeing.is_empty() {
             return 0..0;
         }
@@ -42,12 +42,12 @@ impl Block<'_> {
     /// Rows of the block that see some of the block's keys.
     pub(super) fn seeing(&self, keys: Range<usize>) -> Range<usize> {
         let keys = self.keys.start + keys.start..self.keys.start + keys.end;
-        within(self.sight.rows_seeing(&keys), &self.rows)
+        within(self.mask.rows_seeing(&keys), &self.rows)
     }
 
     /// Keys of the block that some of the block's rows see.
     pub(super) fn seen(&self, rows: Range<usize>) -> Range<usize> {
-        within(self.sight.keys(&(self.rows.start + rows.start..self.rows.start + rows.end)), &self.keys)
+        within(self.mask.keys(&(self.rows.start + rows.start..self.rows.start + rows.end)), &self.keys)
     }
 
     /// The vectors of the block: first column, and keys that one of its rows sees.
@@ -59,7 +59,7 @@ impl Block<'_> {
     /// Lanes of a vector that see a key.
     fn lanes<V: Vector>(&self, first: usize, key: usize) -> Range<usize> {
         let (row, key) = (self.rows.start + first, self.keys.start + key);
-        within(self.sight.rows_seeing(&(key..key + 1)), &(row..row + V::LANES))
+        within(self.mask.rows_seeing(&(key..key + 1)), &(row..row + V::LANES))
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// The rows of a document and what they see.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cpu) struct Sight {
+pub(in crate::cpu) struct AttentionMask {
     /// Position of the first query; the keys begin at position 0.
     pub start: usize,
     /// Number of queries.
@@ -19,7 +19,7 @@ pub(in crate::cpu) struct Sight {
     pub window: Option<usize>,
 }
 
-impl Sight {
+impl AttentionMask {
     /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.queries * self.group
@@ -80,21 +80,21 @@ mod tests {
             (3, 8, 3, Some(4)),
             (40, 6, 2, Some(5)),
         ] {
-            let sight = Sight { start, queries, group, window };
+            let mask = AttentionMask { start, queries, group, window };
             let sees = |row: usize, key: usize| {
                 let position = start + row / group;
                 key <= position && window.is_none_or(|window| position - key < window)
             };
             let keys = start + queries;
-            for rows in (0..sight.rows()).flat_map(|first| (first + 1..=sight.rows()).map(move |end| first..end)) {
+            for rows in (0..mask.rows()).flat_map(|first| (first + 1..=mask.rows()).map(move |end| first..end)) {
                 let seen: Vec<_> = (0..keys).filter(|&key| rows.clone().any(|row| sees(row, key))).collect();
-                assert_eq!(sight.keys(&rows).collect::<Vec<_>>(), seen, "{sight:?} {rows:?}");
+                assert_eq!(mask.keys(&rows).collect::<Vec<_>>(), seen, "{mask:?} {rows:?}");
             }
             for block in (0..keys).flat_map(|first| (first + 1..=keys).map(move |end| first..end)) {
-                let seeing: Vec<_> = (0..sight.rows()).filter(|&row| block.clone().any(|key| sees(row, key))).collect();
-                assert_eq!(sight.rows_seeing(&block).collect::<Vec<_>>(), seeing, "{sight:?} {block:?}");
-                let all = (0..sight.rows()).all(|row| block.clone().all(|key| sees(row, key)));
-                assert_eq!(sight.all_seen(&(0..sight.rows()), &block), all, "{sight:?} {block:?}");
+                let seeing: Vec<_> = (0..mask.rows()).filter(|&row| block.clone().any(|key| sees(row, key))).collect();
+                assert_eq!(mask.rows_seeing(&block).collect::<Vec<_>>(), seeing, "{mask:?} {block:?}");
+                let all = (0..mask.rows()).all(|row| block.clone().all(|key| sees(row, key)));
+                assert_eq!(mask.all_seen(&(0..mask.rows()), &block), all, "{mask:?} {block:?}");
             }
         }
     }
