@@ -135,7 +135,7 @@ impl Cache {
         assert!(start <= slot.tokens, "tokens behind a gap");
         assert!(end <= self.capacity, "a sequence longer than its cache");
         while slot.blocks.len() < end.div_ceil(BLOCK) {
-            slot.blocks.push(self.free.pop().unwrap_or_else(|| self.memory.zeros(self.heads * of_head)));
+            slot.blocks.push(self.free.pop().unwrap_or_else(|| self.memory.room(self.heads * of_head)));
         }
         slot.tokens = end;
         let mut token = start;

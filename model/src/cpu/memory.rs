@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use std::marker::PhantomData;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -104,7 +104,7 @@ impl<T: Plain> Deref for Memory<T> {
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
             // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to
             // nobody else.
-            Self::Part(part) => unsafe { std::slice::from_raw_parts(part.address(), part.length) },
+            Self::Part(part) => unsafe { std::slice::from_raw_parts(part.start, part.length) },
             #[cfg(any(test, feature = "guard-pages"))]
             Self::Guarded(values) => values,
             Self::Shared(values) => values,
@@ -122,7 +122,7 @@ impl<T: Plain> DerefMut for Memory<T> {
             // SAFETY: as above.
             Self::Mapping(mapping, length) => unsafe { &mut mapping.align_to_mut().1[..*length] },
             // SAFETY: as above, and this is the only way to it.
-            Self::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.address(), part.length) },
+            Self::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.start, part.length) },
             #[cfg(any(test, feature = "guard-pages"))]
             Self::Guarded(values) => values,
             Self::Shared(_) => unreachable!("only frozen weights are shared, and nothing writes to these"),
@@ -142,36 +142,43 @@ fn map(bytes: usize) -> Option<MmapMut> {
     Some(mapping)
 }
 
-/// Memory for the weights of a model, or for its caches: pieces that are no larger than a few huge pages lie side by
-/// side in one mapping after the other. A mapping for each would begin and end within a huge page, and mostly lie in
-/// small ones.
+/// Memory for tensors, weights or caches: pieces that are no larger than a few huge pages lie side by side in mappings,
+/// and where one is given up there is room for the next. A mapping for each would begin and end within a huge page, and
+/// mostly lie in small ones.
 #[derive(Default)]
-pub(super) struct Arena {
-    open: Mutex<Option<Open>>,
-    /// The mappings of weights that come and go.
-    passing: Option<Passing>,
+pub(super) struct Arena(Arc<Mappings>);
+
+/// The mappings of an arena, each held until the last of its pieces is gone. It takes memory only where it was written.
+#[derive(Default)]
+struct Mappings {
+    /// By address.
+    mappings: Mutex<BTreeMap<usize, Mapping>>,
+    /// Whether pages are held that no piece needs any more, until a piece finds no room in them.
+    keeps: bool,
 }
 
-/// The mapping that has room.
-struct Open {
-    mapping: Arc<MmapRaw>,
-    /// Bytes that are taken.
-    taken: usize,
+struct Mapping {
+    memory: MmapRaw,
+    /// Where there is room: the end of each range by its start, in bytes. No two touch.
+    free: BTreeMap<usize, usize>,
+    /// From here on nothing was ever given.
+    untouched: usize,
 }
 
-/// Bytes of a mapping of pieces. It is held until the last of them is gone, and takes memory only where it was
-/// written.
+/// Bytes of a mapping of pieces.
 const MAPPING: usize = 32 << 20;
 /// From so many bytes on a piece has a mapping of its own, of which little lies in small pages.
 const LARGE_PIECE: usize = MAPPING / 4;
 /// Pieces begin at multiples of this: the widest loads, and the lines of the cache.
 const ALIGNMENT: usize = Line::BYTES;
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
 
 impl Arena {
     /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as
-    /// long as reading the weights, so that mappings are used again.
+    /// long as reading the weights, so that pages are used again.
     pub(super) fn for_passing_weights() -> Self {
-        Self { passing: Some(Passing::default()), ..Self::default() }
+        Self(Arc::new(Mappings { keeps: true, ..Mappings::default() }))
     }
 
     /// Room for so many values, all of which the caller is to write: what is there before is anything.
@@ -179,17 +186,7 @@ impl Arena {
         #[cfg(any(test, feature = "guard-pages"))]
         return Memory::Guarded(Guarded::zeros(length, ALIGNMENT));
         #[cfg(not(any(test, feature = "guard-pages")))]
-        self.unguarded_room(length)
-    }
-
-    #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
-    fn unguarded_room<T: Plain>(&self, length: usize) -> Memory<T> {
-        let bytes = length * size_of::<T>();
-        let mapping = self.passing.as_ref().filter(|_| bytes >= LARGE).and_then(|passing| passing.take(bytes));
-        match mapping {
-            Some(mapping) => Memory::Part(Part { mapping, offset: 0, length, of: PhantomData }),
-            None => self.unguarded(length),
-        }
+        self.unguarded(length, |_| {})
     }
 
     /// So many zeros.
@@ -197,108 +194,217 @@ impl Arena {
         #[cfg(any(test, feature = "guard-pages"))]
         return Memory::Guarded(Guarded::zeros(length, ALIGNMENT));
         #[cfg(not(any(test, feature = "guard-pages")))]
-        self.unguarded(length)
+        self.unguarded(length, |used| used.fill(T::default()))
     }
 
+    /// Room, of which `clear` is given what may have been written before.
     #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
-    fn unguarded<T: Plain>(&self, length: usize) -> Memory<T> {
+    fn unguarded<T: Plain>(&self, length: usize, clear: impl FnOnce(&mut [T])) -> Memory<T> {
         let bytes = (length * size_of::<T>()).next_multiple_of(ALIGNMENT);
-        if bytes >= LARGE_PIECE {
-            return Memory::unguarded(length);
+        if bytes == 0 {
+            return Memory::default();
         }
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.as_ref().is_none_or(|open| open.taken + bytes > MAPPING) {
-            let Some(mapping) = map(MAPPING) else { return Memory::unguarded(length) };
-            *open = Some(Open { mapping: Arc::new(mapping.into()), taken: 0 });
+        let Some((start, is_untouched)) = self.0.take(bytes) else { return Memory::unguarded(length) };
+        let mut memory = Memory::Part(Part { start: start.cast(), length, bytes, of: Arc::clone(&self.0) });
+        if !is_untouched {
+            clear(&mut memory);
         }
-        let open = open.as_mut().expect("it was opened");
-        let offset = open.taken;
-        open.taken += bytes;
-        Memory::Part(Part { mapping: Arc::clone(&open.mapping), offset, length, of: PhantomData })
+        memory
     }
+}
+
+impl Mappings {
+    /// A range of so many bytes, and whether nothing was ever written there; none if the system gives no more.
+    fn take(&self, bytes: usize) -> Option<(*mut u8, bool)> {
+        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        // The smallest range that is large enough, so that larger pieces find room too.
+        let ranges = mappings.iter().flat_map(|(address, mapping)| {
+            mapping.free.iter().map(|(start, end)| (end - start, *address, *start)).filter(|(room, ..)| *room >= bytes)
+        });
+        let (address, start) = match ranges.min() {
+            Some((_, address, start)) => (address, start),
+            None => {
+                let unused = if self.keeps { take_unused(&mut mappings) } else { Vec::new() };
+                // Before the new one is made, which may then lie in their place.
+                drop(unused);
+                let memory: MmapRaw = map(if bytes < LARGE_PIECE { MAPPING } else { bytes })?.into();
+                let (address, free) = (memory.as_ptr().addr(), BTreeMap::from([(0, memory.len())]));
+                mappings.insert(address, Mapping { memory, free, untouched: 0 });
+                (address, 0)
+            }
+        };
+        let mapping = mappings.get_mut(&address).expect("it was found or made");
+        let (end, until) = (start + bytes, mapping.free.remove(&start).expect("a range begins here"));
+        if end < until {
+            mapping.free.insert(end, until);
+        }
+        let is_untouched = start >= mapping.untouched;
+        mapping.untouched = mapping.untouched.max(end);
+        Some((mapping.memory.as_mut_ptr().wrapping_add(start), is_untouched))
+    }
+
+    /// Takes back a range, and gives the huge pages that have become free to the system.
+    fn give(&self, at: *mut u8, bytes: usize) {
+        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (address, mapping) = mappings.range_mut(..=at.addr()).next_back().expect("a piece lies in a mapping");
+        let (address, mut start) = (*address, at.addr() - address);
+        let mut end = start + bytes;
+        if let Some((before, _)) = mapping.free.range(..start).next_back().filter(|(_, end)| **end == start) {
+            start = *before;
+        }
+        if let Some(behind) = mapping.free.remove(&end) {
+            end = behind;
+        }
+        mapping.free.insert(start, end);
+        if self.keeps {
+            return;
+        }
+        if mapping.is_unused() {
+            let unused = mappings.remove(&address);
+            drop(mappings);
+            return drop(unused);
+        }
+        // What was free before was given back before, but for the ends of it.
+        let (given, until) = (at.addr().saturating_sub(HUGE_PAGE).max(address + start), at.addr() + bytes + HUGE_PAGE);
+        let pages = given.next_multiple_of(HUGE_PAGE)..until.min(address + end) / HUGE_PAGE * HUGE_PAGE;
+        #[cfg(unix)]
+        if !pages.is_empty() {
+            // SAFETY: the range is nobody's, and what lies in it is not read before it is written. Where the system
+            // keeps the pages it works as well.
+            let given = unsafe {
+                let free = memmap2::UncheckedAdvice::DontNeed;
+                mapping.memory.unchecked_advise_range(free, pages.start - address, pages.len())
+            };
+            given.ok();
+        }
+    }
+}
+
+impl Mapping {
+    fn is_unused(&self) -> bool {
+        self.free.get(&0) == Some(&self.memory.len())
+    }
+}
+
+/// Takes out the mappings that no piece lies in.
+fn take_unused(mappings: &mut BTreeMap<usize, Mapping>) -> Vec<Mapping> {
+    let (unused, used) = std::mem::take(mappings).into_iter().partition(|(_, mapping)| mapping.is_unused());
+    *mappings = used;
+    BTreeMap::into_values(unused).collect()
 }
 
 /// A part of a mapping that is its owner's alone.
 pub(super) struct Part<T> {
-    mapping: Arc<MmapRaw>,
-    /// In bytes.
-    offset: usize,
+    start: *mut T,
     length: usize,
-    of: PhantomData<T>,
+    /// Of the range that it takes.
+    bytes: usize,
+    of: Arc<Mappings>,
 }
 
-impl<T> Part<T> {
-    fn address(&self) -> *mut T {
-        self.mapping.as_mut_ptr().wrapping_add(self.offset).cast()
-    }
-}
+// SAFETY: the range is the owner's alone, until it is given back.
+unsafe impl<T: Send> Send for Part<T> {}
+// SAFETY: as above; it is written to through an exclusive borrow alone.
+unsafe impl<T: Sync> Sync for Part<T> {}
 
-/// Mappings for one weight each, those in use and those whose weight is gone.
-#[derive(Default)]
-struct Passing(Mutex<Vec<Arc<MmapRaw>>>);
-
-impl Passing {
-    /// The smallest that is not in use and large enough. If there is none, a new one takes the place of all that are
-    /// not in use: so there are never many more than were in use at once.
-    fn take(&self, bytes: usize) -> Option<Arc<MmapRaw>> {
-        let mut mappings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |mapping: &mut Arc<MmapRaw>| Arc::get_mut(mapping).is_some();
-        let free = mappings.iter_mut().filter(|mapping| mapping.len() >= bytes);
-        let smallest = free.filter_map(|mapping| is_free(mapping).then_some(&*mapping)).min_by_key(|free| free.len());
-        if let Some(mapping) = smallest {
-            return Some(Arc::clone(mapping));
-        }
-        mappings.retain_mut(|mapping| !is_free(mapping));
-        let mapping: Arc<MmapRaw> = Arc::new(map(bytes)?.into());
-        mappings.push(Arc::clone(&mapping));
-        Some(mapping)
+impl<T> Drop for Part<T> {
+    fn drop(&mut self) {
+        self.of.give(self.start.cast(), self.bytes);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use half::bf16;
 
     use super::*;
 
+    /// Pieces of an arena as they are outside of tests, what was used before being cleared.
+    fn zeros(arena: &Arena, length: usize) -> Memory<f32> {
+        arena.unguarded(length, |used| used.fill(0.0))
+    }
+
+    fn mappings(arena: &Arena) -> usize {
+        arena.0.mappings.lock().expect("no test has failed with it").len()
+    }
+
     #[test]
-    fn weights_lie_side_by_side_aligned_and_apart() {
-        let memory = Arena::default();
+    fn pieces_lie_side_by_side_aligned_and_apart() {
+        let arena = Arena::default();
         let lengths = [1, 1000, 0, 17, LARGE_PIECE / 4 - 16, LARGE_PIECE / 4, 300];
-        let mut weights: Vec<Memory<f32>> =
-            lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.unguarded(*length)).collect();
-        for (weight, number) in weights.iter_mut().zip(1u8..) {
-            assert!(weight.iter().all(|value| *value == 0.0));
-            assert_eq!(weight.as_ptr() as usize % ALIGNMENT, 0);
-            weight.fill(f32::from(number));
+        let mut pieces: Vec<Memory<f32>> =
+            lengths.iter().chain(&lengths).chain(&lengths).map(|length| zeros(&arena, *length)).collect();
+        for (piece, number) in pieces.iter_mut().zip(1u8..) {
+            assert!(piece.iter().all(|value| *value == 0.0));
+            assert_eq!(piece.as_ptr() as usize % ALIGNMENT, 0);
+            piece.fill(f32::from(number));
         }
-        drop(memory);
-        weights.remove(4);
-        for (weight, number) in weights.iter().zip((1u8..).filter(|number| *number != 5)) {
-            assert!(weight.iter().all(|value| *value == f32::from(number)), "weight {number}");
+        assert!(mappings(&arena) <= 4, "one of small pieces, and one for each large one");
+        let held = Arc::clone(&arena.0);
+        drop(arena);
+        pieces.remove(4);
+        for (piece, number) in pieces.iter().zip((1u8..).filter(|number| *number != 5)) {
+            assert!(piece.iter().all(|value| *value == f32::from(number)), "piece {number}");
         }
-        assert_eq!(weights.iter().filter(|weight| matches!(weight, Memory::Mapping(..))).count(), 3);
+        drop(pieces);
+        assert_eq!(mappings(&Arena(held)), 0);
+    }
+
+    /// Pieces come and go in any order: none overlaps another, zeros are zeros, and all room is found again.
+    #[test]
+    fn what_is_given_up_is_room_for_others() {
+        for arena in [Arena::default(), Arena::for_passing_weights()] {
+            let (mut pieces, mut state): (Vec<(Memory<f32>, f32)>, u64) = (Vec::new(), 1);
+            let mut draw = |below: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % below
+            };
+            for number in 1u16..600 {
+                if pieces.len() > 12 || draw(3) == 0 && !pieces.is_empty() {
+                    let (piece, number) = pieces.swap_remove(draw(pieces.len()));
+                    assert!(piece.iter().all(|value| *value == number));
+                } else {
+                    let most = [100, 10_000, 1_000_000, 2_500_000][draw(4)];
+                    let mut piece = zeros(&arena, 1 + draw(most));
+                    assert!(piece.iter().all(|value| *value == 0.0));
+                    piece.fill(f32::from(number));
+                    pieces.push((piece, f32::from(number)));
+                }
+            }
+            assert!(pieces.iter().all(|(piece, number)| piece.iter().all(|value| value == number)));
+            drop(pieces);
+            let held = arena.0.mappings.lock().expect("no other thread has it");
+            assert_eq!(held.is_empty(), !arena.0.keeps);
+            assert!(held.values().all(Mapping::is_unused));
+        }
+    }
+
+    #[test]
+    fn the_smallest_room_is_taken_first() {
+        let arena = Arena::default();
+        let pieces: Vec<_> = [4096, 64, 1024, 64].map(|length| zeros(&arena, length)).into();
+        let places: Vec<_> = pieces.iter().map(|piece| piece.as_ptr()).collect();
+        let [large, _between, small, _behind] = <[_; 4]>::try_from(pieces).ok().expect("as many as were made");
+        drop((large, small));
+        let (first, second) = (zeros(&arena, 1000), zeros(&arena, 2000));
+        assert_eq!([first.as_ptr(), second.as_ptr()], [places[2], places[0]]);
     }
 
     #[test]
     fn a_weight_that_passes_leaves_its_memory_to_the_next() {
-        let memory = Arena::for_passing_weights();
-        let held = || memory.passing.as_ref().map(|passing| passing.0.lock().map_or(0, |held| held.len()));
-        let (small, large) = (LARGE / 4, LARGE / 2);
-        let (one, two): (Memory<f32>, Memory<f32>) = (memory.unguarded_room(small), memory.unguarded_room(large));
-        assert_ne!(one.as_ptr(), two.as_ptr());
-        let places = (one.as_ptr(), two.as_ptr());
-        drop((one, two));
-        let one: Memory<f32> = memory.unguarded_room(small);
-        let two: Memory<f32> = memory.unguarded_room(small);
-        assert_eq!((one.as_ptr(), two.as_ptr()), places, "the smallest that is large enough first");
-        assert_eq!((two.len(), held()), (small, Some(2)));
-        drop(one);
-        let three: Memory<f32> = memory.unguarded_room(2 * large);
-        assert_eq!(held(), Some(2), "the free one was too small and is gone");
-        assert_eq!((three.len(), two.len()), (2 * large, small));
-        assert_eq!(memory.unguarded_room::<f32>(small - 1).len(), small - 1);
-        assert_eq!(held(), Some(2), "small ones lie side by side");
+        let arena = Arena::for_passing_weights();
+        let layer = |lengths: [usize; 2]| {
+            let mut pieces = lengths.map(|length| zeros(&arena, length));
+            assert!(pieces.iter().all(|piece| piece.iter().all(|value| *value == 0.0)));
+            pieces.iter_mut().for_each(|piece| piece.fill(1.0));
+            BTreeSet::from(pieces.map(|piece| piece.as_ptr()))
+        };
+        let places = layer([1 << 20, MAPPING / 4]);
+        assert_eq!((layer([1 << 20, MAPPING / 4]), mappings(&arena)), (places, 2));
+        layer([1 << 20, MAPPING]);
+        assert_eq!(mappings(&arena), 2, "the one that had no room for it is gone");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::memory::Memory;
+use super::memory::{Arena, Memory};
 
 /// A row-major matrix of f32. The default is empty and belongs to no pool yet.
 #[derive(Default)]
@@ -75,6 +75,7 @@ impl Drop for Tensor {
 #[derive(Default)]
 pub(super) struct BufferPool {
     shelves: Mutex<Shelves>,
+    memory: Arena,
 }
 
 /// Free buffers by their length, and how many values all have and how many are needed.
@@ -135,7 +136,7 @@ impl BufferPool {
         drop(shelves);
         // Before the new one is made, which may then lie in their place.
         drop(surplus);
-        Memory::zeros(class)
+        self.memory.room(class)
     }
 
     fn give(&self, buffer: Memory<f32>, class: usize) {

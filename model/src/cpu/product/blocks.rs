@@ -7,13 +7,12 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::kernel::Tile;
 use super::pack::Pack;
 use super::{Right, Side, View};
-use crate::cpu::plain::Line;
+use crate::cpu::scratch::with_buffers;
 use crate::cpu::simd::{Multiplier, Vector, prefetch};
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
@@ -27,22 +26,12 @@ const IN_PLACE: usize = 2;
 /// Rows of the left operand that are copied at once, where they do not lie contiguously.
 const COPIED_ROWS: usize = 480;
 
-thread_local! {
-    /// Panels and rows of the left operand, used by one product after the other.
-    static BUFFER: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Words of a cache line.
 const LINE: usize = 16;
 
 /// Runs a function with a buffer of so many words, which are whatever they are.
 pub(in crate::cpu) fn with_words<R>(words: usize, run: impl FnOnce(*mut u32) -> R) -> R {
-    BUFFER.with_borrow_mut(|buffer| {
-        if buffer.len() * LINE < words {
-            buffer.resize(words.div_ceil(LINE), Line::default());
-        }
-        run(buffer.as_mut_ptr().cast())
-    })
+    with_buffers([words], |[buffer]| run(buffer.cast()))
 }
 
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.
