@@ -158,7 +158,7 @@ impl<T> StateTensor<T> {
             StateFormat::Bf16 => Data::Bf16(vec![bf16::ZERO; rows * columns]),
             StateFormat::Dynamic8(sign) => {
                 let (map, elements) = (DynamicMap::of(sign), rows * columns);
-                let codes = vec![map.code(0.0); elements];
+                let codes = vec![map.nearest.of(0.0); elements];
                 Data::Dynamic8 { codes, absmax: vec![0.0; elements.div_ceil(BLOCK)], map }
             }
         };
@@ -285,10 +285,12 @@ impl<'a> StateElements<'a> {
             Self::Dynamic8 { codes, absmax, map } => {
                 let codes = &mut codes[first..];
                 let count = codes.len().min(BLOCK);
-                let largest = block[..count].iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                // Magnitudes are ordered as their bits are.
+                let bits = block[..count].iter().fold(0, |largest, x| x.abs().to_bits().max(largest));
+                let largest = f32::from_bits(bits);
                 absmax[first / BLOCK] = largest;
                 let divisor = if largest == 0.0 { 1.0 } else { largest };
-                codes.iter_mut().zip(block).for_each(|(code, x)| *code = map.code(x / divisor));
+                codes.iter_mut().zip(block).for_each(|(code, x)| *code = map.nearest.of(x / divisor));
             }
         }
     }
@@ -301,8 +303,57 @@ impl<'a> StateElements<'a> {
 /// Source: Dettmers, arXiv:1511.04561, and Dettmers et al., arXiv:2110.02861, as `create_dynamic_map` of bitsandbytes.
 pub(crate) struct DynamicMap {
     values: [f32; 256],
-    /// Of each code but the last, the largest f32 that is no nearer to the next.
-    upper: [f32; 255],
+    nearest: NearestCodes,
+}
+
+/// Finds the code of the nearest number by two look-ups: numbers with the same sign, exponent and first bits of the
+/// mantissa have at most two codes between them.
+struct NearestCodes {
+    /// The lower code of each such group of numbers.
+    lower: [u32; 2 * GROUPS],
+    /// The largest number that has it; infinite where no other is above.
+    upper: [f32; 2 * GROUPS],
+}
+
+/// Groups of numbers of one sign, and a power of two.
+const GROUPS: usize = 1 << 12;
+/// Bits of a number that its group does not depend on: 7 of the mantissa are left.
+const BITS_WITHIN: u32 = 16;
+/// Of the first group of each sign, in which all numbers are whose nearest is zero: those up to 2⁻²².
+const FIRST_GROUP: u32 = (127 - 23) << (23 - BITS_WITHIN);
+
+impl NearestCodes {
+    fn new(values: &[f32; 256]) -> Self {
+        let upper: [f32; 255] = std::array::from_fn(|code| {
+            let middle = (f64::from(values[code]) + f64::from(values[code + 1])) / 2.0;
+            let rounded = middle as f32;
+            if f64::from(rounded) > middle { rounded.next_down() } else { rounded }
+        });
+        let mut found = Self { lower: [0; 2 * GROUPS], upper: [f32::INFINITY; 2 * GROUPS] };
+        for group in 0..GROUPS {
+            let bits = (group as u32 + FIRST_GROUP) << BITS_WITHIN;
+            let smallest = if group == 0 { 0.0 } else { f32::from_bits(bits) };
+            let largest = f32::from_bits(bits | (1 << BITS_WITHIN) - 1);
+            for (place, least) in [(group, smallest), (GROUPS + group, -largest)] {
+                let code = upper.partition_point(|upper| *upper < least);
+                found.lower[place] = code as u32;
+                found.upper[place] = upper.get(code).copied().unwrap_or(f32::INFINITY);
+            }
+        }
+        found
+    }
+
+    /// The code of the number that is nearest to one of -1 to 1, the lower of two equally near ones; of what is not a
+    /// number the first.
+    #[inline(always)]
+    fn of(&self, x: f32) -> u8 {
+        let bits = x.to_bits();
+        let group = (bits & 0x7fff_ffff) >> BITS_WITHIN;
+        let group = group.max(FIRST_GROUP) - FIRST_GROUP;
+        let place = (group.min(GROUPS as u32 - 1) | bits >> 31 << GROUPS.trailing_zeros()) as usize;
+        let code = self.lower[place] + u32::from(x > self.upper[place]);
+        (if x.is_nan() { 0 } else { code }) as u8
+    }
 }
 
 impl DynamicMap {
@@ -334,22 +385,7 @@ impl DynamicMap {
         }
         values.sort_by(f32::total_cmp);
         let values: [f32; 256] = values.try_into().expect("two numbers and 2 · 127 or 254");
-        let upper = std::array::from_fn(|code| {
-            let middle = (f64::from(values[code]) + f64::from(values[code + 1])) / 2.0;
-            let rounded = middle as f32;
-            if f64::from(rounded) > middle { rounded.next_down() } else { rounded }
-        });
-        Self { values, upper }
-    }
-
-    /// The code of the number that is nearest, the lower of two equally near ones.
-    #[inline(always)]
-    fn code(&self, x: f32) -> u8 {
-        let mut code = 0;
-        for bit in [128, 64, 32, 16, 8, 4, 2, 1] {
-            code += if x > self.upper[code + bit - 1] { bit } else { 0 };
-        }
-        code as u8
+        Self { nearest: NearestCodes::new(&values), values }
     }
 }
 
@@ -364,4 +400,28 @@ fn linspace(parts: usize) -> Vec<f32> {
         }
     };
     (0..=parts).map(boundary).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_is_that_of_the_nearest_number_the_lower_of_two() {
+        for sign in [Sign::Signed, Sign::Unsigned] {
+            let DynamicMap { values, nearest } = DynamicMap::of(sign);
+            let middles: Vec<f64> =
+                values.windows(2).map(|pair| (f64::from(pair[0]) + f64::from(pair[1])) / 2.0).collect();
+            let around = |x: f32| [x.next_down().next_down(), x.next_down(), x, x.next_up(), x.next_up().next_up()];
+            let boundaries = middles.iter().map(|middle| *middle as f32);
+            let groups = (0..GROUPS as u32).map(|group| f32::from_bits((group + FIRST_GROUP) << BITS_WITHIN));
+            let between = (0..=1.0f32.to_bits()).step_by(4099).map(f32::from_bits);
+            let all = boundaries.chain(values.iter().copied()).chain(groups).flat_map(around).chain(between);
+            for x in all.flat_map(|x| [x, -x]).filter(|x| x.abs() <= 1.0) {
+                let expected = middles.partition_point(|middle| *middle < f64::from(x));
+                assert_eq!(usize::from(nearest.of(x)), expected, "{x:e}");
+            }
+            assert_eq!(nearest.of(f32::NAN), 0);
+        }
+    }
 }
