@@ -140,6 +140,30 @@ impl OperandBuffer {
     }
 }
 
+/// Rows that [`round_in_place`] has rounded.
+pub(super) fn rounded_in_place(rows: &Tensor) -> Operand<'_> {
+    // SAFETY: every bit pattern is a value of both types, which are of one size.
+    let (_, words, _) = unsafe { rows.values().align_to::<u32>() };
+    Operand::Pairs(View::new(words, rows.rows(), rows.columns().div_ceil(2), rows.columns()))
+}
+
+/// Rounds a row to pairs of bf16, which then lie in its first half.
+pub(super) fn round_in_place(set: InstructionSet, row: &mut [f32]) {
+    /// Values that are copied before the words that they become take their place.
+    const PIECE: usize = 512;
+    let mut values = [0.0; PIECE];
+    for first in (0..row.len()).step_by(PIECE) {
+        let count = PIECE.min(row.len() - first);
+        values[..count].copy_from_slice(&row[first..first + count]);
+        let words = &mut row[first / 2..(first + count).div_ceil(2)];
+        // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
+        let (_, halves, _) = unsafe { words.align_to_mut::<bf16>() };
+        let (halves, padding) = halves.split_at_mut(count);
+        round(set, &values[..count], halves);
+        padding.fill(bf16::ZERO);
+    }
+}
+
 /// Where several threads write an operand.
 #[derive(Clone, Copy)]
 pub(super) struct OperandTarget<'a> {
@@ -302,6 +326,27 @@ mod tests {
                 if whole.form == Form::Pairs {
                     let last = bits(&whole)[columns.div_ceil(2) - 1];
                     assert!(columns % 2 == 0 || last >> 16 == 0, "padding of an odd row");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_rounded_in_place_to_the_same_pairs() {
+        for (rows, columns) in [(1, 1), (3, 7), (2, 512), (3, 513), (2, 1030), (5, 1999)] {
+            let x: Vec<f32> = (0..rows * columns).map(|index| (index as f32).sin()).collect();
+            for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available() && set.multiplies_pairs()) {
+                let cpu = Cpu::with_instructions(1, Compute::Bf16, set).unwrap();
+                let mut buffer = OperandBuffer::default();
+                let expected = cpu.operand(View::new(&x, rows, columns, columns), &mut buffer);
+                let mut in_place = cpu.shaped(rows, columns);
+                in_place.values_mut().copy_from_slice(&x);
+                in_place.values_mut().chunks_exact_mut(columns).for_each(|row| round_in_place(set, row));
+                match (rounded_in_place(&in_place), expected) {
+                    (Operand::Pairs(found), Operand::Pairs(expected)) => {
+                        (0..rows).for_each(|row| assert_eq!(found.row(row), expected.row(row), "{rows}x{columns}"));
+                    }
+                    _ => panic!("pairs"),
                 }
             }
         }

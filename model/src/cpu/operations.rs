@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use profile::{Profile, Work};
 
-use super::operand::{Operand, OperandBuffer, OperandTarget};
+use super::operand::{Operand, OperandBuffer, OperandTarget, round_in_place};
 use super::product::{Finish, Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
@@ -25,6 +25,17 @@ use crate::weights::FakeQuantization;
 
 /// Elements per piece of work that is done element by element.
 const PIECE: usize = 4096;
+
+/// Where the gradients of logits are rounded to for the products that read them, row by row while a row is in cache.
+#[derive(Clone, Copy)]
+pub(super) enum RoundedGradient<'a> {
+    /// They are not.
+    None,
+    /// In their own place, as pairs: nothing reads them in f32.
+    InPlace,
+    /// Beside those in f32.
+    In(OperandTarget<'a>),
+}
 
 impl Cpu {
     /// A tensor of this shape and of whatever values.
@@ -82,15 +93,14 @@ impl Cpu {
         });
     }
 
-    /// Scores rows of logits; see [`Ops::token_loss`]. The gradient of each row goes to `rounded`, too, if that is
-    /// given.
+    /// Scores rows of logits; see [`Ops::token_loss`].
     pub(super) fn score_rows(
         &self,
         logits: &mut Tensor,
         of: &LossRows<'_, Tensor>,
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
-        rounded: Option<OperandTarget<'_>>,
+        rounded: RoundedGradient<'_>,
     ) {
         let LossRows { targets, soft_cap, loss, .. } = *of;
         let cross_entropy = loss.as_cross_entropy();
@@ -114,9 +124,11 @@ impl Cpu {
                     }
                 };
                 **places[row].lock().expect("each place is taken once") = score;
-                if let Some(rounded) = rounded {
+                match rounded {
+                    RoundedGradient::None => {}
+                    RoundedGradient::InPlace => round_in_place(self.set, logits),
                     // SAFETY: each row is written once.
-                    unsafe { rounded.write(row, 0, logits) };
+                    RoundedGradient::In(target) => unsafe { target.write(row, 0, logits) },
                 }
             }
         });
@@ -124,22 +136,29 @@ impl Cpu {
 }
 
 impl Cpu {
-    /// Adds the gradient of a weight, `dyᵀ · x`; `dy` may be there as an operand too. In tiles both are rounded to
-    /// bf16, as for all products with weights; elsewhere it is computed in f32, whatever else is.
+    /// Whether gradients of weights are products of bf16.
+    pub(super) fn rounds_weight_gradients(&self) -> bool {
+        self.compute == Compute::Bf16 && self.set.has_tiles()
+    }
+
+    /// Adds the gradient of a weight, `dyᵀ · x`; `dy` is there in f32, as an operand or both. In tiles both factors are
+    /// rounded to bf16, as for all products with weights; elsewhere it is computed in f32, whatever else is.
     pub(super) fn add_weight_gradient(
         &self,
         operand: Option<Operand<'_>>,
-        dy: View<'_>,
+        dy: Option<View<'_>>,
         x: View<'_>,
         gradient: &mut Tensor,
     ) {
-        if self.compute != Compute::Bf16 || !self.set.has_tiles() {
+        let dy = || dy.expect("in f32, where it is read so");
+        if !self.rounds_weight_gradients() {
+            let dy = dy();
             let _kernel = self.profile.kernel("product", || Work::product(dy.columns(), dy.rows(), x.columns()));
             let finish = Finish { scale: 1.0, bias: None, write: Write::Add };
             return self.product_of_precision(dy.transposed(), x, finish, gradient.view_mut());
         }
         let [mut of_dy, mut of_x] = <[OperandBuffer; 2]>::default();
-        let of_dy = operand.unwrap_or_else(|| self.operand(dy, &mut of_dy));
+        let of_dy = operand.unwrap_or_else(|| self.operand(dy(), &mut of_dy));
         match (of_dy, self.operand(x, &mut of_x)) {
             (Operand::Pairs(of_dy), Operand::Pairs(of_x)) => {
                 self.product_across_rows(of_dy, of_x, x.columns(), gradient);
@@ -454,7 +473,7 @@ impl Ops for Cpu {
     }
 
     fn weight_gradient(&self, dy: &Tensor, x: &Tensor, gradient: &mut Tensor) -> Result {
-        self.add_weight_gradient(None, dy.view(), x.view(), gradient);
+        self.add_weight_gradient(None, Some(dy.view()), x.view(), gradient);
         Ok(())
     }
 
@@ -648,7 +667,7 @@ impl Ops for Cpu {
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
     ) -> Result {
-        self.score_rows(logits, rows, gradient, scores, None);
+        self.score_rows(logits, rows, gradient, scores, RoundedGradient::None);
         Ok(())
     }
 

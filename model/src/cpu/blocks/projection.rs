@@ -164,7 +164,7 @@ impl Cpu {
             self.add_sums_of_columns(dy.values(), gradient);
         }
         if let (_, Some(gradient)) = projection.matrix.split() {
-            self.add_weight_gradient(Some(dy.operand), dy.values(), x(), gradient);
+            self.add_weight_gradient(Some(dy.operand), dy.values, x(), gradient);
         }
         let lora = projection.lora.as_mut()?;
         let (dy, scaling) = (dy.values(), lora.scaling);
