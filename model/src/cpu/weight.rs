@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::{bf16, f16};
@@ -13,9 +12,10 @@ use super::Cpu;
 use super::memory::Memory;
 use super::nf4::Nf4Weight;
 use super::operand::Operand;
-use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
+use super::product::{
+    BlockWeight, Element, Finish, Order, Path, Right, Side, Target, TrainedWeight, View, ViewMut, Widened,
+};
 use super::quantized::{Layout, Quantized, QuantizedSide};
-use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::stored::StoredBlocks;
 use super::tensor::Tensor;
@@ -38,6 +38,8 @@ pub(super) enum Values {
     Bf16(Memory<bf16>),
     /// Of products in f32 alone.
     F16(Memory<f16>),
+    /// Trained, in f32, which products in bf16 round.
+    Trained(TrainedWeight),
     /// In blocks, which products widen.
     Blocks(Box<dyn BlockWeight>),
     /// In blocks, of which products are sums of integers; a backward widens them.
@@ -48,7 +50,7 @@ impl Values {
     /// Those in blocks.
     fn blocks(&self) -> Option<&dyn BlockWeight> {
         match self {
-            Self::F32(_) | Self::Bf16(_) | Self::F16(_) => None,
+            Self::F32(_) | Self::Bf16(_) | Self::F16(_) | Self::Trained(_) => None,
             Self::Blocks(blocks) => Some(&**blocks),
             Self::Integers(blocks) => Some(blocks),
         }
@@ -95,6 +97,7 @@ impl Weight {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
             Values::F16(values) => scaled(&values[range], factor, target),
+            Values::Trained(values) => values.copy_row(row, factor, target),
             Values::Blocks(values) => values.copy_row(row, factor, target),
             Values::Integers(values) => values.copy_row(row, factor, target),
         }
@@ -106,6 +109,7 @@ impl Weight {
             Values::F32(values) => size_of_val(&**values),
             Values::Bf16(values) => size_of_val(&**values),
             Values::F16(values) => size_of_val(&**values),
+            Values::Trained(values) => values.bytes(),
             Values::Blocks(values) => values.bytes(),
             Values::Integers(values) => values.bytes(),
         }) as u64
@@ -113,8 +117,10 @@ impl Weight {
 
     /// Gives back values that it only reads, so that they can be changed in place.
     pub(super) fn release(&mut self) {
-        if let Values::F32(values @ Memory::Lent(..)) = &mut self.values {
-            *values = Memory::default();
+        match &mut self.values {
+            Values::F32(values @ Memory::Lent(..)) => *values = Memory::default(),
+            Values::Trained(values) => values.release(),
+            _ => {}
         }
     }
 
@@ -145,7 +151,7 @@ impl Weight {
     fn integers(&self) -> Option<&Quantized> {
         match &self.values {
             Values::Integers(integers) => Some(integers),
-            Values::F32(_) | Values::Bf16(_) | Values::F16(_) | Values::Blocks(_) => None,
+            Values::F32(_) | Values::Bf16(_) | Values::F16(_) | Values::Trained(_) | Values::Blocks(_) => None,
         }
     }
 
@@ -256,7 +262,7 @@ impl Cpu {
         let values = match weight.values {
             Values::F32(values) => Values::F32(Memory::Shared(shared.put(&values)?)),
             Values::Bf16(values) => Values::Bf16(Memory::Shared(shared.put(&values)?)),
-            values @ (Values::F16(_) | Values::Blocks(_) | Values::Integers(_)) => values,
+            values @ (Values::F16(_) | Values::Trained(_) | Values::Blocks(_) | Values::Integers(_)) => values,
         };
         Ok(Weight { values, ..weight })
     }
@@ -272,7 +278,7 @@ impl Cpu {
         Ok(Some(Weight { out_features, in_features, values }))
     }
 
-    /// A weight prepared from trained values: in f32 it reads them where they lie.
+    /// A weight prepared from trained values: it reads them where they lie.
     pub(super) fn weight_of_values(&self, role: WeightRole, values: &mut Tensor) -> Weight {
         let (out_features, in_features) = (values.rows(), values.columns());
         let weight = match (self.quantization, self.compute) {
@@ -281,37 +287,22 @@ impl Cpu {
                 Values::Integers(Quantized::new(self, out_features, in_features, values.values(), format))
             }
             (_, Compute::F32) => Values::F32(values.lend()),
-            (_, Compute::Bf16) => {
-                let mut rounded = self.weights.zeros(out_features * in_features);
-                self.round(values.values(), &mut rounded);
-                Values::Bf16(rounded)
-            }
+            (_, Compute::Bf16) => Values::Trained(TrainedWeight::new([out_features, in_features], values.lend())),
         };
         Weight { out_features, in_features, values: weight }
     }
 
     /// Gives a weight of trained values the new ones.
     pub(super) fn change_weight(&self, weight: &mut Weight, values: &mut Tensor) {
-        match &mut weight.values {
-            Values::F32(weight) => *weight = values.lend(),
-            Values::Bf16(weight) => self.round(values.values(), weight),
+        let shape = [weight.out_features, weight.in_features];
+        weight.values = match &weight.values {
+            Values::F32(_) => Values::F32(values.lend()),
+            Values::Trained(_) => Values::Trained(TrainedWeight::new(shape, values.lend())),
             Values::Integers(quantized) => {
-                let (out_features, in_features) = (weight.out_features, weight.in_features);
-                *quantized = Quantized::new(self, out_features, in_features, values.values(), quantized.format());
+                Values::Integers(Quantized::new(self, shape[0], shape[1], values.values(), quantized.format()))
             }
-            Values::F16(_) | Values::Blocks(_) => unreachable!("trained values are not stored so"),
-        }
-    }
-
-    fn round(&self, values: &[f32], rounded: &mut [bf16]) {
-        assert_eq!(values.len(), rounded.len(), "values of a weight");
-        /// Values that a thread rounds at a time.
-        const PIECE: usize = 1 << 16;
-        let pieces: Vec<_> = rounded.chunks_mut(PIECE).map(Mutex::new).collect();
-        self.each(pieces.len(), values.len(), |piece| {
-            let rounded = &mut **pieces[piece].lock().expect("each piece is taken once");
-            round(self.set, &values[piece * PIECE..][..rounded.len()], rounded);
-        });
+            Values::Bf16(_) | Values::F16(_) | Values::Blocks(_) => unreachable!("trained values are not stored so"),
+        };
     }
 
     /// The fingerprint of a weight's bits.
@@ -329,6 +320,7 @@ impl Cpu {
                 Values::F32(values) => fingerprint::of_f32(&values[range]),
                 Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
                 Values::F16(values) => fingerprint::of_f16(&values[range]),
+                Values::Trained(weight) => fingerprint::of_f32(&weight.values()[range]),
                 Values::Blocks(_) | Values::Integers(_) => unreachable!("returned above"),
             };
             parts[part].store(of_part, Ordering::Relaxed);
@@ -361,6 +353,7 @@ impl Cpu {
         });
         let blocks = sides(parts, |weight| match &weight.values {
             Values::Blocks(values) => Some(self.widened(&**values, sense)),
+            Values::Trained(values) => Some(self.widened(values, sense)),
             _ => None,
         });
         // SAFETY: the caller vouches for the results.
@@ -418,6 +411,12 @@ impl Cpu {
             }
             (Values::Blocks(values), Operand::F32(a)) => {
                 self.product_of_precision(a, self.widened(&**values, sense), finish, c);
+            }
+            (Values::Trained(values), Operand::F32(a)) => {
+                self.product_of_precision(a, self.widened(values, sense), finish, c);
+            }
+            (Values::Trained(values), Operand::Pairs(a)) => {
+                self.product_of_pairs(a, self.widened(values, sense), finish, c);
             }
             (Values::Bf16(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, weight.view(values, sense), finish, c);

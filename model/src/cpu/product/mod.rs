@@ -22,6 +22,7 @@ mod squares;
 mod threads;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod trained;
 mod view;
 mod widened;
 
@@ -50,6 +51,7 @@ use operands::{AcrossRows, One, Pairs, Split};
 use partition::Grain;
 pub(super) use right::{PairsRight, Right, Side};
 pub(super) use split::SplitView;
+pub(super) use trained::TrainedWeight;
 pub(super) use view::{Target, View, ViewMut};
 pub(super) use widened::{BlockWeight, Order, WeightBlock, Widened};
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::blocks::blocks_of;
-use super::pack::avx512::{pack_split, transpose_tile};
+use super::pack::avx512::{pack_halves, transpose_tile};
 use super::{InstructionSet, PairsRight, Right, View};
 use crate::cpu::amx::{SIDE, Strips, TILE};
 use crate::cpu::scratch::with_buffers;
@@ -195,7 +195,7 @@ impl<R: Right, L: Left> Operands<R> for Split<L> {
         const WORDS: usize = 4 * SIDE;
         if let Some(b) = b.floats() {
             // SAFETY: the caller vouches for the machine, and for the room.
-            return unsafe { pack_split(b, words, columns, [to, to.add(matrix)]) };
+            return unsafe { pack_halves(b, words, columns, [to, to.add(matrix)]) };
         }
         let width = columns.len().next_multiple_of(SIDE);
         with_buffers([2 * WORDS * width], |[panel]| {
@@ -208,7 +208,7 @@ impl<R: Right, L: Left> Operands<R> for Split<L> {
                     b.pack(self.set, inner.clone(), columns.clone(), width, values);
                     let values = View::new(values, inner.len(), columns.len(), width);
                     let to = to.add(piece.start * width);
-                    pack_split(values, 0..piece.len(), 0..columns.len(), [to, to.add(matrix)]);
+                    pack_halves(values, 0..piece.len(), 0..columns.len(), [to, to.add(matrix)]);
                 }
             }
         });

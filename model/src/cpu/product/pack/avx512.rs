@@ -394,17 +394,17 @@ unsafe fn pack_columns<W: Words>(
     }
 }
 
-/// Packs f32, [split](super::super::split) into two matrices of bf16, as right tiles side by side: zero beyond the last
-/// row and column, to whole tiles.
+/// Packs f32 as right tiles side by side, rounded to bf16 or [split](super::super::split) into two matrices of such: zero
+/// beyond the last row and column, to whole tiles.
 ///
 /// # Safety
 /// The machine has the instructions, and each panel has the room.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(in crate::cpu::product) unsafe fn pack_split(
+pub(in crate::cpu::product) unsafe fn pack_halves<const MATRICES: usize>(
     b: View<'_, f32>,
     words: Range<usize>,
     columns: Range<usize>,
-    panels: [*mut u32; 2],
+    panels: [*mut u32; MATRICES],
 ) {
     let width = columns.len().next_multiple_of(LANES);
     for first in words.clone().step_by(LANES) {
@@ -414,7 +414,7 @@ pub(in crate::cpu::product) unsafe fn pack_split(
             let (count, lane) = (LANES.min(columns.end - column), column - columns.start);
             // SAFETY: the caller vouches for the instructions, and each panel has so many words.
             unsafe {
-                let panels = [panels[0].add(place + lane), panels[1].add(place + lane)];
+                let panels = panels.map(|panel| panel.add(place + lane));
                 if lies_in_rows {
                     split_rows(b, rows.clone(), column, count, panels, width);
                 } else {
@@ -428,14 +428,14 @@ pub(in crate::cpu::product) unsafe fn pack_split(
 /// Up to 32 rows, which lie contiguously, of up to 16 columns.
 ///
 /// # Safety
-/// As for [`pack_split`].
+/// As for [`pack_halves`].
 #[inline(always)]
-unsafe fn split_rows(
+unsafe fn split_rows<const MATRICES: usize>(
     b: View<'_, f32>,
     rows: Range<usize>,
     column: usize,
     count: usize,
-    panels: [*mut u32; 2],
+    panels: [*mut u32; MATRICES],
     width: usize,
 ) {
     /// Rows ahead that memory is asked for.
@@ -467,14 +467,14 @@ unsafe fn split_rows(
 /// The same of columns that lie contiguously: `b` has them as rows.
 ///
 /// # Safety
-/// As for [`pack_split`].
+/// As for [`pack_halves`].
 #[inline(always)]
-unsafe fn split_columns(
+unsafe fn split_columns<const MATRICES: usize>(
     b: View<'_, f32>,
     rows: Range<usize>,
     column: usize,
     count: usize,
-    panels: [*mut u32; 2],
+    panels: [*mut u32; MATRICES],
     width: usize,
 ) {
     /// Bytes ahead that memory is asked for.
