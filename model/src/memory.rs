@@ -173,11 +173,10 @@ impl TrainingMemory {
             Lengths::Equal => 0,
             Lengths::Varying => (trained + activations + buffers) / 4,
         };
-        let weights = match (load.what, load.compute) {
+        let weights = match load.what {
             // Products read the trained values themselves.
-            (Trained::Weights, Compute::F32) => 0,
-            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored, load.frozen),
-            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32, FrozenFormat::AsStored),
+            Trained::Weights => 0,
+            Trained::Adapter => weight_bytes(config, load.compute, load.stored, load.frozen),
         };
         let copies = match load.what {
             // Its matrices are small.
@@ -268,11 +267,11 @@ fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
     let residual = if queries == hidden { 6 * hidden } else { 5 * hidden + 2 * queries };
     // The gradients of keys and values, and of the product of gate and up, whose own take the place of what was saved.
     let mut per_token = residual + 2 * keys + inner;
-    let mut logits = config.vocab_size as u64 * chunk_rows(tokens as usize, logit_rows(config.vocab_size)) as u64;
+    let logits = config.vocab_size as u64 * chunk_rows(tokens as usize, logit_rows(config.vocab_size)) as u64;
     if compute == Compute::Bf16 {
-        // One operand of each width, rounded; of gate and up only parts are there before they are.
+        // One operand of each width, rounded; of gate and up only parts are there before they are. The gradient of the
+        // logits is rounded in its own place.
         per_token += (hidden + keys) / 2;
-        logits += logits / 2;
     }
     (per_token * tokens + logits) * F32_BYTES
 }

@@ -333,7 +333,7 @@ impl NearestCodes {
         for group in 0..GROUPS {
             let bits = (group as u32 + FIRST_GROUP) << BITS_WITHIN;
             let smallest = if group == 0 { 0.0 } else { f32::from_bits(bits) };
-            let largest = f32::from_bits(bits | (1 << BITS_WITHIN) - 1);
+            let largest = f32::from_bits(bits | ((1 << BITS_WITHIN) - 1));
             for (place, least) in [(group, smallest), (GROUPS + group, -largest)] {
                 let code = upper.partition_point(|upper| *upper < least);
                 found.lower[place] = code as u32;
