@@ -215,7 +215,8 @@ fn text(values: &[Value]) -> Result<(), Error> {
     meter::made(texts_of(values)?)
 }
 
-fn escaped(values: &[Value]) -> Result<(), Error> {
+/// Each letter may become six.
+pub(crate) fn escaped(values: &[Value]) -> Result<(), Error> {
     meter::made(texts_of(values)?.saturating_mul(6))
 }
 

@@ -19,8 +19,19 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, value
     match (method, value.as_str(), values.as_slice()) {
         ("title", Some(text), []) => Ok(title(text).into()),
         ("splitlines", Some(text), [] | [_]) => Ok(lines_of(text, values.first().is_some_and(Value::is_true)).into()),
+        ("strip", Some(text), []) => Ok(text.trim_matches(is_space).into()),
+        ("lstrip", Some(text), []) => Ok(text.trim_start_matches(is_space).into()),
+        ("rstrip", Some(text), []) => Ok(text.trim_end_matches(is_space).into()),
+        ("split", Some(text), []) => {
+            Ok(text.split(is_space).filter(|word| !word.is_empty()).map(Value::from).collect())
+        }
         _ => materialized(pycompat::unknown_method_callback(state, value, method, &values)?),
     }
+}
+
+/// What Python takes for white space: four separators more than Unicode.
+pub(crate) fn is_space(letter: char) -> bool {
+    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }
 
 /// Each letter behind none in upper case, the others in lower case: `a_b` is `A_B`.

@@ -29,8 +29,9 @@ mod tests;
 
 pub(crate) use checks::{compare as compared, look as looked_at, print, printed};
 pub(crate) use compile::{Form, Program};
-pub(crate) use filters::priced_as_json;
+pub(crate) use filters::{escaped, priced_as_json};
 pub(crate) use meter::made;
+pub(crate) use methods::is_space;
 
 use minijinja::Environment;
 

@@ -7,10 +7,7 @@ use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use crate::data::jinja;
 
-/// What Python takes for white space: four separators more than Unicode.
-pub(crate) fn is_space(letter: char) -> bool {
-    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
-}
+pub(crate) use crate::data::jinja::is_space;
 
 /// Gives chat templates what they expect of Python.
 pub(super) fn install(environment: &mut Environment<'_>) {
@@ -32,6 +29,35 @@ pub(crate) fn define(environment: &mut Environment<'_>) {
     environment.set_formatter(format);
     jinja::write_by(environment, as_python);
     environment.add_filter("int", int);
+    for name in ["escape", "e"] {
+        environment.add_filter(name, escape);
+    }
+    environment.add_test("sequence", is_sequence);
+}
+
+/// Whether Python finds elements by number or key in a value, and a length: texts and objects have both.
+fn is_sequence(value: &Value) -> bool {
+    value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
+/// A text in which the five letters that HTML gives a meaning are written as Python's `markupsafe` writes them.
+fn escape(value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
+    }
+    jinja::escaped(std::slice::from_ref(value))?;
+    let mut text = String::new();
+    for letter in print(value).chars() {
+        match letter {
+            '&' => text.push_str("&amp;"),
+            '<' => text.push_str("&lt;"),
+            '>' => text.push_str("&gt;"),
+            '\'' => text.push_str("&#39;"),
+            '"' => text.push_str("&#34;"),
+            letter => text.push(letter),
+        }
+    }
+    Ok(Value::from_safe_string(text))
 }
 
 /// Prints a value as Python does: `None`, `True`, `1e-07`.
@@ -308,33 +334,70 @@ fn float_repr(float: f64) -> String {
 }
 
 /// `strftime_now`, with a day that stands still: a prompt that holds the date of its making would differ from run to
-/// run. It is the day Llama's own templates fall back to.
+/// run. It is midnight of the day Llama's own templates fall back to, in UTC.
 fn strftime(pattern: &str) -> String {
     let mut text = String::new();
-    let mut letters = pattern.chars();
+    let mut letters = pattern.chars().peekable();
     while let Some(letter) = letters.next() {
         if letter != '%' {
             text.push(letter);
             continue;
         }
-        match letters.next() {
-            Some('d' | 'e') => text.push_str("26"),
-            Some('m') => text.push_str("07"),
-            Some('b' | 'h') => text.push_str("Jul"),
-            Some('B') => text.push_str("July"),
-            Some('Y') => text.push_str("2024"),
-            Some('y') => text.push_str("24"),
-            Some('a') => text.push_str("Fri"),
-            Some('A') => text.push_str("Friday"),
-            Some('j') => text.push_str("208"),
-            Some('F') => text.push_str("2024-07-26"),
-            Some('H' | 'M' | 'S' | 'I') => text.push_str("00"),
-            Some('T' | 'X') => text.push_str("00:00:00"),
-            Some('%') | None => text.push('%'),
-            Some(other) => text.extend(['%', other]),
+        // glibc's flag: a number without what pads it.
+        let is_bare = letters.next_if_eq(&'-').is_some();
+        let Some(directive) = letters.next() else {
+            text.push_str(if is_bare { "%-" } else { "%" });
+            break;
+        };
+        let Some(written) = of_the_day(directive) else {
+            text.push_str(if is_bare { "%-" } else { "%" });
+            text.push(directive);
+            continue;
+        };
+        match written.trim_start_matches(['0', ' ']) {
+            "" if is_bare && written.starts_with('0') => text.push('0'),
+            bare if is_bare => text.push_str(bare),
+            _ => text.push_str(written),
         }
     }
     text
+}
+
+/// What a directive of `strftime` writes of that midnight, in the C locale.
+fn of_the_day(directive: char) -> Option<&'static str> {
+    Some(match directive {
+        'a' => "Fri",
+        'A' => "Friday",
+        'b' | 'h' => "Jul",
+        'B' => "July",
+        'c' => "Fri Jul 26 00:00:00 2024",
+        'C' => "20",
+        'd' | 'e' => "26",
+        'D' | 'x' => "07/26/24",
+        'f' => "000000",
+        'F' => "2024-07-26",
+        'g' | 'y' => "24",
+        'G' | 'Y' => "2024",
+        'H' | 'M' | 'S' => "00",
+        'I' | 'l' => "12",
+        'j' => "208",
+        'k' => " 0",
+        'm' => "07",
+        'n' => "\n",
+        'p' => "AM",
+        'P' => "am",
+        'r' => "12:00:00 AM",
+        'R' => "00:00",
+        's' => "1721952000",
+        't' => "\t",
+        'T' | 'X' => "00:00:00",
+        'u' | 'w' => "5",
+        'U' => "29",
+        'V' | 'W' => "30",
+        'z' | 'Z' => "",
+        '%' => "%",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -406,8 +469,27 @@ mod tests {
     }
 
     #[test]
+    fn letters_of_html_and_sequences_are_pythons() {
+        let written = |template: &str, x: Value| rendered(template, x).unwrap();
+        assert_eq!(
+            written("{{ x|e }}", "<a href='b/c'>\"&</a>".into()),
+            "&lt;a href=&#39;b/c&#39;&gt;&#34;&amp;&lt;/a&gt;"
+        );
+        assert_eq!(written("{{ x|e|escape }}{{ 1.0|e }}{{ none|e }}", "&".into()), "&amp;1.0None");
+        let of = |x: Value| written("{{ x is sequence }}{{ x is not sequence }}", x);
+        assert_eq!([of("a".into()), of(vec![1].into()), of(1.into())], ["TrueFalse", "TrueFalse", "FalseTrue"]);
+        assert_eq!(
+            written("{{ {} is sequence }}{{ (1,) is sequence }}{{ none is sequence }}", 0.into()),
+            "TrueTrueFalse"
+        );
+    }
+
+    #[test]
     fn the_date_stands_still() {
         assert_eq!(strftime("%d %b %Y"), "26 Jul 2024");
         assert_eq!(strftime("%A, %F 100%%"), "Friday, 2024-07-26 100%");
+        assert_eq!(strftime("%B %-d, %Y, %-m/%-H at %-I:%M %p"), "July 26, 2024, 7/0 at 12:00 AM");
+        assert_eq!(strftime("%u %w %U %W %V %G %s %D %R%z"), "5 5 29 30 30 2024 1721952000 07/26/24 00:00");
+        assert_eq!(strftime("%Q %-Q %"), "%Q %-Q %");
     }
 }

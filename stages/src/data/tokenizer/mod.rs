@@ -334,9 +334,13 @@ fn special_id(
     inner.token_to_id(token).map(Some).ok_or_else(unknown)
 }
 
+/// The special tokens that a template has by name, those of `extra_special_tokens` with them.
 fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
     let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
-    roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned()))).collect()
+    let extra = config.get("extra_special_tokens").and_then(Value::as_object);
+    let extra = extra.into_iter().flat_map(|tokens| tokens.keys().map(move |name| (name.as_str(), tokens)));
+    let named = extra.chain(roles.map(|role| (role, config)));
+    named.filter_map(|(name, of)| Some((name.to_owned(), special_text(of, name)?.to_owned()))).collect()
 }
 
 /// Whether a tokenizer in a folder has a chat template, if its configuration can be read.
@@ -403,6 +407,19 @@ mod tests {
         let after = tokenizer(&json);
         assert_eq!(after.encode("Rain fell on the hills all night.").unwrap(), before);
         assert!(before.len() > 2 && before.len() < 64);
+    }
+
+    #[test]
+    fn templates_have_extra_special_tokens_by_name() {
+        let config = json!({
+            "bos_token": "<s>", "eos_token": {"content": "</s>"}, "image_token": "<no>",
+            "extra_special_tokens": {"image_token": "<image>", "audio_token": {"content": "<audio>"}, "eos_token": "<other>"},
+        });
+        let tokens = special_tokens(config.as_object().unwrap());
+        let tokens: Vec<_> = tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        let expected =
+            [("audio_token", "<audio>"), ("bos_token", "<s>"), ("eos_token", "</s>"), ("image_token", "<image>")];
+        assert_eq!(tokens, expected);
     }
 
     #[test]
