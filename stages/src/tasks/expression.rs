@@ -58,8 +58,25 @@ impl Expression {
     }
 }
 
+/// Letters of words to Python, `str.isalnum` and the underscore: here marks and joiners are some, and `½` is none.
+const WORD: &str = r"\p{L}\p{N}_";
+
+/// White space to Python, `str.isspace`: here the separators of ASCII are none.
+const SPACE: &str = r"\s\x1c-\x1f";
+
+/// A class that an escaped letter stands for, written so that it holds what it holds in Python.
+fn shorthand(escaped: char) -> Option<String> {
+    match escaped {
+        'w' => Some(format!("[{WORD}]")),
+        'W' => Some(format!("[^{WORD}]")),
+        's' => Some(format!("[{SPACE}]")),
+        'S' => Some(format!("[^{SPACE}]")),
+        _ => None,
+    }
+}
+
 /// An expression of Python's `re`, written so that it means the same here: `$` is also before a last line feed, `\<` is
-/// a letter, and a class has neither classes in it nor operators.
+/// a letter, a class has neither classes in it nor operators, and letters of words and white space are those of Python.
 fn of_python(pattern: &str) -> String {
     let flags = pattern.strip_prefix("(?").and_then(|rest| rest.split_once(')'));
     let by_lines = flags.is_some_and(|(flags, _)| flags.bytes().all(|f| f.is_ascii_lowercase()) && flags.contains('m'));
@@ -70,7 +87,12 @@ fn of_python(pattern: &str) -> String {
             '\\' => match letters.next() {
                 Some(angle @ ('<' | '>')) => written.push(angle),
                 Some('Z') => written.push_str("\\z"),
-                Some(escaped) => written.extend(['\\', escaped]),
+                Some('b') => written.push_str(&format!("(?:(?<=[{WORD}])(?![{WORD}])|(?<![{WORD}])(?=[{WORD}]))")),
+                Some('B') => written.push_str(&format!("(?:(?<=[{WORD}])(?=[{WORD}])|(?<![{WORD}])(?![{WORD}]))")),
+                Some(escaped) => match shorthand(escaped) {
+                    Some(class) => written.push_str(&class),
+                    None => written.extend(['\\', escaped]),
+                },
                 None => written.push('\\'),
             },
             '$' if !by_lines => written.push_str(r"(?=\n?\z)"),
@@ -111,7 +133,12 @@ fn class(letters: &mut std::iter::Peekable<std::str::Chars<'_>>, written: &mut S
             }
             '\\' => match letters.next() {
                 Some(angle @ ('<' | '>')) => written.push(angle),
-                escaped => written.extend(std::iter::once('\\').chain(escaped)),
+                // A backspace, in a class.
+                Some('b') => written.push_str(r"\x08"),
+                escaped => match escaped.and_then(shorthand) {
+                    Some(class) => written.push_str(&class),
+                    None => written.extend(std::iter::once('\\').chain(escaped)),
+                },
             },
             letter => member(letter, written),
         }
@@ -156,6 +183,18 @@ mod tests {
             (r"(a)\1", "aa a", &["a"]),
             (r"(?<!\d)(\d)(?!\d)", "12 3", &["3"]),
             (r"(x$)", "x\n", &["x"]),
+            // Letters of words and white space.
+            (r"\w+", "हिन्दी x² ½_", &["ह", "न", "द", "x²", "½_"]),
+            (r"[\w.]+", "½.i\u{300}", &["½.i"]),
+            (r"[^\W\d]+", "a1½\u{200d}b_", &["a", "½", "b_"]),
+            (r"\W", "a\u{300}\u{203f}", &["\u{300}", "\u{203f}"]),
+            (r"[\W_]", "a_\u{300}", &["_", "\u{300}"]),
+            (r"\s+", "a\u{1c}\u{1f} b", &["\u{1c}\u{1f} "]),
+            (r"[^\S ]", " \u{1d}", &["\u{1d}"]),
+            (r"\S+", "a\u{1e}b", &["a", "b"]),
+            (r"\b\d+\b", "12½ 12 हि1", &["12", "1"]),
+            (r"\B\d", "½1 i\u{300}2", &["1"]),
+            (r"[\b]", "b\u{8}", &["\u{8}"]),
         ] {
             let expression = Expression::new(pattern).unwrap_or_else(|error| panic!("{error}"));
             let matches = expression.find_all(text).unwrap();
