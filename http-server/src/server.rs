@@ -24,6 +24,9 @@ use super::{Bytes, Refusal, Request, Service, Settings};
 /// The delay before it accepts again after an error, such as too many open files.
 const RETRY_ACCEPT: Duration = Duration::from_millis(50);
 
+/// Bytes of a body that is too large which are read all the same.
+const MOST_DRAINED: usize = 256 << 20;
+
 /// Serves until `drain` is ready; then accepts no more, and ends when all responses are sent.
 pub async fn serve<S: Service>(
     listener: TcpListener,
@@ -108,7 +111,7 @@ async fn read<S: Service>(
     service: &S,
     settings: &Settings,
 ) -> Result<Request, Refusal> {
-    let (head, body) = request.into_parts();
+    let (head, mut body) = request.into_parts();
     if !hosts_are_allowed(&head, settings) {
         return Err(Refusal::Host);
     }
@@ -119,8 +122,13 @@ async fn read<S: Service>(
             return Err(Refusal::Token);
         }
     }
-    let read = tokio::time::timeout(settings.body_timeout, whole(body, settings.body_bytes));
-    let body = read.await.map_err(|_| Refusal::BodyTimeout)??;
+    let read = tokio::time::timeout(settings.body_timeout, whole(&mut body, settings.body_bytes));
+    let read = read.await.map_err(|_| Refusal::BodyTimeout)?;
+    if matches!(read, Err(Refusal::BodyTooLarge { .. })) {
+        // Most clients look at no answer before they have sent everything, and would find a closed connection.
+        tokio::spawn(tokio::time::timeout(settings.body_timeout, drain(body)));
+    }
+    let body = read?;
     let query = head.uri.query().unwrap_or_default().to_owned();
     Ok(Request { method: head.method, path, query, content_type: content_type(&head.headers), body })
 }
@@ -151,7 +159,18 @@ fn content_type(headers: &HeaderMap) -> Option<String> {
     Some(essence.trim().to_ascii_lowercase())
 }
 
-async fn whole(body: Incoming, limit: usize) -> Result<Bytes, Refusal> {
+/// Reads what a client goes on sending, and forgets it.
+async fn drain(mut body: Incoming) {
+    let mut read = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        read += frame.data_ref().map_or(0, Bytes::len);
+        if read > MOST_DRAINED {
+            return;
+        }
+    }
+}
+
+async fn whole(body: &mut Incoming, limit: usize) -> Result<Bytes, Refusal> {
     let too_large = Refusal::BodyTooLarge { bytes: limit };
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large);

@@ -134,6 +134,9 @@ fn what_is_wrong_or_not_supported_is_an_error_that_names_it() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
+    // Who sends everything before it looks at an answer finds one, too.
+    let larger = "x".repeat(64 << 20);
+    assert_eq!(server.ask(&head("/tokenize"), &larger).0, 413);
 }
 
 #[test]
@@ -599,6 +602,7 @@ fn answers_hold_to_a_schema() {
     let mut request = chat();
     request["max_tokens"] = json!(1000);
     request["response_format"] = json!({ "type": "json_schema", "json_schema": { "name": "trip", "schema": schema } });
+    request["stop"] = json!(["\"", "days"]);
     let validator = jsonschema::validator_for(&schema).unwrap();
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..8 {
@@ -642,6 +646,24 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         assert_eq!(call["function"]["name"], "news", "{family}");
         let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
         assert!(["Bern", "Zürich"].contains(&arguments["city"].as_str().unwrap()), "{family}: {arguments}");
+        // No text of it ends it, and what the limit leaves of one is no answer.
+        let mut others = request.clone();
+        others["stop"] = json!(["news", "\""]);
+        let (_, answer) = server.post("/v1/chat/completions", &others);
+        assert_eq!(
+            answer["choices"][0]["message"]["tool_calls"][0]["function"], call["function"],
+            "{family}: {answer}"
+        );
+        others["max_tokens"] = json!(6);
+        let (_, answer) = server.post("/v1/chat/completions", &others);
+        let cut = &answer["choices"][0];
+        assert_eq!((&cut["message"]["content"], &cut["finish_reason"]), (&Value::Null, &json!("length")), "{family}");
+        others["stream"] = json!(true);
+        let (_, events) = server.ask(&head("/v1/chat/completions"), &others.to_string());
+        let data = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+        let said: String =
+            data.filter_map(|it| Some(it["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
+        assert_eq!(said, "", "{family}");
         // Streamed it is the same call.
         request["stream"] = json!(true);
         let (_, events) = server.ask(&head("/v1/chat/completions"), &request.to_string());

@@ -71,6 +71,16 @@ impl ChatRequest {
         Self { options: self.options.ending_at(text), ..self }
     }
 
+    /// The same, where a grammar alone ends answers.
+    pub(super) fn ending_by_grammar(self) -> Self {
+        Self { options: self.options.ending_by_grammar(), ..self }
+    }
+
+    /// Whether answers are calls of tools and nothing else.
+    pub(super) fn requires_calls(&self) -> bool {
+        self.tools.as_ref().is_some_and(Tools::are_required)
+    }
+
     /// How a model writes the calls of the request's tools, where it has any.
     pub(super) fn tool_form(&self, model: &Named) -> Result<Option<ToolForm>, ApiError> {
         match (&self.tools, model.tool_form()) {
@@ -240,6 +250,7 @@ pub(super) fn answer(
     usage: Usage,
     wants_logprobs: bool,
     form: Option<ToolForm>,
+    requires_calls: bool,
     vocabulary: &Vocabulary,
 ) -> Value {
     let choice = |completed: &Completed| {
@@ -255,6 +266,9 @@ pub(super) fn answer(
             message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
             message["tool_calls"] = calls_json(&said.calls, &head.id, completed.index).into();
             finish = finish_of_calls(completed.finish);
+        } else if requires_calls {
+            // A call that the limit cut.
+            message["content"] = Value::Null;
         }
         json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     };
@@ -272,6 +286,8 @@ pub(super) struct ChatChunks {
     pub(super) vocabulary: std::sync::Arc<Vocabulary>,
     /// Where tools may be called, how, and what of each choice's text may be a call.
     pub(super) calls: Option<(ToolForm, BTreeMap<usize, Held>)>,
+    /// Whether answers are calls and nothing else.
+    pub(super) requires_calls: bool,
 }
 
 /// The text of a choice in which tools may be called.
@@ -334,7 +350,8 @@ impl Chunks for ChatChunks {
             |name: &str, value: Value| self.chunk(index, Map::from_iter([(name.to_owned(), value)]), Value::Null, None);
         if said.calls.is_empty() {
             let rest = &held.text[held.sent..];
-            let rest = (!rest.is_empty()).then(|| delta("content", json!(rest)));
+            // Where there is to be a call, the limit cut it.
+            let rest = (!rest.is_empty() && !self.requires_calls).then(|| delta("content", json!(rest)));
             return rest.into_iter().chain([end(finish.name())]).collect();
         }
         let mut calls = calls_json(&said.calls, &self.head.id, index);

@@ -229,6 +229,7 @@ impl Api {
         let prompt_tokens = prompt.len();
         // A great schema takes its time, which others on this thread need not wait.
         let constraint = tokio::task::block_in_place(|| request.constraint(form, &self.vocabulary))?;
+        let request = if constraint.is_some() { request.ending_by_grammar() } else { request };
         let plain = QueuedRequest { logprobs: request.logprobs, constraint, ..self.vocabulary.request(&model, prompt) };
         // The template ends with what parts the response from it.
         let choices = self.begin(&request.options, vec![(plain, CompletionText::default())], "messages")?;
@@ -238,11 +239,13 @@ impl Api {
             let include_usage = request.options.include_usage;
             let vocabulary = Arc::clone(&self.vocabulary);
             let calls = form.map(|form| (form, BTreeMap::new()));
-            let chunks = ChatChunks { head, include_usage, wants_logprobs, vocabulary, calls };
+            let requires_calls = request.requires_calls();
+            let chunks = ChatChunks { head, include_usage, wants_logprobs, vocabulary, calls, requires_calls };
             return Ok(Response::events(Box::new(Stream::new(choices, chunks, prompt_tokens, include_usage))));
         }
         let (completed, usage) = completed(choices, prompt_tokens).await?;
-        let answer = chat::answer(&head, &completed, usage, wants_logprobs, form, &self.vocabulary);
+        let requires_calls = request.requires_calls();
+        let answer = chat::answer(&head, &completed, usage, wants_logprobs, form, requires_calls, &self.vocabulary);
         Ok(Response::json(StatusCode::OK, answer.to_string()))
     }
 

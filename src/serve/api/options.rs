@@ -87,6 +87,12 @@ impl Options {
         self
     }
 
+    /// The same, where a grammar alone ends completions: a text that would end others may be a part of what it writes.
+    pub(super) fn ending_by_grammar(mut self) -> Self {
+        self.stops.clear();
+        self
+    }
+
     pub(super) fn stop_strings(&self) -> StopStrings {
         StopStrings::new(&self.stops)
     }

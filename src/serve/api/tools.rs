@@ -34,7 +34,10 @@ impl Tools {
         let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
         fields.only("functions", is_empty)?;
         fields.only("function_call", |value| value == "none" || value == "auto")?;
-        let json = fields.take("tools").filter(|tools| !is_empty(tools));
+        let json = fields.take("tools");
+        if json.as_ref().is_some_and(is_empty) {
+            return Err(ApiError::field("tools", "`tools` is empty: leave it out"));
+        }
         let choice = fields.take("tool_choice");
         let in_parallel = fields.take("parallel_tool_calls");
         let calls = match in_parallel {
@@ -44,13 +47,17 @@ impl Tools {
         };
         let Some(json) = json else {
             return match choice {
-                Some(choice) if choice != "none" && choice != "auto" => {
-                    Err(ApiError::field("tool_choice", "`tool_choice` requires a call, and there are no `tools`"))
-                }
-                _ => Ok(None),
+                Some(_) => Err(ApiError::field("tool_choice", "`tool_choice` goes with `tools`")),
+                None => Ok(None),
             };
         };
         let tools = read_tools(&json)?;
+        let is_again = |(index, tool): &(usize, &Tool)| tools[..*index].iter().any(|other| other.name == tool.name);
+        if let Some((index, tool)) = tools.iter().enumerate().find(is_again) {
+            let name = format!("tools[{index}].function.name");
+            let message = format!("`{name}` is `{}`, as that of another tool", tool.name);
+            return Err(ApiError::field(name, message));
+        }
         let Some(choice) = read_choice(choice, &tools)? else { return Ok(None) };
         if matches!(choice, Choice::Auto) {
             if calls == Calls::One {
@@ -64,6 +71,11 @@ impl Tools {
             }
         }
         Ok(Some(Self { json, tools, choice, calls }))
+    }
+
+    /// Whether something has to be called, so that an answer is calls and nothing else.
+    pub(super) fn are_required(&self) -> bool {
+        !matches!(self.choice, Choice::Auto)
     }
 
     /// Those of the arguments of each.
@@ -105,7 +117,10 @@ fn read_tool(at: &str, tool: &Value) -> Result<Tool, ApiError> {
     let name = name.ok_or_else(|| wrong(".function.name", "is missing"))?;
     let parameters = match &function["parameters"] {
         Value::Null => json!({ "type": "object", "properties": {} }),
-        Value::Object(schema) => Value::Object(schema.clone()),
+        Value::Object(schema) if schema.get("type").is_none_or(|kind| kind == "object") => {
+            Value::Object(schema.clone())
+        }
+        Value::Object(_) => return Err(wrong(".function.parameters", "is not a schema of type `object`")),
         _ => return Err(wrong(".function.parameters", "is not a schema")),
     };
     Ok(Tool { name: name.to_owned(), parameters })
@@ -179,12 +194,19 @@ mod tests {
             (json!({ "tools": [tool("a")], "tool_choice": "must" }), "tool_choice"),
             (json!({ "tools": [tool("a")], "tool_choice": { "function": { "name": "b" } } }), "tool_choice"),
             (json!({ "tool_choice": "required" }), "tool_choice"),
+            (json!({ "tool_choice": "none" }), "tool_choice"),
+            (json!({ "tools": [] }), "tools"),
+            (json!({ "tools": [tool("a"), tool("b"), tool("a")] }), "tools[2].function.name"),
             (json!({ "tools": [tool("a")], "parallel_tool_calls": false }), "parallel_tool_calls"),
             (json!({ "functions": [{}] }), "functions"),
         ] {
             let error = read(fields.clone()).err().unwrap_or_else(|| panic!("{fields} is taken"));
             assert_eq!(error.json()["error"]["param"], param, "{fields}");
         }
+        let mut list = tool("a");
+        list["function"]["parameters"] = json!({ "type": "array", "items": {} });
+        let error = read(json!({ "tools": [list] })).err().unwrap();
+        assert_eq!(error.json()["error"]["param"], "tools[0].function.parameters");
         let mut strict = tool("a");
         strict["function"]["strict"] = json!(true);
         let error = read(json!({ "tools": [strict] })).err().unwrap();
@@ -193,7 +215,7 @@ mod tests {
 
     #[test]
     fn tools_that_are_not_to_be_called_are_none() {
-        for fields in [json!({}), json!({ "tools": [] }), json!({ "tools": [tool("a")], "tool_choice": "none" })] {
+        for fields in [json!({}), json!({ "tools": [tool("a")], "tool_choice": "none" })] {
             assert!(read(fields).unwrap().is_none());
         }
         assert!(read(json!({ "tools": [tool("a")] })).unwrap().is_some());
