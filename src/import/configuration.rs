@@ -11,6 +11,7 @@ use engine::file::source::{SourceId, Sources, Span};
 use engine::file::tree::{Entry, Node, Value};
 
 use super::command_line::{self, Command, Word};
+use super::key::{Becomes, Key, Keys};
 use super::launcher::{self, Launched, Launcher};
 use super::reading::Lists;
 use super::torchtune;
@@ -245,21 +246,23 @@ impl<'a> Call<'a> {
 
     /// `--key value…`, `--key=value`, and LLaMA-Factory's `key=value`.
     fn flags(&self, words: &[Word], problems: &mut Vec<Problem>) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = Vec::new();
+        // With whether a flag has a value, which may be an empty one.
+        let mut entries: Vec<(Entry, bool)> = Vec::new();
         for word in words {
             let flag = word.text.strip_prefix("--").filter(|flag| !flag.is_empty());
             match (flag, word.text.split_once('=')) {
                 (Some(flag), _) => {
                     let (key, value) = match flag.split_once('=') {
-                        Some((key, value)) => (key, scalar::plain(value)),
-                        None => (flag, Value::Null),
+                        Some((key, value)) => (key, Some(argument(value))),
+                        None => (flag, None),
                     };
-                    let value = Node { span: word.span, value };
-                    entries.push(Entry { key: key.replace('-', "_"), key_span: word.span, value });
+                    let has_value = value.is_some();
+                    let value = Node { span: word.span, value: value.unwrap_or(Value::Null) };
+                    entries.push((Entry { key: key.replace('-', "_"), key_span: word.span, value }, has_value));
                 }
                 (None, Some((key, value))) if self.tool == Tool::LlamaFactory => {
                     let value = Node { span: word.span, value: scalar::plain(value) };
-                    entries.push(Entry { key: key.to_owned(), key_span: word.span, value });
+                    entries.push((Entry { key: key.to_owned(), key_span: word.span, value }, true));
                 }
                 (None, _) if word.text == "..." || word.text == "…" => {
                     let message = "arguments that are left out are not carried over";
@@ -270,21 +273,23 @@ impl<'a> Call<'a> {
                     problems.push(Problem::error("bad-value", word.span, message, "a word without its `--key`"));
                 }
                 (None, _) => {
-                    let item = Node { span: word.span, value: scalar::plain(&word.text) };
-                    if let Some(last) = entries.last_mut() {
-                        add(&mut last.value, item);
+                    let item = Node { span: word.span, value: argument(&word.text) };
+                    if let Some((last, has_value)) = entries.last_mut() {
+                        match has_value {
+                            true => add(&mut last.value, item),
+                            false => last.value = item,
+                        }
+                        *has_value = true;
                     }
                 }
             }
         }
-        // A flag alone is a switch.
-        for entry in entries.iter_mut().filter(|entry| entry.value.value == Value::Null) {
-            let text = self.arguments.iter().find(|word| word.span == entry.key_span).map(|word| word.text.as_str());
-            if text.is_some_and(|text| !text.contains('=')) {
-                entry.value.value = Value::Bool(true);
-            }
-        }
-        entries
+        let (keys, _) = super::table(self.tool);
+        let of_flag = |(entry, has_value): (Entry, bool)| match has_value {
+            true => entry,
+            false => switch(entry, &keys),
+        };
+        entries.into_iter().map(of_flag).collect()
     }
 
     /// `tune run [LAUNCHER] RECIPE --config CONFIG [KEY=VALUE | ~KEY]…`.
@@ -412,10 +417,25 @@ fn set(entries: &mut Vec<Entry>, entry: Entry) {
     }
 }
 
+/// A flag alone, which is a switch; `--no_…` switches off what is on by default, as transformers' parser has it.
+fn switch(entry: Entry, keys: &Keys) -> Entry {
+    let is_on = |key: &&Key| key.default == Some("true") || matches!(key.becomes, Becomes::Nothing(_));
+    let other = match keys.find(&entry.key) {
+        Some(_) => None,
+        None => entry.key.strip_prefix("no_").and_then(|name| keys.find(name)).filter(is_on),
+    };
+    let value = Node { span: entry.key_span, value: Value::Bool(other.is_none()) };
+    Entry { key: other.map_or(entry.key, |key| key.name.to_owned()), value, ..entry }
+}
+
+/// The value of a word, where no word is an empty text.
+fn argument(text: &str) -> Value {
+    if text.is_empty() { Value::String(String::new()) } else { scalar::plain(text) }
+}
+
 /// A further value of a flag: the second makes a list of them.
 fn add(value: &mut Node, item: Node) {
     match &mut value.value {
-        Value::Null => *value = item,
         Value::List(items) => items.push(item),
         _ => {
             let first = value.clone();

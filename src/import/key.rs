@@ -57,6 +57,11 @@ impl Keys {
         self
     }
 
+    /// Those of these names, for a tool that has some keys of another.
+    pub(super) fn only(self, names: &[&str]) -> Self {
+        Self(self.0.into_iter().filter(|key| names.contains(&key.name)).collect())
+    }
+
     pub(super) fn find(&self, name: &str) -> Option<&Key> {
         self.0.iter().find(|key| key.name == name)
     }

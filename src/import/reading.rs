@@ -1,5 +1,6 @@
 //! Reads a tool's configuration by its table of keys, into parameters and the three lists of what was carried over.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use engine::file::problem::Problem;
@@ -49,6 +50,8 @@ pub(super) struct Reading<'a> {
     keys: Keys,
     given: Vec<&'a Entry>,
     reported: BTreeSet<&'static str>,
+    /// Keys that a function has looked at.
+    looked_at: RefCell<BTreeSet<&'static str>>,
     /// What became of keys that no parameter of their own was put for.
     consumed: BTreeMap<&'static str, String>,
     /// Prefixes of paths that have no meaning in this job, and why.
@@ -76,8 +79,8 @@ impl<'a> Reading<'a> {
                 .map(|name| format!("did you mean `{name}`?"));
             problems.push(unknown_key(&entry.key, entry.key_span, &tool).with_help_if(help));
         }
-        let (parameters, lists, reported, consumed) = Default::default();
-        Self { tool, keys, given, reported, consumed, without: Vec::new(), parameters, lists, problems }
+        let (parameters, lists, reported, looked_at, consumed) = Default::default();
+        Self { tool, keys, given, reported, looked_at, consumed, without: Vec::new(), parameters, lists, problems }
     }
 
     /// Another configuration of the same job, such as a mapping below this one.
@@ -130,6 +133,7 @@ impl<'a> Reading<'a> {
 
     /// What the configuration says of a key, where that is something.
     pub(super) fn entry(&self, name: &str) -> Option<&'a Entry> {
+        self.looked_at.borrow_mut().extend(self.keys.find(name).map(|key| key.name));
         let given = self.given.iter().find(|entry| entry.key == name)?;
         (given.value.value != Value::Null).then_some(given)
     }
@@ -310,6 +314,7 @@ impl<'a> Reading<'a> {
     /// Goes through the rows that need no function of their own.
     pub(super) fn finish(&mut self) {
         let rows: Vec<Key> = self.keys.0.clone();
+        let looked_at = self.looked_at.take();
         for Key { name, default, becomes } in rows {
             if self.reported.contains(name) {
                 continue;
@@ -328,11 +333,17 @@ impl<'a> Reading<'a> {
                         self.plain(name, path, becomes);
                     }
                 }
-                Becomes::Read(_) if given && self.value(name) == Value::Bool(false) => {
+                Becomes::Read(_)
+                    if given && self.value(name) == Value::Bool(false) && self.is_harmless(name, default) =>
+                {
                     self.nothing(name, "off, as here");
                 }
                 // The method is the job's, and no parameter.
-                Becomes::Read(path) if given && (self.parameters.touches(path) || path == "train.method") => {
+                Becomes::Read(path)
+                    if given
+                        && looked_at.contains(name)
+                        && (self.parameters.touches(path) || path == "train.method") =>
+                {
                     let item = self.item(name, Some(path), None);
                     self.lists.same.push(item);
                 }
@@ -355,10 +366,18 @@ impl<'a> Reading<'a> {
         let value = match kind(path) {
             Kind::Number => self.number(name).map_or(Value::Null, |_| numeric(self.value(name))),
             Kind::Flag => self.choice(name).map_or(Value::Null, Value::Bool),
+            Kind::Text if matches!(self.value(name), Value::Bool(_) | Value::List(_) | Value::Map(_)) => {
+                self.bad::<()>(name, "a text");
+                Value::Null
+            }
+            Kind::Text => self.text(name).map_or(Value::Null, Value::String),
             Kind::Any => self.value(name),
         };
         match (becomes, value) {
             (_, Value::Null) => {}
+            (_, Value::String(text)) if text.is_empty() && path.ends_with("system_prompt") => {
+                self.nothing(name, "no system message is added");
+            }
             (Becomes::Whole(_), Value::Float(value)) if value.fract() == 0.0 => self.put(name, path, value as i64),
             (Becomes::Whole(_), Value::Float(_)) => drop(self.bad::<()>(name, "an integer")),
             (_, value) => {
@@ -398,6 +417,7 @@ fn is_secret(name: &str) -> bool {
 enum Kind {
     Number,
     Flag,
+    Text,
     Any,
 }
 
@@ -429,10 +449,11 @@ fn kind(path: &str) -> Kind {
         "activation_checkpointing",
     ];
     let name = path.rsplit('.').next().unwrap_or(path);
-    match (NUMBERS.contains(&name), FLAGS.contains(&name)) {
-        (true, _) => Kind::Number,
-        (_, true) => Kind::Flag,
-        (false, false) => Kind::Any,
+    match name {
+        "system_prompt" => Kind::Text,
+        _ if NUMBERS.contains(&name) => Kind::Number,
+        _ if FLAGS.contains(&name) => Kind::Flag,
+        _ => Kind::Any,
     }
 }
 

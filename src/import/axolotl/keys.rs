@@ -4,6 +4,57 @@ use crate::import::hugging_face::{self, OTHER_BASE, SPEED};
 use crate::import::key::Keys;
 use crate::import::preference;
 
+/// The keys of transformers that axolotl has by their names. It has others by names of its own, or not at all, and
+/// ignores those of transformers.
+const OF_TRANSFORMERS: &[&str] = &[
+    "accelerator_config",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "auto_find_batch_size",
+    "dataloader_drop_last",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_prefetch_factor",
+    "ddp_broadcast_buffers",
+    "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters",
+    "ddp_timeout",
+    "deepspeed",
+    "eval_steps",
+    "fp16",
+    "fsdp",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+    "greater_is_better",
+    "group_by_length",
+    "hub_model_id",
+    "hub_revision",
+    "hub_strategy",
+    "include_tokens_per_second",
+    "load_best_model_at_end",
+    "local_rank",
+    "lr_scheduler_kwargs",
+    "max_grad_norm",
+    "max_steps",
+    "metric_for_best_model",
+    "neftune_noise_alpha",
+    "optim_args",
+    "optim_target_modules",
+    "remove_unused_columns",
+    "resume_from_checkpoint",
+    "save_only_model",
+    "save_safetensors",
+    "save_total_limit",
+    "seed",
+    "tf32",
+    "torch_compile",
+    "torch_compile_backend",
+    "torch_compile_mode",
+    "trackio_space_id",
+    "weight_decay",
+];
+
 /// The keys of `AxolotlInputConfig` and what it inherits.
 pub(in crate::import) fn keys() -> Keys {
     Keys::default()
@@ -58,6 +109,7 @@ pub(in crate::import) fn keys() -> Keys {
         .read("saves_per_epoch", "train.save_every")
         .read("save_steps", "train.save_every")
         .read("eval_strategy", "train.eval_steps")
+        .nothing("figures of every step are always recorded", &["logging_steps"])
         .read("save_strategy=epoch", "train.save_every")
         .read("early_stopping_patience", "train.early_stopping.patience")
         .read("special_tokens", "tokens")
@@ -105,7 +157,6 @@ pub(in crate::import) fn keys() -> Keys {
                 "unsloth_lora_o",
                 "use_scattermoe",
                 "use_sonicmoe",
-                "liger_use_token_scaling",
                 "llama4_linearized",
             ],
         )
@@ -436,7 +487,8 @@ pub(in crate::import) fn keys() -> Keys {
                 "base_model_ignore_patterns",
             ],
         )
-        .and(hugging_face::keys())
+        .missing("weights the loss of each token by its probability", &["liger_use_token_scaling"])
+        .and(hugging_face::keys().only(OF_TRANSFORMERS))
 }
 
 /// The keys of an entry of `datasets`.
