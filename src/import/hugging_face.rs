@@ -113,7 +113,7 @@ pub(super) fn keys() -> Keys {
         .nothing(
             RECORDED,
             &[
-                "logging_steps",
+                "logging_steps=500",
                 "logging_strategy",
                 "logging_first_step",
                 "logging_dir",
@@ -504,13 +504,39 @@ fn saving(reading: &mut Reading<'_>) {
     }
 }
 
+/// Whether `eval_strategy` says that no loss is measured; rows that are held out for it stay held out.
+pub(super) fn measures_nothing(reading: &mut Reading<'_>, job: &mut Job) -> bool {
+    let is_off = reading.is_given("eval_strategy")
+        && matches!(reading.text("eval_strategy").as_deref(), Some("no" | "false" | "False"));
+    if is_off {
+        reading.nothing("eval_strategy", "no loss is measured");
+        job.measures_nothing = true;
+    }
+    is_off
+}
+
 /// When the loss is measured, where there are rows for it.
 pub(super) fn validation(reading: &mut Reading<'_>) {
-    if reading.text("eval_strategy").as_deref() == Some("steps")
-        && let Some(steps) = reading.number("eval_steps").filter(|steps| *steps >= 1.0)
-    {
-        reading.put("eval_steps", "train.eval_steps", steps as i64);
+    if reading.text("eval_strategy").as_deref() == Some("steps") {
+        eval_steps(reading, "logging_steps");
     }
+    best(reading);
+}
+
+/// After how many steps the loss is measured; `otherwise` is the key that says it where `eval_steps` does not.
+pub(super) fn eval_steps(reading: &mut Reading<'_>, otherwise: &'static str) {
+    let key = if reading.is_given("eval_steps") { "eval_steps" } else { otherwise };
+    match reading.number(key) {
+        Some(steps) if steps >= 1.0 => reading.put(key, "train.eval_steps", steps as i64),
+        Some(_) => reading.missing("eval_steps", "a share of all steps: `eval_steps` is a number of steps here"),
+        None => {
+            reading.missing("eval_steps", format!("it is that of `{otherwise}`, which depends on the number of steps"))
+        }
+    }
+}
+
+/// Which state of the model is kept.
+pub(super) fn best(reading: &mut Reading<'_>) {
     if reading.flag("load_best_model_at_end") {
         let metric = reading.text("metric_for_best_model");
         match metric.as_deref() {

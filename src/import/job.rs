@@ -37,6 +37,8 @@ pub(super) struct Job {
     /// The `dataset` stages of the training rows.
     pub(super) datasets: Vec<Parameters>,
     pub(super) held_out: HeldOut,
+    /// Whether rows that are held out are not measured on.
+    pub(super) measures_nothing: bool,
     pub(super) packs: bool,
     /// An adapter to go on from: the parameters of its `download`.
     pub(super) warm_start: Option<Parameters>,
@@ -212,9 +214,13 @@ impl Job {
             HeldOut::Nothing | HeldOut::Own(_) => None,
         };
         let train = self.mixed(writer, "rows", &self.datasets, split);
+        let measures = !self.measures_nothing;
         match &self.held_out {
             HeldOut::Nothing => Rows { train, held_out: None },
-            HeldOut::Split(_) => Rows { train: "rows.train".to_owned(), held_out: Some("rows.test".to_owned()) },
+            HeldOut::Split(_) => {
+                Rows { train: "rows.train".to_owned(), held_out: measures.then(|| "rows.test".to_owned()) }
+            }
+            HeldOut::Own(_) if !measures => Rows { train, held_out: None },
             HeldOut::Own(datasets) => {
                 let held_out = self.mixed(writer, "held_out_rows", datasets, None);
                 Rows { train, held_out: Some(held_out) }

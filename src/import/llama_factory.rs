@@ -44,6 +44,9 @@ enum Stage {
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\
 {{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// What is said of keys of templates that reason.
+const REASONING: &str = "reasoning is as the chat template writes it";
+
 /// Templates by LLaMA-Factory's names, and the system message that each has by default.
 const TEMPLATES: &[(&str, &str, Option<&str>)] = &[
     ("llama3", rows::LLAMA3, None),
@@ -58,7 +61,7 @@ pub(super) fn keys() -> Keys {
         .read("model_revision=main", "base.revision")
         .read("adapter_name_or_path", "train.adapter")
         .read("stage=sft", "train")
-        .read("do_train=false", "train")
+        .nothing("what is imported trains", &["do_train"])
         .read("finetuning_type=lora", "train.method")
         .whole("lora_rank=8", "train.lora.rank")
         .read("lora_alpha", "train.lora.alpha")
@@ -139,13 +142,7 @@ pub(super) fn keys() -> Keys {
         )
         .nothing(
             "the tokenizer is that of the checkpoint",
-            &[
-                "use_fast_tokenizer",
-                "ignore_pad_token_for_loss",
-                "tool_format",
-                "adapter_folder",
-                "loraplus_lr_embedding",
-            ],
+            &["use_fast_tokenizer", "tool_format", "adapter_folder", "loraplus_lr_embedding"],
         )
         .nothing(
             "only for other trainings or for generation",
@@ -166,8 +163,6 @@ pub(super) fn keys() -> Keys {
                 "video_min_pixels",
                 "video_fps",
                 "video_maxlen",
-                "enable_thinking",
-                "preserve_thinking",
                 "ray_run_name",
                 "ray_storage_path",
                 "ray_num_workers",
@@ -291,6 +286,8 @@ pub(super) fn keys() -> Keys {
         .read("add_tokens", "wider.added_tokens")
         .read("add_special_tokens", "wider.added_special_tokens")
         .nothing("tables grow where tokens are added", &["resize_vocab"])
+        .missing(REASONING, &["enable_thinking=true", "preserve_thinking"])
+        .missing("padding is never trained", &["ignore_pad_token_for_loss=true"])
         .missing(
             "not supported here",
             &[
@@ -387,7 +384,7 @@ pub(super) fn read(
     packs(reading, &mut job, is_pretraining);
     precision(reading);
     hugging_face::training(reading, &mut job, &NAMES, devices);
-    if !matches!(job.held_out, HeldOut::Nothing) {
+    if !matches!(job.held_out, HeldOut::Nothing) && !hugging_face::measures_nothing(reading, &mut job) {
         hugging_face::validation(reading);
         if let Some(patience) = reading.whole("early_stopping_steps") {
             reading.put("early_stopping_steps", "train.early_stopping.patience", patience);
@@ -513,6 +510,11 @@ impl Info {
         Self { root, path, folder }
     }
 
+    /// The path of a file that is named there.
+    fn path_of(&self, file: &str) -> String {
+        format!("{}/{file}", self.folder.trim_end_matches('/'))
+    }
+
     fn datasets(
         &self,
         reading: &mut Reading<'_>,
@@ -549,7 +551,9 @@ impl Info {
             let mut rows = self.dataset(reading, node, is_pretraining, hub, places);
             if let Some(limit) = limit {
                 reading.nothing("max_samples", "`limit` of each data set");
-                rows.set("limit", limit, Note::Given);
+                if rows.get("limit").and_then(serde_json::Value::as_i64).is_none_or(|own| limit < own) {
+                    rows.set("limit", limit, Note::Given);
+                }
             }
             found.push(rows);
         }
@@ -577,8 +581,7 @@ impl Info {
             (_, _, Some(name)) => below.put("ms_hub_url", "source", format!("modelscope:{name}")),
             (_, Some(name), _) => below.put("hf_hub_url", "source", name),
             (Some(file), ..) => {
-                let path = format!("{}/{file}", self.folder.trim_end_matches('/'));
-                below.put("file_name", "source", places.written(&path));
+                below.put("file_name", "source", places.written(&self.path_of(&file)));
             }
             (None, None, None) => below.require("file_name", node.span),
         }
@@ -590,7 +593,17 @@ impl Info {
         rows::without_hub(&mut below, is_local, &["subset"]);
         columns(&mut below, &node, is_pretraining);
         if let Some(samples) = below.whole("num_samples") {
-            below.put("num_samples", "limit", samples);
+            below.parameters.need("shuffle", true, "`num_samples` draws rows at random.");
+            let rows = below.text("file_name").filter(|_| is_local).and_then(|file| places.count(&self.path_of(&file)));
+            match rows.is_some_and(|rows| rows as i64 >= samples) {
+                true => below.put("num_samples", "limit", samples),
+                false => {
+                    let reason = format!(
+                        "there rows are repeated where there are fewer, so that there are {samples}; here each is used once"
+                    );
+                    below.put_differing("num_samples", "limit", samples, reason);
+                }
+            }
         }
         below.finish();
         reading.take_below("rows", below)
@@ -713,6 +726,9 @@ fn tokens(reading: &mut Reading<'_>, stage: Stage) {
     let length = reading.whole("cutoff_len").unwrap_or(2048);
     if stage == Stage::Pretraining {
         reading.put("cutoff_len", "tokens.max_seq_len", length);
+        if reading.choice("packing") == Some(false) {
+            reading.put("packing", "tokens.on_too_long", "truncate");
+        }
         reading.nothing("template", "plain text has none");
         return;
     }
@@ -735,6 +751,9 @@ fn tokens(reading: &mut Reading<'_>, stage: Stage) {
     match TEMPLATES.iter().find(|(name, ..)| *name == template) {
         Some((_, text, system)) => {
             reading.put("template", "tokens.chat_template", *text);
+            for name in ["enable_thinking", "preserve_thinking"] {
+                reading.nothing(name, "of templates that reason");
+            }
             if let Some(system) = system.filter(|_| !reading.is_given("default_system")) {
                 reading.put("template", "tokens.system_prompt", system);
                 reading.parameters.set("tokens.chat_template", *text, Note::Given);
@@ -758,10 +777,13 @@ fn packs(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool) {
         return;
     }
     let length = reading.whole("cutoff_len").unwrap_or(2048);
-    if neat || is_pretraining {
+    if neat {
         reading.put("packing", "packs.max_seq_len", length);
     } else {
-        let reason = "without `neat_packing` the documents of a pack see each other there; here they never do";
+        let reason = match is_pretraining {
+            true => "the documents of a pack see each other there; here they never do",
+            false => "without `neat_packing` the documents of a pack see each other there; here they never do",
+        };
         reading.put_differing("packing", "packs.max_seq_len", length, reason);
     }
     let strategy = if is_pretraining { "next_fit" } else { "best_fit" };

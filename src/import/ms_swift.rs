@@ -123,7 +123,6 @@ pub(super) fn keys() -> Keys {
                 "strict",
                 "max_pixels",
                 "norm_bbox",
-                "lora_dtype",
             ],
         )
         .nothing(
@@ -175,15 +174,15 @@ pub(super) fn keys() -> Keys {
                 "freeze_llm",
                 "freeze_vit",
                 "freeze_aligner",
-                "add_non_thinking_prefix",
                 "custom_dataset_info",
                 "eval_limit",
                 "eval_use_evalscope",
                 "bnb_4bit_compute_dtype",
                 "bnb_4bit_quant_storage",
-                "router_aux_loss_coef",
             ],
         )
+        .read("lora_dtype", "train")
+        .nothing("figures of every step are always recorded", &["logging_steps=5"])
         .read("quant_bits", "train.quantize.base")
         .read("quant_method", "train.quantize.base")
         .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
@@ -197,6 +196,8 @@ pub(super) fn keys() -> Keys {
         .missing("an adapter begins with random values and zeros", &["init_weights=true", "init_lora_weights=true"])
         .missing("biases are not trained with an adapter", &["lora_bias=none"])
         .missing("the chat template writes tools", &["agent_template"])
+        .missing("responses without reasoning are as the chat template writes them", &["add_non_thinking_prefix=true"])
+        .missing("experts are trained without a loss of their router's", &["router_aux_loss_coef=0.0"])
         .missing(
             "not supported here",
             &[
@@ -271,12 +272,11 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     hugging_face::training(reading, &mut job, &NAMES, devices);
     if !matches!(job.held_out, HeldOut::Nothing) {
         // Where there are rows to measure on, ms-swift does so when it saves.
-        if !reading.is_given("eval_strategy")
-            && let Some(steps) = reading.number("eval_steps").or_else(|| reading.number("save_steps"))
-        {
-            reading.put("eval_steps", "train.eval_steps", steps.max(1.0) as i64);
+        let strategy = if reading.is_given("eval_strategy") { "eval_strategy" } else { "save_strategy" };
+        if reading.text(strategy).as_deref() == Some("steps") {
+            hugging_face::eval_steps(reading, "save_steps");
         }
-        hugging_face::validation(reading);
+        hugging_face::best(reading);
         if let Some(patience) = reading.whole("early_stop_interval") {
             reading.put("early_stop_interval", "train.early_stopping.patience", patience);
         }
@@ -318,6 +318,14 @@ fn loss(reading: &mut Reading<'_>, is_preference: bool) {
 }
 
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
+    match reading.text("lora_dtype").as_deref() {
+        Some("float32") => reading.nothing("lora_dtype", "trained parameters are f32"),
+        Some(dtype @ ("float16" | "bfloat16")) => {
+            let reason = format!("there the adapter is kept in {dtype}; here it is f32, and so are its moments");
+            reading.differs("lora_dtype", reason);
+        }
+        _ => reading.nothing("lora_dtype", "f32, as here"),
+    }
     let name = ["train_type", "sft_type"].into_iter().find(|name| reading.is_given(name)).unwrap_or("tuner_type");
     match reading.text(name).as_deref() {
         Some("full") => job.method = Method::Full,
@@ -423,6 +431,13 @@ fn dataset(
         }
     }
     if let Some(count) = count {
+        if places.count(name).is_none_or(|rows| (rows as i64) < count) {
+            let reason = format!(
+                "`{name}#{count}`: there rows are repeated where there are fewer, so that there are {count}; here each is \
+                 used once"
+            );
+            reading.differs(key, reason);
+        }
         rows.need("shuffle", true, "`#` draws rows at random.");
         rows.set("limit", count, Note::Given);
     }
@@ -464,7 +479,12 @@ fn dataset(
     match columns.as_deref().and_then(Shape::of) {
         Some(Shape::Messages(column)) => {
             let column = original(&column);
+            let weighs = places.turns_have(name, &column, "loss");
             match system.as_deref().filter(|_| places.holds_lists(name, &[&column])) {
+                Some(_) if weighs => {
+                    reading.missing(key, format!("`{name}` has turns with `loss`, and a column `system`"));
+                }
+                None if weighs => rows::messages_weighted(&mut rows, &column),
                 Some(system) => {
                     rows::messages_after(&mut rows, &column, system);
                     rows.need("turn_order", "any", "The tool accepts turns in any order.");
@@ -534,8 +554,8 @@ fn guessed(
     rows.set("map", json!({ "messages": expression }), Note::Given);
     let reason = format!(
         "the columns of `{name}` are not known: `messages`, `conversations`, or a question and an answer by the names \
-         that ms-swift looks for; look at them with `pipeline show FILE rows`. Columns `system`, `history` and `tools` are \
-         trained with there, and not read here: name those that there are"
+         that ms-swift looks for; look at them with `pipeline show FILE rows`. Columns `system`, `history` and `tools`, and \
+         `loss` of a turn, are trained with there, and not read here: name those that there are"
     );
     reading.differs(key, reason);
     rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
@@ -544,6 +564,14 @@ fn guessed(
 
 fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &str, places: &Places) {
     let own = of_list(reading, "val_dataset");
+    if matches!(reading.text("eval_strategy").as_deref(), Some("no" | "false" | "False"))
+        && reading.is_given("eval_strategy")
+    {
+        for name in ["val_dataset", "split_dataset_ratio"] {
+            reading.nothing(name, "no loss is measured, and no rows are held out for it");
+        }
+        return;
+    }
     if !own.is_empty() {
         reading.nothing("val_dataset", "a stage for each");
         let rows =
@@ -594,6 +622,11 @@ fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {
                 format!("`{other}`: weights are a column or a field of messages here (`weight`)"),
             );
         }
+    }
+    match is_pretraining {
+        true => reading.nothing("use_chat_template", "plain text has no template"),
+        false if reading.flag("use_chat_template") => reading.nothing("use_chat_template", "as here"),
+        false => reading.missing("use_chat_template", "prompts and responses are written by a chat template"),
     }
     let reason = "there ms-swift's template for this model; here the tokenizer's own chat template, which may add a \
         system message";

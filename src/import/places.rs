@@ -3,10 +3,14 @@
 //! Tools look from the folder that they are started in, a pipeline file from its own.
 
 use std::env;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use stages::kinds::dataset::read::Reading;
+use stages::kinds::dataset::read::{Reading, Wanted};
 use stages::kinds::dataset::{Form, SourceFile};
+
+/// Rows of each file that are looked at for what only some of them have.
+const ROWS_LOOKED_AT: u64 = 100_000;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
@@ -68,6 +72,32 @@ impl Places {
     pub(crate) fn columns(&self, name: &str) -> Option<Vec<String>> {
         let columns = self.files_of_rows(name).first()?.columns(&Reading::default()).ok()?;
         Some(columns).filter(|columns| !columns.is_empty())
+    }
+
+    /// How many rows on this machine a name stands for; `None` where they cannot be seen.
+    pub(crate) fn count(&self, name: &str) -> Option<u64> {
+        let files = self.files_of_rows(name);
+        let counts: Option<Vec<u64>> = files.iter().map(|file| file.count(&Reading::default()).ok()).collect();
+        counts.filter(|counts| !counts.is_empty()).map(|counts| counts.iter().sum())
+    }
+
+    /// Whether a turn of the conversations in a column of rows on this machine has a key.
+    pub(crate) fn turns_have(&self, name: &str, column: &str, key: &str) -> bool {
+        let mut is_there = false;
+        for file in self.files_of_rows(name) {
+            // What cannot be read is told of where it is read.
+            let _ = file.read(
+                0..ROWS_LOOKED_AT,
+                &Wanted::Named(vec![column.to_owned()]),
+                &Reading::default(),
+                &mut |row| {
+                    let turns = row.ok().and_then(|row| row.fields.get(column)?.as_array().cloned());
+                    is_there |= turns.iter().flatten().any(|turn| turn.get(key).is_some());
+                    Ok(if is_there { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                },
+            );
+        }
+        is_there
     }
 
     /// Whether one of these columns of rows on this machine holds lists.

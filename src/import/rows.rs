@@ -63,6 +63,17 @@ pub(crate) fn messages_after(rows: &mut Parameters, messages: &str, system: &str
     made(rows, format!("{{{{ {turns} }}}}"));
 }
 
+/// The turns of a column, of which those with `loss: false` have no weight.
+pub(crate) fn messages_weighted(rows: &mut Parameters, messages: &str) {
+    let column = format!("row[{}]", Json::from(messages));
+    let text = format!(
+        "{{% set kept = namespace(turns=[]) %}}{{% for turn in {column} %}}{{% set kept.turns = kept.turns + [dict(turn, \
+         weight=0) if turn['loss']|default(true) == false else turn] %}}{{% endfor %}}{{{{ kept.turns|tojson }}}}"
+    );
+    made(rows, text);
+    rows.need("turn_order", "any", "The tool accepts turns in any order.");
+}
+
 /// Gives conversations the tools of this column.
 pub(crate) fn tools(rows: &mut Parameters, column: &str) {
     let mut map = rows.get("column_map").cloned().unwrap_or_else(|| json!({}));

@@ -112,6 +112,7 @@ pub(super) fn keys() -> Keys {
                 "fused_lm_head",
             ],
         )
+        .nothing("figures of every step are always recorded", &["logging_steps=10"])
         .nothing("only causal language models", &["lora_task_type", "trust_remote_code"])
         .read("load_in_4bit=false", "train.quantize.base")
         .read("bnb_4bit_quant_type=nf4", "train.quantize.base")
@@ -172,7 +173,10 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     dropout(reading, &job, training);
     let shape = rows(reading, &mut job, root, training, places);
     match training {
-        Training::Sft => tokens(reading, shape.as_ref()),
+        Training::Sft => {
+            let of_strings = job.datasets.iter().any(|rows| rows.get("template").is_some());
+            tokens(reading, shape.as_ref(), of_strings);
+        }
         Training::Dpo | Training::Kto => tokens_of_pairs(reading),
     }
     packs(reading, &mut job);
@@ -190,7 +194,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     loss(reading, training);
     order(reading, &mut job);
     hugging_face::training(reading, &mut job, &NAMES, devices);
-    if !matches!(job.held_out, HeldOut::Nothing) {
+    if !matches!(job.held_out, HeldOut::Nothing) && !hugging_face::measures_nothing(reading, &mut job) {
         hugging_face::validation(reading);
     }
     job.output = reading.text("output_dir");
@@ -451,8 +455,15 @@ fn length(reading: &mut Reading<'_>) -> Option<(&'static str, i64)> {
     length.map(|length| (name, length))
 }
 
-fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
-    if let Some((name, length)) = length(reading) {
+/// Whether rows are packed without one of them being cut.
+fn packs_whole_rows(reading: &mut Reading<'_>) -> bool {
+    reading.flag("packing") && reading.text("packing_strategy").as_deref() != Some("bfd")
+}
+
+fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>, of_strings: bool) {
+    if packs_whole_rows(reading) {
+        reading.nothing("truncation_mode", "rows that are packed so are split and not cut");
+    } else if let Some((name, length)) = length(reading) {
         reading.put(name, "tokens.max_seq_len", length);
         match reading.text("truncation_mode").as_deref() {
             Some("keep_start") => {
@@ -469,7 +480,14 @@ fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
         reading.put("assistant_only_loss", "tokens.train_on", "assistant");
     } else if matches!(shape, Some(Shape::Pair(..))) {
         let train_on = if reading.choice("completion_only_loss") == Some(false) { "all" } else { "assistant" };
-        reading.put("completion_only_loss", "tokens.train_on", train_on);
+        match of_strings {
+            true => {
+                let reason = "prompt and completion are encoded as one text there, and one after the other here: a token \
+                    that would hold letters of both is two tokens";
+                reading.put_differing("completion_only_loss", "tokens.train_on", train_on, reason);
+            }
+            false => reading.put("completion_only_loss", "tokens.train_on", train_on),
+        }
     } else {
         reading.put("assistant_only_loss", "tokens.train_on", "all");
     }
@@ -501,11 +519,18 @@ fn packs(reading: &mut Reading<'_>, job: &mut Job) {
     if !job.packs {
         return;
     }
-    let Some((_, length)) = length(reading) else {
+    let Some((name, length)) = length(reading) else {
         job.packs = false;
         return reading.missing("packing", "packs need `max_length`");
     };
     reading.put("packing", "packs.max_seq_len", length);
+    if !reading.is_reported(name) {
+        reading.consumed(name, "packs.max_seq_len");
+        if !matches!(job.held_out, HeldOut::Nothing) {
+            reading
+                .differs("packing", "rows to measure the loss on are packed there, too; here they keep their length");
+        }
+    }
     match reading.text("packing_strategy").as_deref() {
         Some("bfd") => reading.put("packing_strategy", "packs.strategy", "best_fit"),
         Some("bfd_split" | "bfd-requeue") => {

@@ -704,3 +704,195 @@ fn whole_conversations_of_axolotl_have_the_prompt_of_the_chosen_one() {
     assert!(shown.contains("Who?") && shown.contains("Pip.") && shown.contains("No."), "{shown}");
     assert!(!shown.contains("Ignored."), "{shown}");
 }
+
+#[test]
+fn names_of_transformers_that_axolotl_ignores_are_errors() {
+    let project = project();
+    for (line, key) in [
+        ("num_train_epochs: 7", "num_train_epochs"),
+        ("per_device_train_batch_size: 4", "per_device_train_batch_size"),
+        ("optim: adafactor", "optim"),
+        ("lr_scheduler_type: linear", "lr_scheduler_type"),
+        ("label_smoothing_factor: 0.1", "label_smoothing_factor"),
+    ] {
+        project.write("a.yaml", &format!("{AXOLOTL}{line}\n"));
+        project.run(&["import", "a.yaml"]).ends_with(2).warns(&format!("`{key}` is no key of axolotl"));
+    }
+}
+
+#[test]
+fn rows_of_trl_that_are_split_into_packs_are_not_cut_before() {
+    let project = project();
+    for strategy in ["wrapped", "bfd_split"] {
+        let own = format!("dataset_name: texts.jsonl\npacking: true\npacking_strategy: {strategy}\nmax_length: 64\n");
+        let said = said_of(&project, "a.yaml", &base_with("trl", &own));
+        is_written(&said, &["max_seq_len: 64", "split_across_pack: true"]);
+        let text = said["pipeline"].as_str().unwrap();
+        assert_eq!(text.matches("max_seq_len").count(), 1, "{text}");
+        assert!(!text.contains("on_too_long"), "{text}");
+    }
+    let said = said_of(
+        &project,
+        "a.yaml",
+        &base_with("trl", "dataset_name: texts.jsonl\npacking: true\npacking_strategy: bfd\nmax_length: 64\n"),
+    );
+    is_written(&said, &["on_too_long: truncate"]);
+}
+
+#[test]
+fn samples_of_llama_factory_and_ms_swift_are_as_many_as_there() {
+    let project = project();
+    project.write("many.jsonl", &"{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\"}\n".repeat(9));
+    let info = |samples: u32| {
+        let info = format!("{{\"many\": {{\"file_name\": \"../many.jsonl\", \"num_samples\": {samples}}}}}");
+        project.write("data/dataset_info.json", &info);
+    };
+    let import = |own: &str| said_of(&project, "a.yaml", &base_with("llama-factory", &format!("dataset: many\n{own}")));
+    info(5);
+    let said = import("max_samples: 1000\n");
+    is_written(&said, &["shuffle: true", "limit: 5"]);
+    assert!(items(&said, "other_meaning", "num_samples").is_empty(), "{said:#}");
+    is_written(&import("max_samples: 3\n"), &["shuffle: true", "limit: 3"]);
+    info(50);
+    is_said(&import("max_samples: 3\n"), "other_meaning", "num_samples", "there are 50");
+    let swift =
+        |count: u32| said_of(&project, "a.sh", &format!("swift sft --model a/b --dataset 'many.jsonl#{count}'\n"));
+    is_said(&swift(50), "other_meaning", "dataset", "there are 50");
+    assert!(items(&swift(5), "other_meaning", "dataset").is_empty());
+}
+
+#[test]
+fn steps_between_measurements_are_those_of_the_tool_or_named() {
+    let project = project();
+    let share = "a share of all steps";
+    let factory = "val_size: 0.5\neval_strategy: steps\nload_best_model_at_end: true\n";
+    let said = said_of(&project, "a.yaml", &base_with("llama-factory", &format!("{factory}eval_steps: 0.1\n")));
+    is_said(&said, "not_carried_over", "eval_steps", share);
+    // Left out, it is the number of steps between lines of the log.
+    let factory = base_with("llama-factory", factory);
+    let factory: String = factory
+        .lines()
+        .filter(|line| !line.starts_with("eval_steps") && !line.starts_with("logging_steps"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    is_written(&said_of(&project, "a.yaml", &factory), &["eval_steps: 500", "keep_best: true"]);
+    let trl = base_with("trl", "dataset_name: c/d\neval_strategy: steps\neval_steps: 0.25\n");
+    is_said(&said_of(&project, "a.yaml", &trl), "not_carried_over", "eval_steps", share);
+    let swift = |own: &str| {
+        let text = format!("swift sft --model a/b --dataset alpaca.jsonl --split_dataset_ratio 0.5 {own}\n");
+        said_of(&project, "a.sh", &text)
+    };
+    is_said(&swift("--eval_steps 0.1"), "not_carried_over", "eval_steps", share);
+    is_written(&swift("--save_steps 30"), &["eval_steps: 30"]);
+    let said = swift("--eval_strategy no");
+    assert!(!said["pipeline"].as_str().unwrap().contains("test_size"), "{said:#}");
+}
+
+#[test]
+fn without_a_strategy_of_evaluation_nothing_is_measured() {
+    let project = project();
+    let said = said_of(&project, "a.yaml", &format!("{AXOLOTL}val_set_size: 0.5\neval_strategy: \"no\"\n"));
+    is_said(&said, "carried_over", "eval_strategy", "no loss is measured");
+    is_written(&said, &["test_size: 0.5", "dataset: rows.train"]);
+    let text = said["pipeline"].as_str().unwrap();
+    assert!(!text.contains("validation") && !text.contains("held_out"), "{text}");
+    project.run(&["validate", "out.yaml"]).ends_with(0);
+}
+
+#[test]
+fn plain_text_of_llama_factory_that_is_not_packed_is_truncated() {
+    let project = project();
+    let own = "stage: pt\ndataset: texts\ncutoff_len: 64\n";
+    let said = said_of(&project, "a.yaml", &base_with("llama-factory", &format!("{own}packing: false\n")));
+    is_written(&said, &["max_seq_len: 64", "on_too_long: truncate"]);
+    let said = said_of(&project, "a.yaml", &base_with("llama-factory", own));
+    assert!(!said["pipeline"].as_str().unwrap().contains("on_too_long"), "{said:#}");
+    is_said(&said, "other_meaning", "packing", "see each other");
+}
+
+#[test]
+fn an_empty_system_message_is_none_and_an_empty_word_is_no_switch() {
+    let project = project();
+    let none = |said: &Value, key: &str| {
+        is_said(said, "carried_over", key, "no system message");
+        assert!(!said["pipeline"].as_str().unwrap().contains("system_prompt"), "{said:#}");
+    };
+    none(&said_of(&project, "a.yaml", &base_with("llama-factory", "default_system: \"\"\n")), "default_system");
+    let swift = |own: &str| said_of(&project, "a.sh", &format!("swift sft --model a/b --dataset chats.jsonl {own}\n"));
+    none(&swift("--system ''"), "system");
+    none(&swift("--system="), "system");
+    let said = swift("--deepspeed '' --packing_length 64 --packing");
+    is_written(&said, &["uses: pack"]);
+    assert!(!said["pipeline"].as_str().unwrap().contains("parallel"), "{said:#}");
+    project.write("a.sh", "swift sft --model a/b --dataset chats.jsonl --system --packing false\n");
+    project.run(&["import", "a.sh"]).ends_with(2).warns("`system` is").warns("a text");
+}
+
+#[test]
+fn keys_that_change_the_loss_or_the_rows_are_not_dropped() {
+    let project = project();
+    let said = said_of(&project, "a.yaml", &format!("{AXOLOTL}liger_use_token_scaling: true\n"));
+    is_said(&said, "not_carried_over", "liger_use_token_scaling", "weights the loss");
+    let factory = |own: &str| said_of(&project, "a.yaml", &base_with("llama-factory", own));
+    let said = factory("template: qwen3\nenable_thinking: false\nignore_pad_token_for_loss: false\n");
+    is_said(&said, "not_carried_over", "enable_thinking", "reasoning");
+    is_said(&said, "not_carried_over", "ignore_pad_token_for_loss", "padding");
+    is_said(&factory("template: qwen\nenable_thinking: false\n"), "carried_over", "enable_thinking", "that reason");
+    let text = "swift sft --model a/b --dataset chats.jsonl --add_non_thinking_prefix false --router_aux_loss_coef 0.01 \
+                --lora_dtype bfloat16 --use_chat_template false\n";
+    let said = said_of(&project, "a.sh", text);
+    is_said(&said, "not_carried_over", "add_non_thinking_prefix", "without reasoning");
+    is_said(&said, "not_carried_over", "router_aux_loss_coef", "router");
+    is_said(&said, "not_carried_over", "use_chat_template", "a chat template");
+    is_said(&said, "other_meaning", "lora_dtype", "kept in bfloat16");
+    let text = "swift pt --model a/b --dataset texts.jsonl --use_chat_template false\n";
+    is_said(&said_of(&project, "a.sh", text), "carried_over", "use_chat_template", "plain text");
+}
+
+#[test]
+fn turns_without_a_loss_in_ms_swift_have_no_weight() {
+    let project = project();
+    let turn = |role: &str, more: &str| format!("{{\"role\": \"{role}\", \"content\": \"said\"{more}}}");
+    let [user, untrained, trained] =
+        [turn("user", ""), turn("assistant", ", \"loss\": false"), turn("assistant", ", \"loss\": true")];
+    let plain = format!("{{\"messages\": [{user}, {trained}]}}\n");
+    project.write("rows.jsonl", &format!("{plain}{{\"messages\": [{user}, {untrained}, {user}, {trained}]}}\n"));
+    let said = said_of(&project, "a.sh", "swift sft --model a/b --dataset rows.jsonl\n");
+    is_written(&said, &["turn_order: any"]);
+    let shown = rows_of(&project);
+    assert_eq!(shown.matches("weight").count(), 1, "{shown}");
+    project.write("rows.jsonl", &plain.replace(", \"loss\": true", ""));
+    let said = said_of(&project, "a.sh", "swift sft --model a/b --dataset rows.jsonl\n");
+    assert!(!said["pipeline"].as_str().unwrap().contains("weight=0"), "{said:#}");
+}
+
+#[test]
+fn rows_of_alpaca_beside_a_prompt_of_ones_own_are_named() {
+    let project = project();
+    let own = "{ path: alpaca.jsonl, type: { field_instruction: instruction, format: '{instruction} {input}' } }";
+    let datasets = format!("datasets: [{own}, {{ path: more.jsonl, type: alpaca }}]\n");
+    project.write("a.yaml", &over(AXOLOTL, &datasets));
+    project.run(&["import", "a.yaml"]).ends_with(2).warns("[not-carried-over]").warns("rows of different kinds");
+}
+
+#[test]
+fn switches_that_are_on_by_default_are_switched_off() {
+    let project = project();
+    let import = |own: &str| {
+        project.write("a.sh", &format!("trl sft --model_name_or_path a/b --dataset_name chats.jsonl {own}\n"));
+        project.run(&["import", "a.sh"])
+    };
+    for flag in ["--no_gradient_checkpointing", "--no-gradient-checkpointing"] {
+        let ran = import(flag).ends_with(0);
+        assert!(ran.stdout.contains("activation_checkpointing: false"), "{ran}");
+    }
+    import("--no_packing").ends_with(2).warns("`no_packing` is no key of TRL");
+}
+
+#[test]
+fn prompts_and_completions_of_strings_are_encoded_together_by_trl() {
+    let project = project();
+    let said = said_of(&project, "a.yaml", &base_with("trl", "dataset_name: completions.jsonl\n"));
+    is_said(&said, "other_meaning", "completion_only_loss", "encoded as one text");
+    is_written(&said, &["train_on: assistant"]);
+}

@@ -15,7 +15,10 @@ use crate::import::rows;
 /// What rows are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Of Alpaca's columns.
     Prompts,
+    /// Of a prompt of the user's own.
+    OwnPrompts,
     Conversations,
     Text,
     Preferences,
@@ -108,7 +111,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
     let kind = match item.get("type").map(|kind| kind.value.clone()) {
         Some(Value::Map(_)) => {
             prompter(&mut below, item);
-            Some(Kind::Prompts)
+            Some(Kind::OwnPrompts)
         }
         _ => {
             let kind = below.text("type").unwrap_or_default();

@@ -70,7 +70,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
         let reason = format!("there a loss above {limit} ends the run; here one that is not finite");
         reading.differs("loss_watchdog_threshold", reason);
     }
-    when(reading, &job);
+    when(reading, &mut job);
     if reading.flag("curriculum_sampling") {
         reading.put("curriculum_sampling", "train.shuffle", false);
     }
@@ -311,21 +311,26 @@ fn schedule(reading: &mut Reading<'_>) {
     }
 }
 
-fn when(reading: &mut Reading<'_>, job: &Job) {
-    if !matches!(job.held_out, HeldOut::Nothing) {
-        hugging_face::validation(reading);
-        let steps = reading.number("eval_steps").filter(|steps| *steps >= 1.0);
-        if steps.is_none() && reading.is_given("eval_steps") {
-            reading.missing("eval_steps", "a share of all steps: `eval_steps` is a number of steps here");
+fn when(reading: &mut Reading<'_>, job: &mut Job) {
+    if matches!(job.held_out, HeldOut::Nothing) {
+        if reading.is_given("early_stopping_patience") {
+            reading.missing("early_stopping_patience", "there are no rows to measure the loss on");
         }
-        match (reading.whole("evals_per_epoch"), steps) {
-            (Some(1), _) => reading.nothing("evals_per_epoch", "at the end of each epoch, as here"),
-            (Some(times), _) => {
+    } else if !hugging_face::measures_nothing(reading, job) {
+        hugging_face::best(reading);
+        let is_given = reading.is_given("eval_steps");
+        if is_given {
+            hugging_face::eval_steps(reading, "logging_steps");
+        }
+        let is_by_steps = reading.text("eval_strategy").as_deref() == Some("steps");
+        match reading.whole("evals_per_epoch") {
+            Some(1) => reading.nothing("evals_per_epoch", "at the end of each epoch, as here"),
+            Some(times) => {
                 let reason = format!("{times} times an epoch there; here once, or every `eval_steps` steps");
                 reading.differs("evals_per_epoch", reason);
             }
-            (None, Some(steps)) => reading.put("eval_steps", "train.eval_steps", steps as i64),
-            (None, None) => {}
+            None if is_by_steps && !is_given => hugging_face::eval_steps(reading, "logging_steps"),
+            None => {}
         }
         if let Some(patience) = reading.whole("early_stopping_patience") {
             reading.put("early_stopping_patience", "train.early_stopping.patience", patience);
@@ -336,7 +341,7 @@ fn when(reading: &mut Reading<'_>, job: &Job) {
             );
         }
     } else if reading.is_given("early_stopping_patience") {
-        reading.missing("early_stopping_patience", "there are no rows to measure the loss on");
+        reading.missing("early_stopping_patience", "no loss is measured");
     }
     reading.nothing("saves_per_epoch", "the state to resume from is saved every 20 steps");
 }
