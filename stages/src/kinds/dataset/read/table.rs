@@ -207,7 +207,7 @@ fn values(name: &str, column: &ArrayRef) -> Result<Vec<Result<Value, Flaw>>, Rea
             let column = arrow::compute::cast(column, &DataType::LargeBinary).map_err(malformed)?;
             Ok(column.as_binary::<i64>().iter().map(|bytes| text_of(name, bytes)).collect())
         }
-        _ => Ok(as_json(name, column)?.into_iter().map(Ok).collect()),
+        _ => as_json(name, column),
     }
 }
 
@@ -215,11 +215,15 @@ fn values(name: &str, column: &ArrayRef) -> Result<Vec<Result<Value, Flaw>>, Rea
 fn text_of(name: &str, bytes: Option<&[u8]>) -> Result<Value, Flaw> {
     let Some(bytes) = bytes else { return Ok(Value::Null) };
     let text = std::str::from_utf8(bytes);
-    text.map(Value::from).map_err(|_| Flaw::new(Reason::NotUtf8, format!("column `{name}` is not UTF-8")))
+    text.map(Value::from).map_err(|_| not_utf8(name))
+}
+
+fn not_utf8(name: &str) -> Flaw {
+    Flaw::new(Reason::NotUtf8, format!("column `{name}` is not UTF-8"))
 }
 
 /// A column of anything else, such as conversations.
-fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
+fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Result<Value, Flaw>>, ReadError> {
     let column = &match in_utc(column.data_type()) {
         Some(data_type) => arrow::compute::cast(column, &data_type).map_err(malformed)?,
         None => column.clone(),
@@ -233,8 +237,13 @@ fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
         bytes => serde_json::from_slice(bytes).map_err(malformed)?,
     };
     let mut values: Vec<Value> = rows.into_iter().map(|mut row| row.remove(name).unwrap_or(Value::Null)).collect();
-    restore(&mut values, column)?;
-    Ok(values)
+    let mut is_text = vec![true; values.len()];
+    restore(&mut values, column, &mut |row| is_text[row] = false)?;
+    Ok(values
+        .into_iter()
+        .zip(is_text)
+        .map(|(value, is_text)| is_text.then_some(value).ok_or_else(|| not_utf8(name)))
+        .collect())
 }
 
 /// The type of the same instants in UTC, where one has the name of a time zone: no offsets of zones are known here.
@@ -258,8 +267,8 @@ fn in_utc(data_type: &DataType) -> Option<DataType> {
 
 /// Puts in their places what the writer of JSON makes something else of: floats that are not finite, null; those of 32
 /// bits, other numbers than Python reads; decimals, floats; bytes, which are text that was written without saying so,
-/// hexadecimal digits.
-fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
+/// hexadecimal digits. Of which values bytes are no text, `not_utf8` is told.
+fn restore(values: &mut [Value], column: &ArrayRef, not_utf8: &mut dyn FnMut(usize)) -> Result<(), ReadError> {
     if !is_changed_by_json(column.data_type()) {
         return Ok(());
     }
@@ -270,7 +279,7 @@ fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
             let (begin, length) = (column.value_offsets()[index] as usize, column.value_length(index) as usize);
             let keys = (begin..begin + length).map(|at| keys.as_string::<i32>().value(at));
             let mut items: Vec<Value> = keys.clone().map(|key| entries.get(key).cloned().unwrap_or_default()).collect();
-            restore(&mut items, &column.values().slice(begin, length))?;
+            restore(&mut items, &column.values().slice(begin, length), &mut |_| not_utf8(index))?;
             entries.extend(keys.map(str::to_owned).zip(items));
         }
         return Ok(());
@@ -279,7 +288,7 @@ fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
         for (name, column) in column.column_names().into_iter().zip(column.columns()) {
             let take = |value: &mut Value| value.get_mut(name).map(Value::take).unwrap_or_default();
             let mut fields: Vec<Value> = values.iter_mut().map(take).collect();
-            restore(&mut fields, column)?;
+            restore(&mut fields, column, not_utf8)?;
             for (value, field) in values.iter_mut().zip(fields) {
                 if let Some(place) = value.get_mut(name) {
                     *place = field;
@@ -300,9 +309,10 @@ fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
             DataType::LargeList(_) => column.as_list::<i64>().value(index),
             DataType::FixedSizeList(..) => column.as_fixed_size_list().value(index),
             DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
-                let bytes = arrow::compute::cast(column, &DataType::LargeBinary).map_err(malformed)?;
-                if let Ok(text) = std::str::from_utf8(bytes.as_binary::<i64>().value(index)) {
-                    *value = text.into();
+                let bytes = arrow::compute::cast(&column.slice(index, 1), &DataType::LargeBinary).map_err(malformed)?;
+                match std::str::from_utf8(bytes.as_binary::<i64>().value(0)) {
+                    Ok(text) => *value = text.into(),
+                    Err(_) => not_utf8(index),
                 }
                 continue;
             }
@@ -317,7 +327,7 @@ fn restore(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
             }
         };
         if let Value::Array(values) = value {
-            restore(values, &items)?;
+            restore(values, &items, &mut |_| not_utf8(index))?;
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! The readers, on well-formed and broken files.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::*;
 
@@ -265,4 +266,38 @@ fn bytes_in_a_table_are_text_where_they_are_utf8() {
     assert_eq!(records[0].as_ref().unwrap().fields["text"], "größe");
     assert_eq!(records[1], Err(BadRecord::new(2, Reason::NotUtf8, "column `text` is not UTF-8")));
     assert_eq!(records[2].as_ref().unwrap().fields["text"], Value::Null);
+}
+
+#[test]
+fn bytes_within_a_value_are_text_or_the_row_is_unusable() {
+    use arrow::array::{ArrayRef, BinaryArray, FixedSizeBinaryArray, ListArray, StructArray};
+    use arrow::buffer::OffsetBuffer;
+    use arrow::datatypes::{DataType, Field};
+
+    let texts = || BinaryArray::from_opt_vec(vec![Some(b"caf\xc3\xa9"), Some(b"caf\xe9 "), None]);
+    let field = Arc::new(Field::new("b", DataType::Binary, true));
+    let objects: ArrayRef = Arc::new(StructArray::from(vec![(field, Arc::new(texts()) as ArrayRef)]));
+    let each = || OffsetBuffer::from_lengths([1; 3]);
+    let item = Arc::new(Field::new("item", DataType::Binary, true));
+    let lists: ArrayRef = Arc::new(ListArray::new(item, each(), Arc::new(texts()), None));
+    let item = Arc::new(Field::new("item", objects.data_type().clone(), true));
+    let nested: ArrayRef = Arc::new(ListArray::new(item, each(), Arc::clone(&objects), None));
+    let fixed = [b"ok", b"\xff\xfe", b"no"].into_iter();
+    let fixed: ArrayRef = Arc::new(FixedSizeBinaryArray::try_from_iter(fixed).unwrap());
+    for (column, first) in [
+        (objects, serde_json::json!({ "b": "café" })),
+        (lists, serde_json::json!(["café"])),
+        (nested, serde_json::json!([{ "b": "café" }])),
+        (fixed, serde_json::json!("ok")),
+    ] {
+        let batch = arrow::array::RecordBatch::try_from_iter([("x", column)]).unwrap();
+        let mut parquet = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+        parquet.write(&batch).unwrap();
+        let files_in = Files::new();
+        let file = files_in.file("a.parquet", &parquet.into_inner().unwrap());
+        let (records, _) = read(&file, 0..u64::MAX, SampleBy::Line);
+        assert_eq!(records[0].as_ref().unwrap().fields["x"], first);
+        assert_eq!(records[1], Err(BadRecord::new(2, Reason::NotUtf8, "column `x` is not UTF-8")), "{first}");
+        assert!(records[2].is_ok());
+    }
 }
