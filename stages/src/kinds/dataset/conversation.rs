@@ -14,8 +14,7 @@ fn flaw(problem: impl Into<String>) -> Flaw {
 /// A list of turns: `role` and `content`, or ShareGPT's `from` and `value`. A text may hold the list as JSON.
 pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
     if let Some(digits) = number::find(&value) {
-        let digits: String = digits.chars().take(40).collect();
-        return Err(flaw(format!("has the number {digits}, which does not fit into 64 bits; write it as a string")));
+        return Err(flaw(number_that_is_not_read(digits)));
     }
     let turns = match value {
         Value::Array(turns) => turns,
@@ -33,6 +32,20 @@ pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message
         TurnOrder::Any => Ok(messages),
         TurnOrder::Alternate => check_order(&messages).map(|()| messages).map_err(flaw),
     }
+}
+
+/// Why such a number cannot be part of a conversation.
+pub(super) fn number_that_is_not_read(digits: &str) -> String {
+    let name = match digits {
+        "nan" => "NaN",
+        "inf" => "Infinity",
+        "-inf" => "-Infinity",
+        digits => {
+            let digits: String = digits.chars().take(40).collect();
+            return format!("has the number {digits}, which does not fit into 64 bits; write it as a string");
+        }
+    };
+    format!("has {name}, which is not JSON; write null, or a string")
 }
 
 /// A list of turns that is text.
@@ -112,13 +125,13 @@ fn calls(said: Value) -> Result<Value, String> {
     calls.into_iter().map(in_form).collect()
 }
 
-/// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never
-/// learned.
+/// ShareGPT's names, and Gemini's `model`, as chat templates know them, and `User` as `user`: a turn whose role no
+/// template knows is never learned.
 fn known_role(role: String) -> String {
     let lower = role.to_ascii_lowercase();
     match lower.as_str() {
         "human" => "user".to_owned(),
-        "gpt" | "chatgpt" | "bing" | "bard" => "assistant".to_owned(),
+        "gpt" | "chatgpt" | "bing" | "bard" | "model" => "assistant".to_owned(),
         "observation" | "function_response" => "tool".to_owned(),
         _ if Speaker::of(&lower) != Speaker::Other => lower,
         _ => role,
@@ -141,7 +154,7 @@ impl Speaker {
         match role {
             "system" | "developer" => Self::System,
             "user" => Self::User,
-            "assistant" | "model" => Self::Assistant,
+            "assistant" => Self::Assistant,
             "tool" | "ipython" | "function" => Self::Tool,
             _ => Self::Other,
         }
@@ -233,10 +246,26 @@ mod tests {
             json!([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}, {"from": "observation", "value": "7"}]),
             json!([{"role": "user", "value": "Hi", "weight": null}, {"from": "assistant", "content": "Hello"}, {"from": "tool", "value": "7"}]),
             json!([{"role": "human", "content": "Hi"}, {"role": "Assistant", "content": "Hello"}, {"from": "TOOL", "value": "7"}]),
+            json!([{"role": "user", "content": "Hi"}, {"role": "model", "content": "Hello"}, {"role": "tool", "content": "7"}]),
         ] {
             assert_eq!(conversation(turns.clone(), TurnOrder::Alternate).unwrap(), expected, "{turns}");
             assert_eq!(conversation(turns.to_string().into(), TurnOrder::Alternate).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn numbers_without_a_word_in_json_are_named() {
+        for (number, problem) in [
+            (f64::NAN, "has NaN, which is not JSON"),
+            (f64::INFINITY, "has Infinity, which is not JSON"),
+            (f64::NEG_INFINITY, "has -Infinity, which is not JSON"),
+        ] {
+            let turns = json!([{"role": "user", "content": "x", "arguments": {"n": number::float(number)}}]);
+            let flaw = conversation(turns, TurnOrder::Any).unwrap_err();
+            assert!(flaw.problem.contains(problem), "{}", flaw.problem);
+        }
+        let turns = json!([{"role": "user", "content": "x", "n": number::special("123456789012345678901")}]);
+        assert!(conversation(turns, TurnOrder::Any).unwrap_err().problem.contains("does not fit into 64 bits"));
     }
 
     #[test]

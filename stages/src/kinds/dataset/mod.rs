@@ -80,7 +80,7 @@ const LOCAL_SPLIT: &str = "train";
 
 impl StageKind for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 6; // 6: a turn without content says something else, or is empty; white space around an expression is text; bytes in lists are text.
+    const VERSION: u32 = 7; // 7: a turn of the `model` is the assistant's; bytes in lists and objects that are not UTF-8 make a row unusable.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::conversation::number_that_is_not_read;
 use super::flaw::{Flaw, Reason, describe};
 use crate::data::number;
 
@@ -25,7 +26,7 @@ pub(super) fn read(value: Value) -> Result<Option<Value>, Flaw> {
         other => return Err(flaw(format!("has {}, not a list of tools", describe(&other)))),
     };
     if let Some(digits) = tools.iter().find_map(number::find) {
-        return Err(flaw(format!("has the number {digits}, which does not fit into 64 bits; write it as a string")));
+        return Err(flaw(number_that_is_not_read(digits)));
     }
     let checked = tools.into_iter().enumerate().map(|(index, mut tool)| {
         if !is_text {
