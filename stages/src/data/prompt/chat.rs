@@ -1,15 +1,16 @@
 //! A model's own chat template: a conversation as text, turn by turn.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, context};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::frame::Frame;
 use super::python;
 use super::render::behind_reasoning;
 use super::spelling::{REASONING, Spelling};
@@ -129,17 +130,11 @@ pub struct ChatTemplate {
     program: Program<'static>,
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
+    marks_turns: OnceLock<bool>,
+    wants_parts: OnceLock<bool>,
     spelling: OnceLock<Spelling>,
     frame: OnceLock<Option<Frame>>,
     end_of_reasoning: OnceLock<Option<String>>,
-}
-
-/// What a template writes around what an assistant says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Frame {
-    /// The header, or what ends a user's turn where there is none.
-    begin: String,
-    end: String,
 }
 
 impl ChatTemplate {
@@ -159,6 +154,8 @@ impl ChatTemplate {
             program,
             special_tokens,
             has_marks,
+            marks_turns: OnceLock::new(),
+            wants_parts: OnceLock::new(),
             spelling: OnceLock::new(),
             frame: OnceLock::new(),
             end_of_reasoning: OnceLock::new(),
@@ -183,12 +180,19 @@ impl ChatTemplate {
         self.spelling.get_or_init(|| Spelling::of(|probe| self.render_as_spelled(probe, false).ok()))
     }
 
+    /// Whether it writes parts alone, so that every text is to become one.
+    fn wants_parts(&self) -> bool {
+        let told = || Spelling::wants_parts(|probe| self.render_as_spelled(probe, false).ok());
+        *self.wants_parts.get_or_init(told)
+    }
+
     /// Messages in the spelling that the template writes as it should; rendering does the same.
     ///
     /// # Errors
     /// Fails where there is none.
     pub fn spelled<'a>(&self, messages: &'a [Message]) -> Result<Cow<'a, [Message]>, ChatError> {
-        if Spelling::matters(messages) { self.spelling().apply(messages) } else { Ok(Cow::Borrowed(messages)) }
+        let matters = Spelling::matters(messages) || self.wants_parts();
+        if matters { self.spelling().apply(messages) } else { Ok(Cow::Borrowed(messages)) }
     }
 
     /// Checks that the template writes the tools and the calls of messages: most that cannot leave them out, and what
@@ -221,13 +225,15 @@ impl ChatTemplate {
     /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but
     /// not its header.
     ///
-    /// What a template's `{% generation %}` marks surround is an assistant's turn, as for transformers. Without marks,
-    /// one for each turn, it is what rendering one message more adds to the generation prompt, which cannot be told
-    /// where the template rewrites earlier turns. [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
-    /// the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
+    /// What a template's `{% generation %}` marks surround is an assistant's turn, as for transformers; a template that
+    /// marks each turn of an ordinary conversation is to mark each of every one. Without such marks, it is what
+    /// rendering one message more adds to the generation prompt, or where the template rewrites earlier turns, what
+    /// stands around its words. [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that the last turn can be
+    /// told from what precedes it. Otherwise the pieces are the same whatever is learned.
     ///
     /// # Errors
-    /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
+    /// Fails where the template refuses the conversation, marks some turns of it alone, or rewrites earlier turns so
+    /// that they are not found.
     pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
         let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
         let mut learned: Vec<usize> = match train_on {
@@ -237,9 +243,14 @@ impl ChatTemplate {
         let last = learned.clone();
         learned.retain(|index| train_on == TrainOn::All || has_weight(&messages[*index]));
         let spoken: Vec<usize> = spoken().collect();
-        if let Some(mut turns) = self.marked(messages, Then::End, &learned)? {
-            turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
-            return Ok(turns);
+        match self.marked(messages, Then::End, &learned) {
+            Ok(Some(mut turns)) => {
+                turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
+                return Ok(turns);
+            }
+            Ok(None) => {}
+            Err(ChatError::Marks) if train_on == TrainOn::All => {}
+            Err(error) => return Err(error),
         }
         let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
             // Only the borders of what is learned must be known.
@@ -283,8 +294,10 @@ impl ChatTemplate {
     /// Fails where the template refuses the conversation.
     pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
-        if let Some(turns) = self.marked(messages, Then::Answer, &[])? {
-            return Ok(turns);
+        match self.marked(messages, Then::Answer, &[]) {
+            Ok(Some(turns)) => return Ok(turns),
+            Ok(None) | Err(ChatError::Marks) => {}
+            Err(error) => return Err(error),
         }
         self.turns_told_apart(messages, Then::Answer, &spoken, &[])
             .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false, message: None }]))
@@ -316,17 +329,24 @@ impl ChatTemplate {
         turn: usize,
     ) -> Result<Vec<Turn>, ChatError> {
         let cannot = || ChatError::NotAPrefix { turn };
-        let frame = self.frame().filter(|frame| !frame.end.trim().is_empty()).ok_or_else(cannot)?;
+        let frame = self.frame().filter(|frame| frame.ends_turns()).ok_or_else(cannot)?;
         let whole = self.render(messages, then == Then::Answer)?;
+        let messages = self.spelled(messages)?;
+        // Turns reach no further than what is said before them and behind.
+        let around = told_apart.iter().flat_map(|index| index.saturating_sub(1)..=index + 1);
+        let around: BTreeSet<usize> = around.filter(|index| *index < messages.len()).collect();
+        let place_of = |index| Some((index, self.place_of(&messages, then, index, &whole)?));
+        let places: BTreeMap<usize, Range<usize>> = around.into_iter().filter_map(place_of).collect();
         let mut turns = Vec::new();
         let mut done = 0;
         for &index in told_apart {
-            let said = self.place_of(messages, then, index, &whole).ok_or_else(cannot)?;
-            let begin = whole[done..said.start].rfind(&frame.begin).map(|at| done + at + frame.begin.len());
-            // Another turn's header is no header of this one.
-            let begin =
-                begin.filter(|begin| !whole[*begin..said.start].contains(frame.end.trim())).ok_or_else(cannot)?;
-            let end = whole[said.end..].find(&frame.end).ok_or_else(cannot)? + said.end + frame.end.len();
+            let said = places.get(&index).filter(|said| done <= said.start).ok_or_else(cannot)?;
+            let before = index.checked_sub(1).and_then(|before| places.get(&before)).map(|before| before.end);
+            let from = before.filter(|end| (done..=said.start).contains(end)).unwrap_or(done);
+            let begin = frame.begin_in(&whole[from..said.start]).ok_or_else(cannot)? + from;
+            let next = places.get(&(index + 1)).and_then(|next| next.start.checked_sub(said.end));
+            let own = if index + 1 < messages.len() { next } else { Some(whole.len() - said.end) };
+            let end = frame.end_in(&whole[said.end..], own).ok_or_else(cannot)? + said.end;
             turns.push(Turn { text: whole[done..begin].to_owned(), learn: false, message: None });
             let learn = learned.contains(&index);
             turns.push(Turn { text: whole[begin..end].to_owned(), learn, message: Some(index) });
@@ -337,42 +357,39 @@ impl ChatTemplate {
         Ok(turns)
     }
 
-    /// Where in the whole an assistant's message says something: its text, or the name of its last call.
+    /// Where in the whole a message, in the template's spelling, says something: its text, or the name of its last
+    /// call.
     fn place_of(&self, messages: &[Message], then: Then, index: usize, whole: &str) -> Option<Range<usize>> {
-        let mut messages = self.spelled(messages).ok()?.into_owned();
+        let mut messages = messages.to_vec();
         let message = &mut messages[index];
+        let speaks = message.role == "assistant";
         match &mut message.content {
+            Value::String(text) if !speaks => PLACE.clone_into(text),
             // Reasoning that stands in the text stays where it is.
             Value::String(text) if !text.trim().is_empty() => {
                 let said = behind_reasoning(text, self.end_of_reasoning()).len();
                 text.replace_range(text.len() - said.., PLACE);
             }
+            Value::Array(parts) if !parts.is_empty() => *parts = vec![json!({ "type": "text", "text": PLACE })],
             _ => {
                 let call = message.other.get_mut("tool_calls")?.as_array_mut()?.last_mut()?;
                 let call = if call["function"].is_object() { &mut call["function"] } else { call };
                 *call.get_mut("name")? = PLACE.into();
             }
         }
-        let with_place = self.render(&messages, then == Then::Answer).ok()?;
-        let (before, behind) = with_place.split_once(PLACE)?;
-        let end = whole.len().checked_sub(behind.len()).filter(|end| *end >= before.len())?;
-        (whole.starts_with(before) && whole.ends_with(behind) && !behind.contains(PLACE)).then_some(before.len()..end)
+        place_in(whole, &self.render(&messages, then == Then::Answer).ok()?)
     }
 
     /// What the template writes around what an assistant says, if it can be told.
     fn frame(&self) -> Option<&Frame> {
-        let told = || {
-            let user = [Message::new("user", PLACE)];
-            let (base, asked) = (self.render(&user, false).ok()?, self.render(&user, true).ok()?);
-            let begin = match asked.strip_prefix(&base).filter(|header| !header.is_empty()) {
-                Some(header) => header.to_owned(),
-                None => base.split_once(PLACE)?.1.to_owned(),
-            };
-            let said = self.render(&[Message::new("user", "x"), Message::new("assistant", PLACE)], false).ok()?;
-            let end = said.split_once(PLACE)?.1.to_owned();
-            (!begin.is_empty()).then_some(Frame { begin, end })
-        };
+        let eos = self.special_tokens.get("eos_token").map_or("", String::as_str);
+        let told = || Frame::of(|messages, asks| self.render(messages, asks).ok(), eos);
         self.frame.get_or_init(told).as_ref()
+    }
+
+    /// Whether it writes nothing behind the last turn of a conversation, so that its end is not learned.
+    pub fn leaves_the_end_open(&self) -> bool {
+        self.end_of_turn().is_some_and(|end| end.trim().is_empty())
     }
 
     /// What the template writes behind what an assistant says.
@@ -426,7 +443,9 @@ impl ChatTemplate {
             let asked = self.render(&messages[..index], true)?;
             add(whole.starts_with(&asked).then_some(asked.len()), None, index)?;
             let said = self.render(&messages[..=index], false)?;
-            add(self.end_within(&whole, &said), Some(index), index)?;
+            let end = self.end_within(&whole, &said);
+            let missing = |end: usize| self.frame().map_or(0, |frame| frame.missing_end(&whole[end..]));
+            add(end.map(|end| end + missing(end)), Some(index), index)?;
         }
         add(Some(whole.len()), None, messages.len().saturating_sub(1))?;
         Ok(turns)
@@ -445,20 +464,28 @@ impl ChatTemplate {
     pub fn has_generation_prompt(&self) -> bool {
         let messages = [Message::new("user", "x")];
         match (self.render(&messages, false), self.render(&messages, true)) {
-            (Ok(whole), Ok(asked)) => self.has_marks || asked != whole,
+            (Ok(whole), Ok(asked)) => self.marks_turns() || asked != whole,
             _ => true,
         }
     }
 
-    /// The pieces by its marks; none where these are not one for each assistant's turn.
+    /// Whether its marks decide in every conversation: they are one for each assistant's turn of an ordinary one.
+    fn marks_turns(&self) -> bool {
+        let told = || {
+            let turns = ["user", "assistant", "user", "assistant"].map(|role| Message::new(role, "x"));
+            self.render_with_marks(&turns, false).map_or(true, |text| text.matches(MARK_END).count() == 2)
+        };
+        self.has_marks && *self.marks_turns.get_or_init(told)
+    }
+
+    /// Whether it has marks that are not one for each assistant's turn, and decide nothing.
+    pub fn has_idle_marks(&self) -> bool {
+        self.has_marks && !self.marks_turns()
+    }
+
+    /// The pieces by its marks, where these decide.
     fn marked(&self, messages: &[Message], then: Then, learned: &[usize]) -> Result<Option<Vec<Turn>>, ChatError> {
-        if !self.has_marks {
-            return Ok(None);
-        }
-        match self.turns_by_marks(messages, then, learned) {
-            Err(ChatError::Marks) => Ok(None),
-            turns => turns.map(Some),
-        }
+        if self.marks_turns() { self.turns_by_marks(messages, then, learned).map(Some) } else { Ok(None) }
     }
 
     /// As its marks alone decide, for tests.
@@ -484,6 +511,13 @@ impl ChatTemplate {
         }
         Ok(turns)
     }
+}
+
+/// Where a text is that [`PLACE`] takes the place of in another rendering, if it does so once.
+pub(super) fn place_in(whole: &str, with_place: &str) -> Option<Range<usize>> {
+    let (before, behind) = with_place.split_once(PLACE)?;
+    let end = whole.len().checked_sub(behind.len()).filter(|end| *end >= before.len())?;
+    (whole.starts_with(before) && whole.ends_with(behind) && !behind.contains(PLACE)).then_some(before.len()..end)
 }
 
 /// Whether a message is not taken out of the loss with `weight: 0`, as OpenAI's format has it.
@@ -616,12 +650,50 @@ mod tests {
     }
 
     #[test]
+    fn marks_decide_in_every_row_or_in_none() {
+        let turn = "{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>";
+        let source = |marked: &str| {
+            format!(
+                "{{% for m in messages %}}<{{{{ m.role }}}}>{{% if m.role == 'assistant' and {marked} %}}{turn}\
+                 {{% else %}}{{{{ m.content }}}}<|im_end|>{{% endif %}}{{% endfor %}}"
+            )
+        };
+        let mut calls = conversation();
+        calls[1].other.insert("tool_calls".to_owned(), json!([{ "function": { "name": "f", "arguments": {} } }]));
+        let marks_speech = template(&source("not m.tool_calls"));
+        let turns = marks_speech.turns(&conversation(), TrainOn::Assistant).unwrap();
+        assert_eq!(pieces(&turns)[1], ("two", true));
+        for train_on in [TrainOn::Assistant, TrainOn::Last] {
+            assert!(matches!(marks_speech.turns(&calls, train_on), Err(ChatError::Marks)), "{train_on:?}");
+        }
+        assert!(matches!(marks_speech.turns_from(&calls, 2), Err(ChatError::Marks)));
+        assert!(marks_speech.turns(&calls, TrainOn::All).unwrap().iter().all(|turn| turn.learn));
+        assert!(!marks_speech.has_idle_marks() && marks_speech.has_generation_prompt());
+        assert_eq!(
+            marks_speech.asked(&calls[..3]).unwrap().iter().map(|turn| turn.text.as_str()).collect::<String>(),
+            marks_speech.render(&calls[..3], true).unwrap()
+        );
+        // A row of one turn goes by the same rule as longer ones.
+        let marks_last = template(&source("loop.last"));
+        assert!(marks_last.has_idle_marks() && !marks_last.has_generation_prompt());
+        for messages in [&conversation()[..2], &conversation()] {
+            let turns = marks_last.turns(messages, TrainOn::Assistant).unwrap();
+            let last = turns.iter().rfind(|turn| turn.learn).unwrap();
+            assert!(last.text.ends_with("<|im_end|>") && last.text.starts_with("<assistant>"), "{turns:?}");
+        }
+    }
+
+    #[test]
     fn a_template_asks_or_marks_or_neither() {
         let plain = "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}";
         assert!(!template(plain).has_generation_prompt());
         let asks = format!("{plain}{{% if add_generation_prompt %}}<assistant>{{% endif %}}");
         assert!(template(&asks).has_generation_prompt());
-        let marks = plain.replace("{{ message.content }}", "{% generation %}{{ message.content }}{% endgeneration %}");
+        let marks = plain.replace(
+            "{{ message.content }}",
+            "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}{% else %}\
+             {{ message.content }}{% endif %}",
+        );
         assert!(template(&marks).has_generation_prompt());
     }
 

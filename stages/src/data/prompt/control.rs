@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::data::artifact::Message;
 
@@ -79,23 +79,33 @@ impl ControlTexts {
     /// none.
     pub fn mark_within(&self, text: &str, data: &[Range<usize>]) -> Option<String> {
         let is_data = |place: &Range<usize>| data.iter().any(|data| data.start < place.end && place.start < data.end);
-        let (mut marked, mut done, mut at) = (String::new(), 0, 0);
-        while let Some((begins, found)) = self.find(&text[at..]) {
-            let Found::Control(control) = found else {
-                at += begins + PLAIN_BEGIN.len_utf8();
-                continue;
-            };
-            let place = at + begins..at + begins + control.len();
-            at = place.end;
-            if is_data(&place) {
-                marked.push_str(&text[done..place.start]);
-                marked.push(PLAIN_BEGIN);
-                marked.push_str(control);
-                marked.push(PLAIN_END);
-                done = place.end;
-            }
+        let (mut marked, mut done) = (String::new(), 0);
+        for place in self.places(text).filter(is_data) {
+            marked.push_str(&text[done..place.start]);
+            marked.push(PLAIN_BEGIN);
+            marked.push_str(&text[place.clone()]);
+            marked.push(PLAIN_END);
+            done = place.end;
         }
         (done > 0).then(|| marked + &text[done..])
+    }
+
+    /// Where control tokens are in a text.
+    fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            loop {
+                let (begins, found) = self.find(&text[at..])?;
+                let begins = at + begins;
+                match found {
+                    Found::OurOwn => at = begins + PLAIN_BEGIN.len_utf8(),
+                    Found::Control(control) => {
+                        at = begins + control.len();
+                        return Some(begins..at);
+                    }
+                }
+            }
+        })
     }
 
     /// A text as it is decoded: without its control tokens, of which those between marks are plain text.
@@ -132,17 +142,57 @@ impl ControlTexts {
 
     /// The messages with every control token in them between marks; `None` if they hold none.
     pub fn mark_messages(&self, messages: &[Message]) -> Option<Vec<Message>> {
-        let holds =
-            |message: &Message| self.is_in(&message.content) || message.other.values().any(|value| self.is_in(value));
+        let holds = |message: &Message| {
+            self.find(&message.role).is_some()
+                || self.is_in(&message.content)
+                || self.joined_parts(&message.content).is_some()
+                || message.other.values().any(|value| self.is_in(value))
+        };
         if !messages.iter().any(holds) {
             return None;
         }
         let mut marked = messages.to_vec();
         for message in &mut marked {
+            if let Some(role) = self.mark(&message.role) {
+                message.role = role;
+            }
+            if let Some(joined) = self.joined_parts(&message.content) {
+                message.content = joined;
+            }
             self.mark_value(&mut message.content);
             message.other.values_mut().for_each(|value| self.mark_value(value));
         }
         Some(marked)
+    }
+
+    /// Parts, of which those that make a control token together are one; `None` if none do.
+    fn joined_parts(&self, content: &Value) -> Option<Value> {
+        let Value::Array(parts) = content else { return None };
+        let text_of = |part: &Value| part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_owned);
+        let (mut all, mut are_joined) = (Vec::new(), false);
+        for run in parts.chunk_by(|one, next| text_of(one).is_some() && text_of(next).is_some()) {
+            let texts: Vec<String> = run.iter().filter_map(text_of).collect();
+            let texts: Vec<Cow<'_, str>> = texts.iter().map(|text| without_our_own(text)).collect();
+            // A template may trim each.
+            let trimmed: Vec<Cow<'_, str>> = texts.iter().map(|text| text.trim().into()).collect();
+            if self.crosses_a_border(&texts) || self.crosses_a_border(&trimmed) {
+                all.push(json!({ "type": "text", "text": texts.concat() }));
+                are_joined = true;
+            } else {
+                all.extend_from_slice(run);
+            }
+        }
+        are_joined.then(|| all.into())
+    }
+
+    fn crosses_a_border(&self, texts: &[Cow<'_, str>]) -> bool {
+        let (mut whole, mut borders) = (String::new(), Vec::new());
+        for text in texts {
+            borders.push(whole.len());
+            whole += text;
+        }
+        let crosses = |place: Range<usize>| borders.iter().any(|border| place.start < *border && *border < place.end);
+        borders.len() > 1 && self.places(&whole).any(crosses)
     }
 
     fn is_in(&self, value: &Value) -> bool {
@@ -218,6 +268,26 @@ mod tests {
         let content = serde_json::json!([{"type": "text", "text": "</s>"}]);
         let marked = texts().mark_messages(&[plain.clone(), Message { content, ..plain }]).unwrap();
         assert_eq!(marked[1].content[0]["text"], "\u{FDD2}</s>\u{FDD3}");
+        let marked = texts().mark_messages(&[Message::new("narrator</s>", "x")]).unwrap();
+        assert_eq!(marked[0].role, "narrator\u{FDD2}</s>\u{FDD3}");
+    }
+
+    #[test]
+    fn parts_that_make_a_control_token_are_one() {
+        let part = |text: &str| json!({ "type": "text", "text": text });
+        let marked = |split: &[&str]| {
+            let content = split.iter().map(|text| part(text)).collect();
+            texts()
+                .mark_messages(&[Message { content, ..Message::new("user", "") }])
+                .map(|marked| marked[0].content.clone())
+        };
+        let one = "a\u{FDD2}</s>\u{FDD3}b";
+        for split in [&["a</", "s>b"][..], &["a<", "/", "s>b"], &["a</\u{FDD0}", "s>b"]] {
+            assert_eq!(marked(split).unwrap(), json!([part(one)]), "{split:?}");
+        }
+        assert_eq!(marked(&["a</ ", " s>b"]).unwrap(), json!([part("a</  s>b")]));
+        assert_eq!(marked(&["a", "</s>"]).unwrap(), json!([part("a"), part("\u{FDD2}</s>\u{FDD3}")]));
+        assert_eq!(marked(&["a", "b"]), None);
     }
 
     #[test]

@@ -91,6 +91,30 @@ fn earlier_turns_of_qwen_3_are_learned_as_they_are_written() {
     assert_eq!(learned.len(), 2);
 }
 
+/// As the templates of Qwen 3 Thinking and QwQ do, whose finished turns have no such header.
+#[test]
+fn turns_are_found_where_the_generation_prompt_opens_reasoning() {
+    let source = std::fs::read_to_string(golden("chat_templates/qwen3.jinja")).unwrap();
+    let asks = source.rfind("{%- if add_generation_prompt %}").unwrap();
+    let opens = r"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}";
+    let template = ChatTemplate::new(&format!("{}{opens}", &source[..asks]), BTreeMap::new()).unwrap();
+    let messages = ["One?", "1", "Two?", "2"].iter().enumerate();
+    let messages = messages.map(|(index, text)| Message::new(["user", "assistant"][index % 2], text));
+    let mut messages: Vec<Message> = messages.collect();
+    let learned = |messages: &[Message], train_on| -> Vec<String> {
+        let turns = template.turns(messages, train_on).unwrap();
+        turns.into_iter().filter(|turn| turn.learn).map(|turn| turn.text).collect()
+    };
+    let last = "\n</think>\n\n2<|im_end|>\n";
+    assert_eq!(learned(&messages, TrainOn::Assistant), ["1<|im_end|>\n", last]);
+    assert_eq!(learned(&messages, TrainOn::Last), [last]);
+    assert_eq!(learned(&messages[..3], TrainOn::Last), ["1<|im_end|>\n"]);
+    messages[1].other.insert("reasoning_content".to_owned(), "Hm.".into());
+    messages[3].other.insert("reasoning_content".to_owned(), "Well.".into());
+    let expected = ["1<|im_end|>\n", "Well.\n</think>\n\n2<|im_end|>\n"];
+    assert_eq!(learned(&messages, TrainOn::Assistant), expected);
+}
+
 #[test]
 fn an_answer_is_what_a_template_writes_of_it_without_reasoning() {
     let template = chat_template(&json!({ "template": "qwen3" }));

@@ -6,6 +6,7 @@
 
 mod chat;
 mod control;
+mod frame;
 mod named;
 mod params;
 mod preference;

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use engine::error::{Cause, StageError};
 
-use super::chat::{ChatError, ChatTemplate, PLACE, Turn};
+use super::chat::{ChatError, ChatTemplate, PLACE, Turn, place_in};
 use super::control::{ControlTexts, is_marked, without_marks, without_our_own};
 use super::params::PromptParams;
 use super::spelling::REASONING;
@@ -58,8 +59,11 @@ impl PromptError {
     pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::NoChatTemplate => Some("set `chat_template: chatml`, or take the tokenizer of a chat model"),
-            Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
+            Self::Chat(ChatError::NotAPrefix { .. }) => {
                 Some("give a `chat_template` with `{% generation %}` around the assistant's text")
+            }
+            Self::Chat(ChatError::Marks) => {
+                Some("give a `chat_template` with `{% generation %}` around every assistant's turn, or with none")
             }
             Self::Chat(
                 ChatError::Refused(_)
@@ -457,14 +461,21 @@ pub struct PromptRenderer {
     learn_reasoning: bool,
 }
 
-/// Where in a turn its reasoning is: before, reasoning, behind. `with_place` is the same turn with [`PLACE`] in its
-/// place. None where the template does not write it.
-fn around<'a>(text: &'a str, with_place: &str) -> Result<Option<[&'a str; 3]>, PromptError> {
-    let Some((before, behind)) = with_place.split_once(PLACE) else { return Ok(None) };
-    let reasoning = text.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));
-    let reasoning = reasoning.filter(|_| !behind.contains(PLACE)).ok_or(PromptError::Reasoning)?;
-    let (before, rest) = text.split_at(before.len());
-    Ok(Some([before, reasoning, &rest[reasoning.len()..]]))
+/// The text of a turn in pieces, and whether each is learned: what lies in `masked` is not. `begins` is where the turn
+/// begins, as the places of `masked` are counted.
+fn pieces<'a>(turn: &'a Turn, begins: usize, masked: &[Range<usize>]) -> Vec<(&'a str, bool)> {
+    let (mut pieces, mut done) = (Vec::new(), 0);
+    let within = |place: usize| place.saturating_sub(begins).min(turn.text.len());
+    for place in masked.iter().filter(|_| turn.learn) {
+        let (from, to) = (within(place.start).max(done), within(place.end));
+        if from < to {
+            pieces.extend([(&turn.text[done..from], true), (&turn.text[from..to], false)]);
+            done = to;
+        }
+    }
+    pieces.push((&turn.text[done..], turn.learn));
+    pieces.retain(|(text, _)| !text.is_empty());
+    pieces
 }
 
 impl PromptRenderer {
@@ -509,8 +520,23 @@ impl PromptRenderer {
 
     /// Whether the headers of assistants' turns are learned because the chat template does not tell them apart.
     pub fn learns_headers(&self) -> bool {
-        let template = self.prompter.chat_template.as_ref().filter(|_| self.shape == Shape::Messages);
+        let template = self.of_conversations();
         self.train_on != TrainOn::All && template.is_some_and(|template| !template.has_generation_prompt())
+    }
+
+    /// Whether the chat template has marks that decide nothing, since they are not one for each assistant's turn.
+    pub fn has_idle_marks(&self) -> bool {
+        self.of_conversations().is_some_and(ChatTemplate::has_idle_marks)
+    }
+
+    /// Whether the chat template writes nothing behind a conversation, so that the end of an answer is not learned.
+    pub fn leaves_the_end_open(&self) -> bool {
+        self.of_conversations().is_some_and(ChatTemplate::leaves_the_end_open)
+    }
+
+    /// The template of rows that are conversations.
+    fn of_conversations(&self) -> Option<&ChatTemplate> {
+        self.prompter.chat_template.as_deref().filter(|_| self.shape == Shape::Messages)
     }
 
     /// What ends the reasoning before an answer, where the rows may be conversations.
@@ -581,28 +607,17 @@ impl PromptRenderer {
                 let mut prompt = Prompt::default();
                 let weights = messages.iter().map(|message| self.weight_of(message)).collect::<Result<Vec<_>, _>>()?;
                 let turns = prompter.chat_template()?.turns(&messages, self.train_on)?;
-                let with_places = match self.learn_reasoning {
-                    true => None,
-                    false => self.with_places(&messages)?,
-                };
-                if with_places.as_ref().is_some_and(|with_places| with_places.len() != turns.len()) {
-                    return Err(PromptError::Reasoning);
-                }
+                let masked =
+                    if self.learn_reasoning { Vec::new() } else { self.places_of_reasoning(&messages, &turns)? };
                 let are_weighted = weights.iter().any(|weight| *weight != 1.0);
                 if are_weighted && turns.iter().all(|turn| turn.message.is_none()) {
                     return Err(PromptError::WeightOfUnknownTurn);
                 }
-                for (index, turn) in turns.into_iter().enumerate() {
+                let mut begins = 0;
+                for turn in turns {
                     let first = prompt.segments.len();
-                    let with_place = with_places.as_ref().filter(|_| turn.learn).map(|turns| &turns[index].text);
-                    match with_place.map_or(Ok(None), |with_place| around(&turn.text, with_place))? {
-                        Some([before, reasoning, behind]) => {
-                            prompt.text(before, true);
-                            prompt.text(reasoning, false);
-                            prompt.text(behind, true);
-                        }
-                        None => prompt.text(turn.text, turn.learn),
-                    }
+                    pieces(&turn, begins, &masked).into_iter().for_each(|(text, learn)| prompt.text(text, learn));
+                    begins += turn.text.len();
                     let weight = turn.message.map_or(1.0, |message| weights[message]);
                     prompt.segments[first..].iter_mut().for_each(|segment| segment.weigh(weight));
                 }
@@ -616,20 +631,27 @@ impl PromptRenderer {
         }
     }
 
-    /// The turns of a conversation with [`PLACE`] where its reasoning is; none where it has none.
-    fn with_places(&self, messages: &[Message]) -> Result<Option<Vec<Turn>>, PromptError> {
+    /// Where in a conversation the reasoning of what is learned is written, in order.
+    fn places_of_reasoning(&self, messages: &[Message], turns: &[Turn]) -> Result<Vec<Range<usize>>, PromptError> {
+        let is_learned = |index| turns.iter().find(|turn| turn.message == Some(index)).is_none_or(|turn| turn.learn);
         let reasons = |message: &Message| {
             let reasoning = message.other.get(REASONING[0]).and_then(serde_json::Value::as_str);
             message.role == "assistant" && reasoning.is_some_and(|reasoning| !reasoning.trim().is_empty())
         };
-        if !messages.iter().any(reasons) {
-            return Ok(None);
+        let whole: String = turns.iter().map(|turn| turn.text.as_str()).collect();
+        let mut places = Vec::new();
+        for index in (0..messages.len()).filter(|index| reasons(&messages[*index]) && is_learned(*index)) {
+            let mut messages = messages.to_vec();
+            let fields = &mut messages[index].other;
+            REASONING.iter().for_each(|name| drop(fields.insert((*name).to_owned(), PLACE.into())));
+            let with_place = self.prompter.chat_template()?.render(&messages, false)?;
+            // A template need not write it.
+            if with_place.contains(PLACE) {
+                places.push(place_in(&whole, &with_place).ok_or(PromptError::Reasoning)?);
+            }
         }
-        let mut messages = messages.to_vec();
-        for message in messages.iter_mut().filter(|message| reasons(message)) {
-            REASONING.iter().for_each(|name| drop(message.other.insert((*name).to_owned(), PLACE.into())));
-        }
-        Ok(Some(self.prompter.chat_template()?.turns(&messages, self.train_on)?))
+        places.sort_by_key(|place| place.start);
+        Ok(places)
     }
 
     /// The weight that an assistant's message gives itself; 1 where it gives none, and of every other message.

@@ -46,11 +46,47 @@ enum Arguments {
     Text,
 }
 
+/// How a template wants what is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Text,
+    Parts,
+    Either,
+}
+
+/// What probes say.
+const SAID: &str = "A text.";
+
+impl Content {
+    /// How a template wants it, by what it makes of either spelling; none where it refuses one.
+    fn told(said: impl Fn(Value) -> Option<String>) -> Self {
+        let has_said = |written: &Option<String>| written.as_ref().is_some_and(|written| written.contains(SAID));
+        let parts = said(json!([{ "type": "text", "text": SAID }]));
+        // A part that is written as an object is not read.
+        let is_object = |written: &String| {
+            [format!("'text': '{SAID}'"), format!("\"text\": \"{SAID}\""), format!("\"text\":\"{SAID}\"")]
+                .iter()
+                .any(|object| written.contains(object))
+        };
+        if !has_said(&parts) || parts.as_ref().is_some_and(is_object) {
+            Self::Text
+        } else if has_said(&said(SAID.into())) {
+            Self::Either
+        } else {
+            Self::Parts
+        }
+    }
+}
+
+/// What is said, by a user and an assistant, and in instructions.
+const SPEAKERS: [&str; 3] = ["user", "assistant", "system"];
+
 /// The spellings that a template writes as it should.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spelling {
     arguments: Arguments,
-    reads_parts: bool,
+    /// By [`SPEAKERS`]; others are taken for users.
+    content: [Content; 3],
     writes_calls: bool,
     writes_tools: bool,
 }
@@ -63,11 +99,25 @@ impl Spelling {
         messages.iter().any(|message| message.content.is_array() || named(message))
     }
 
+    /// Whether a template writes parts alone, so that texts are spelled otherwise, too.
+    pub(super) fn wants_parts(render: impl Fn(&[Message]) -> Option<String>) -> bool {
+        let said = |content: Value| render(&[Message { content, ..Message::new("user", "") }]);
+        let has_said = said(SAID.into()).is_none_or(|written| written.contains(SAID));
+        !has_said && Content::told(said) == Content::Parts
+    }
+
     /// What a template wants, by what it makes of conversations; none where it refuses one.
     pub(super) fn of(render: impl Fn(&[Message]) -> Option<String>) -> Self {
-        let said = |content: Value| render(&[Message { content, ..Message::new("user", "") }]);
-        let text = said("A text.".into());
-        let reads_parts = text.is_some() && text == said(json!([{ "type": "text", "text": "A text." }]));
+        let content = SPEAKERS.map(|speaker| {
+            Content::told(|content| {
+                let said = Message { content, ..Message::new(speaker, "") };
+                match speaker {
+                    "user" => render(&[said]),
+                    "assistant" => render(&[Message::new("user", "x"), said]),
+                    _ => render(&[said, Message::new("user", "x")]),
+                }
+            })
+        });
         let called = |arguments: Value| {
             let [mut asks, calls] = conversation_with_a_call(CALLED, arguments);
             asks.other.insert(TOOLS.to_owned(), json!([tool(TOOL)]));
@@ -84,7 +134,7 @@ impl Spelling {
         };
         // One that refuses both says so itself.
         let writes = |name| of_object.as_ref().or(of_text.as_ref()).is_none_or(|text| text.contains(name));
-        Self { arguments, reads_parts, writes_calls: writes(CALLED), writes_tools: writes(TOOL) }
+        Self { arguments, content, writes_calls: writes(CALLED), writes_tools: writes(TOOL) }
     }
 
     /// Checks that the template writes the calls and the tools that are there.
@@ -109,12 +159,17 @@ impl Spelling {
     pub(super) fn apply(self, messages: &[Message]) -> Result<Cow<'_, [Message]>, ChatError> {
         let mut messages = Cow::Borrowed(messages);
         for index in 0..messages.len() {
-            if let Value::Array(parts) = &messages[index].content {
-                match joined(parts) {
-                    Ok(text) => messages.to_mut()[index].content = text.into(),
-                    Err(_) if self.reads_parts => {}
-                    Err(found) => return Err(ChatError::Part { turn: index + 1, found }),
+            let speaker = SPEAKERS.iter().position(|speaker| *speaker == messages[index].role).unwrap_or(0);
+            let content = match (&messages[index].content, self.content[speaker]) {
+                (Value::Array(parts), Content::Text) => {
+                    Some(joined(parts).map_err(|found| ChatError::Part { turn: index + 1, found })?.into())
                 }
+                (Value::Array(parts), Content::Parts | Content::Either) => with_types(parts),
+                (Value::String(text), Content::Parts) => Some(json!([{ "type": "text", "text": text }])),
+                _ => None,
+            };
+            if let Some(content) = content {
+                messages.to_mut()[index].content = content;
             }
             if let Some(reasoning) = REASONING.iter().find_map(|name| messages[index].other.get(*name))
                 && REASONING[..2].iter().any(|name| !messages[index].other.contains_key(*name))
@@ -170,6 +225,16 @@ fn object(text: &str) -> Option<Map<String, Value>> {
     }
 }
 
+/// Parts of which one is text without saying so, each with its type.
+fn with_types(parts: &[Value]) -> Option<Value> {
+    let is_untyped = |part: &Value| part.get("type").is_none() && part["text"].is_string();
+    parts.iter().any(is_untyped).then(|| {
+        let mut parts = parts.to_vec();
+        parts.iter_mut().filter(|part| is_untyped(part)).for_each(|part| part["type"] = "text".into());
+        parts.into()
+    })
+}
+
 /// The text of parts that are all text; else what one of them is.
 fn joined(parts: &[Value]) -> Result<String, String> {
     let mut text = String::new();
@@ -188,6 +253,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::chat::ChatTemplate;
+    use super::super::train_on::TrainOn;
     use super::*;
 
     /// A conversation with a call of these arguments, by a template that writes a call in this way.
@@ -255,6 +321,47 @@ mod tests {
         );
         assert_eq!(said(&reads_parts, &parts).unwrap(), "<One, two>");
         assert_eq!(said(&reads_parts, &image).unwrap(), "<See(image)>");
+    }
+
+    #[test]
+    fn parts_are_given_to_templates_that_read_them() {
+        let parts = json!([{ "type": "text", "text": "Hello " }, { "text": " world" }]);
+        let template = |source: &str| ChatTemplate::new(source, BTreeMap::new()).unwrap();
+        let said = |template: &ChatTemplate, role: &str, content: &Value| {
+            let said = Message { content: content.clone(), ..Message::new(role, "") };
+            template.render(&[said, Message::new("user", "x")][..if role == "user" { 1 } else { 2 }], false).unwrap()
+        };
+        let parts_alone = template(
+            "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}[{{ p.type }}:{{ p.text }}]{% endfor %}{% endfor %}",
+        );
+        assert_eq!(said(&parts_alone, "user", &parts), "<user>[text:Hello ][text: world]");
+        assert_eq!(said(&parts_alone, "user", &"Hello".into()), "<user>[text:Hello]");
+        let trims = template(
+            "{% for m in messages %}<{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+             {% if p.type == 'text' %}{{ p.text|trim }}{% endif %}{% endfor %}{% endif %}>{% endfor %}",
+        );
+        assert_eq!(said(&trims, "user", &parts), "<Helloworld>");
+        assert_eq!(said(&trims, "user", &" Hello".into()), "< Hello>");
+        // What instructions are may differ from what users say.
+        let of_users = template(
+            "{% for m in messages %}<{% if m.role == 'system' %}{{ m.content }}{% else %}{% for p in m.content %}\
+             {{ p.text|trim }}{% endfor %}{% endif %}>{% endfor %}",
+        );
+        assert_eq!(said(&of_users, "system", &parts), "<Hello  world><x>");
+        assert_eq!(said(&of_users, "user", &parts), "<Helloworld>");
+    }
+
+    #[test]
+    fn turns_said_in_parts_are_found() {
+        let source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}[{{ p.text }}]{% endfor %}{{ '|' if m.role \
+                      == 'user' or loop.last else '!' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let template = ChatTemplate::new(source, BTreeMap::new()).unwrap();
+        let mut turns = ["a", "b", "c", "d"].map(|text| Message::new("user", text));
+        (turns[1].role, turns[3].role) = ("assistant".to_owned(), "assistant".to_owned());
+        turns[1].content = json!([{ "type": "text", "text": "A " }, { "type": "text", "text": "B" }]);
+        let turns = template.turns(&turns, TrainOn::Assistant).unwrap();
+        let learned: Vec<_> = turns.iter().filter(|turn| turn.learn).map(|turn| turn.text.as_str()).collect();
+        assert_eq!(learned, ["[A ][B]!", "[d]|"]);
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 6; // 6: calls and parts are spelled as the chat template wants them; the beginning that `tokenizer.json` alone has.
+    const VERSION: u32 = 7; // 7: turns end where their own end is; parts reach templates that read them; a template's marks decide in every row or in none.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
 }
 
@@ -265,8 +265,20 @@ impl Stage for Tokenize {
         let renderer = renderer.weighted_by(self.weight.clone()).learning_reasoning(self.train_on_reasoning);
         if renderer.learns_headers() {
             context.warn(
-                "the chat template ignores `add_generation_prompt` and has no `{% generation %}` marks: the header of an \
-                 assistant's turn is trained with the turn",
+                "the chat template ignores `add_generation_prompt` and has no `{% generation %}` marks around each \
+                 assistant's turn: the header of an assistant's turn is trained with the turn",
+            );
+        }
+        if renderer.has_idle_marks() {
+            context.warn(
+                "the chat template's `{% generation %}` marks are not one for each assistant's turn: they are ignored, \
+                 and `train_on` alone decides what is trained",
+            );
+        }
+        if renderer.leaves_the_end_open() {
+            context.warn(
+                "the chat template writes nothing behind the last turn of a conversation: its end is not trained, so \
+                 the model may not learn where to stop",
             );
         }
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));

@@ -26,7 +26,7 @@ impl RowError {
     /// As the failure of the stage over the row of an index, from 0.
     pub(super) fn at_row(self, index: u64) -> StageError {
         let help = match &self {
-            Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks)) => Some(
+            Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. })) => Some(
                 "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around the assistant's \
                  text"
                     .to_owned(),

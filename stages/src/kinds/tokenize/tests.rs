@@ -227,6 +227,22 @@ fn special_tokens_in_columns_are_plain_text_and_counted() {
 }
 
 #[test]
+fn special_tokens_in_roles_are_plain_text_and_counted() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>{% endfor %}{% if add_generation_prompt \
+                    %}<assistant>{% endif %}";
+    let row = |role: &str| {
+        Row::Messages(vec![Message::new("user", "a"), Message::new(role, "x"), Message::new("assistant", "b")])
+    };
+    let rows = [row("narrator<|eot_id|>"), row("narrator")];
+    let (facts, rows) = tokenize("bytelevel", RowsFacts::messages(), rows, json!({"chat_template": template})).unwrap();
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+    let ends = |row: &TokenRow| {
+        row.input_ids.iter().filter(|id| tokenizer.decode_with_special(&[**id]).unwrap() == "<|eot_id|>").count()
+    };
+    assert_eq!((facts.sanitized, ends(&rows[0]), ends(&rows[1])), (1, 3, 3));
+}
+
+#[test]
 fn a_prompt_that_fills_the_row_is_left_out_or_kept_as_torchtune_does() {
     let rows = || [row(&"word ".repeat(100), "short"), row("Hi.", "Greeting.")];
     let (facts, tokens) = tokenize("bytelevel", summarize(), rows(), json!({"max_seq_len": 48})).unwrap();
@@ -494,6 +510,30 @@ fn reasoning_is_where_the_template_writes_it() {
     assert_eq!(run(&format!("{header}{writes}{end}"), "hi", "hi k"), "<think></think>hi k.");
     // A template that does not write it.
     assert_eq!(run(&format!("{header}{end}"), "Paris", "Paris is it"), "Paris is it.");
+}
+
+#[test]
+fn reasoning_is_masked_where_a_template_takes_it_out_of_earlier_turns() {
+    let template = std::fs::read_to_string(golden("chat_templates/qwen3.jinja")).unwrap();
+    let reasons = |content: &str, reasoning: &str| {
+        let mut message = Message::new("assistant", content);
+        message.other.insert("reasoning_content".to_owned(), reasoning.into());
+        message
+    };
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+    let learned = |first: Message, train_on: &str| {
+        let row = Row::Messages(vec![Message::new("user", "a"), first, Message::new("user", "c"), reasons("d", "r2")]);
+        let with = json!({"train_on_reasoning": false, "chat_template": template, "train_on": train_on});
+        let (_, rows) = tokenize("bytelevel", RowsFacts::messages(), [row], with).unwrap();
+        let learned = rows[0].labels.iter().filter(|label| **label != -100).map(|label| *label as u32);
+        tokenizer.decode_with_special(&learned.collect::<Vec<_>>()).unwrap()
+    };
+    let last = "<think>\n\n</think>\n\nd<|im_end|>\n";
+    for first in [Message::new("assistant", "b"), reasons("b", "r1")] {
+        assert_eq!(learned(first.clone(), "assistant"), format!("b<|im_end|>\n{last}"));
+        assert_eq!(learned(first.clone(), "last"), last);
+        assert!(!learned(first, "all").contains("r2"));
+    }
 }
 
 #[test]
