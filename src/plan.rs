@@ -167,7 +167,7 @@ impl PlanArgs {
         match asking.failures() {
             (Some(failed), _) => Err(failed.into()),
             (None, refused) => {
-                refused.iter().for_each(|error| terminal::tell_line(format_args!("warning: {error}")));
+                refused.values().for_each(|error| terminal::tell_line(format_args!("warning: {error}")));
                 Ok(forecasts)
             }
         }

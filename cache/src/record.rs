@@ -135,6 +135,11 @@ impl Stored {
         })
     }
 
+    /// Whether the bytes of a record hold a check. Those of before there was one do not.
+    pub(crate) fn has_check(bytes: &[u8]) -> bool {
+        bytes.starts_with(CHECK.0.as_bytes())
+    }
+
     /// Reads a record and compares it with its check and with the key in its name.
     pub(crate) fn read(bytes: &[u8], key: &Digest) -> Self {
         let Some(bytes) = checked(bytes) else { return Self::Damaged };

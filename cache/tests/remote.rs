@@ -226,7 +226,7 @@ fn a_foreign_tree_or_record_is_refused() {
     fs::copy(server.file(theirs[0]), server.file(ours[0])).unwrap();
     let found = connect(&server).look_up(&[key]).unwrap().remove(0);
     assert!(matches!(found, Err(RemoteError::Refused { .. })), "{found:?}");
-    assert_eq!(push(&remote, &here.store, &record).unwrap().result, PushedAs::New);
+    assert_eq!(push(&remote, &here.store, &record).unwrap().result, PushedAs::Repaired);
     assert_eq!(fs::read(server.file(ours[0])).unwrap(), sound);
 
     // A path that climbs, in a tree that is otherwise well formed.
@@ -241,6 +241,42 @@ fn a_foreign_tree_or_record_is_refused() {
     fs::remove_file(server.file(place)).unwrap();
     let error = pull(&connect(&server), &home().store, &record).unwrap_err();
     assert!(matches!(error, RemoteError::Missing { .. }), "{error}");
+}
+
+#[test]
+fn a_flipped_bit_of_a_record_is_refused_and_put_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let remote = in_folder(folder.path());
+    let here = home();
+    let mut record = result(&here.store, "train", &[("a", b"a".to_vec())]);
+    record.outputs.get_mut("out").unwrap().facts.insert("loss".to_owned(), 0.5.into());
+    let key = record.key.result_key();
+    here.store.record(&key, &record).unwrap();
+    push(&remote, &here.store, &record).unwrap();
+    let place = folder.path().join(format!("results/{key}.json"));
+    let sound = fs::read(&place).unwrap();
+    assert_eq!(sound, fs::read(here.store.root().join(format!("results/{key}.json"))).unwrap());
+
+    let with_another_loss = |text: Vec<u8>| String::from_utf8(text).unwrap().replace("0.5", "0.7");
+    fs::write(&place, with_another_loss(sound.clone())).unwrap();
+    let found = remote.look_up(&[key]).unwrap().remove(0);
+    assert!(matches!(found, Err(RemoteError::Refused { .. })), "{found:?}");
+    assert_eq!(push(&remote, &here.store, &record).unwrap().result, PushedAs::Repaired);
+    assert_eq!(fs::read(&place).unwrap(), sound);
+
+    // Of a record of before there was a check nothing is known; one who compares contents gives it one.
+    let unchecked = serde_json::to_vec_pretty(&record).unwrap();
+    for unchecked in [unchecked.clone(), with_another_loss(unchecked).into_bytes()] {
+        fs::write(&place, &unchecked).unwrap();
+        assert!(look_up(&remote, &record).is_some());
+        let push = |how, check| remote.push(&here.store, &record, how, check, |_| {}).unwrap().result;
+        push(Pushing::Send, Check::Length);
+        assert_eq!(fs::read(&place).unwrap(), unchecked);
+        assert_eq!(push(Pushing::DryRun, Check::Content), PushedAs::Repaired);
+        assert_eq!(push(Pushing::Send, Check::Content), PushedAs::Repaired);
+        assert_eq!(fs::read(&place).unwrap(), sound);
+        assert_eq!(push(Pushing::Send, Check::Content), PushedAs::Same);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `remote:` in a pipeline file: where results are shared, and whether this pipeline's are sent there.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use cache::remote::{BadPlace, Remote, RemoteError, RemotePlace};
@@ -87,13 +88,13 @@ pub struct Asking<'a> {
     store: &'a Store,
     remote: Option<Remote>,
     failed: Option<RemoteError>,
-    refused: Vec<RemoteError>,
+    refused: BTreeMap<Digest, RemoteError>,
 }
 
 impl<'a> Asking<'a> {
     /// Asks this one. What it has is remembered in the store.
     pub fn new(place: &'a RemotePlace, store: &'a Store) -> Self {
-        Self { place, store, remote: None, failed: None, refused: Vec::new() }
+        Self { place, store, remote: None, failed: None, refused: BTreeMap::new() }
     }
 
     /// The result of a key, if the shared cache has one.
@@ -109,7 +110,7 @@ impl<'a> Asking<'a> {
                 record
             }
             Ok(Err(refused)) => {
-                self.refused.push(refused);
+                self.refused.insert(*key, refused);
                 None
             }
             Err(failed) => {
@@ -119,8 +120,8 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// What ended the asking, if anything did, and the records that were refused.
-    pub fn failures(self) -> (Option<RemoteError>, Vec<RemoteError>) {
+    /// What ended the asking, if anything did, and the records that were refused, by their keys.
+    pub fn failures(self) -> (Option<RemoteError>, BTreeMap<Digest, RemoteError>) {
         (self.failed, self.refused)
     }
 

@@ -135,7 +135,7 @@ pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(
         found.insert(*key, record.clone());
         Some(record)
     });
-    let (failed, _) = asking.failures();
+    let (failed, mut refused) = asking.failures();
     let chosen = choose(&plan, &args.stages);
     let forecasts = forecasts.map_err(|error| Failure::explain(error, plan.sources))?;
     if let Some(error) = failed {
@@ -144,9 +144,15 @@ pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(
     let chosen = chosen?;
     let remote = Remote::open(&settings.place)?;
     let mut lines = Vec::new();
-    for StageForecast { stage: name, status, key, .. } in
-        forecasts.into_iter().filter(|one| chosen.contains(&one.stage))
-    {
+    // A record that is damaged hides whatever depends on it.
+    let is_refused = |one: &StageForecast| one.key.is_some_and(|key| refused.contains_key(&key));
+    let told: Vec<StageForecast> =
+        forecasts.into_iter().filter(|one| chosen.contains(&one.stage) || is_refused(one)).collect();
+    for StageForecast { stage: name, status, key, .. } in told {
+        if let Some((key, error)) = key.and_then(|key| refused.remove_entry(&key)) {
+            lines.push(line(name, key, Err(error))?);
+            continue;
+        }
         let record = key.and_then(|key| found.remove(&key).or_else(|| store.remembered(&key)));
         let (Some(key), Some(record), Status::Remote) = (key, record, status) else {
             let what = if status == Status::Cached { "here already" } else { "not in the remote" };
@@ -206,6 +212,8 @@ fn word(result: PushedAs, how: Pushing, files: u64) -> &'static str {
     match (result, how) {
         (PushedAs::Same, Pushing::Send) if files > 0 => "repaired",
         (PushedAs::Same, Pushing::DryRun) if files > 0 => "would be repaired",
+        (PushedAs::Repaired, Pushing::Send) => "repaired",
+        (PushedAs::Repaired, Pushing::DryRun) => "would be repaired",
         (PushedAs::New, Pushing::Send) => "sent",
         (PushedAs::New, Pushing::DryRun) => "would be sent",
         (PushedAs::Same, _) => "there already",

@@ -254,3 +254,30 @@ fn until(mut condition: impl FnMut() -> bool) {
         sleep(Duration::from_millis(2));
     }
 }
+
+#[test]
+fn a_damaged_record_in_the_remote_is_named() {
+    let project = Project::new();
+    fs::create_dir(project.path("shared")).unwrap();
+    let with = "with: { run: 'echo \"{\\\"acc\\\": 0.5}\" >\"$OUTPUT_o/metrics.json\"', outputs: { o: metrics } }";
+    project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n  a:\n    uses: command\n    {with}\n"));
+    project.run(&["run", "p.yaml", "--remote", "./shared", "--push"]).ends_with(0);
+    let records = || fs::read_dir(project.path("shared/results")).unwrap().map(|entry| entry.unwrap().path());
+    let flip = || {
+        let record = records().next().unwrap();
+        let text = fs::read_to_string(&record).unwrap();
+        assert!(text.contains("0.5"), "{text}");
+        fs::write(&record, text.replace("0.5", "0.7")).unwrap();
+    };
+    flip();
+    let elsewhere = |arguments: &[&str]| {
+        let home = project.path("home2");
+        project.run(&[arguments, &["--remote", "./shared", "--home", home.to_str().unwrap()]].concat())
+    };
+    elsewhere(&["cache", "pull", "p.yaml"]).ends_with(1).says("a: failed").warns("it is damaged");
+    elsewhere(&["run", "p.yaml", "--format", "json"]).ends_with(0).made(1).warns("it is damaged");
+    // Who has the result puts it right.
+    project.run(&["cache", "push", "p.yaml", "--verify", "--remote", "./shared"]).ends_with(0).says("a: repaired");
+    fs::remove_dir_all(project.path("home2")).unwrap();
+    elsewhere(&["cache", "pull", "p.yaml"]).ends_with(0).says("a: fetched");
+}

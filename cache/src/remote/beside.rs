@@ -11,7 +11,7 @@ use std::fs;
 
 use crate::atomic::{ensure_folder, write_atomically};
 use crate::entry::{Entry, is_absent, read_entry, remove_entry};
-use crate::record::Stored;
+use crate::record::{self, Stored};
 use crate::{Digest, ResultRecord, Store, StoreError};
 
 impl Store {
@@ -22,8 +22,7 @@ impl Store {
     pub fn remember(&self, record: &ResultRecord) -> Result<(), StoreError> {
         let folder = self.folder("known");
         ensure_folder(&folder)?;
-        let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
-        write_atomically(&folder.join(format!("{}.json", record.key.result_key())), &json)
+        write_atomically(&folder.join(format!("{}.json", record.key.result_key())), &record::to_bytes(record))
     }
 
     /// A record kept by [`Store::remember`].

@@ -13,7 +13,7 @@ use tokio::task::{JoinSet, block_in_place};
 use super::error::RemoteError;
 use super::pull::{join_one, several};
 use super::shared::{Remote, Shared, TransferProgress};
-use crate::record::Stored;
+use crate::record::{self, Stored};
 use crate::{Digest, Place, ResultRecord, Store, StoreError, Tree, TreeFile};
 
 /// Files up to this length are sent in one request, longer ones in parts of it.
@@ -60,6 +60,8 @@ pub enum PushedAs {
     New,
     /// The remote had the same already.
     Same,
+    /// The remote had a record of it that was damaged, or could not be checked: it was replaced.
+    Repaired,
     /// The remote has another one under this key, whole, made elsewhere: it stays.
     OtherKept,
 }
@@ -70,8 +72,23 @@ enum RemoteRecord {
     Same,
     /// A record of another version of this program, or a whole result with other outputs.
     Other,
-    /// Something that is worth nothing: it is replaced.
+    /// The record of a result that is not whole there: it is replaced.
+    Broken,
+    /// What is no record of this key, or one without a check where contents are checked: it is replaced.
     Damaged,
+}
+
+impl RemoteRecord {
+    /// What becomes of the result, and how its record is written if it is.
+    fn answer(&self) -> (PushedAs, Option<PutMode>) {
+        match self {
+            Self::Nothing => (PushedAs::New, Some(PutMode::Create)),
+            Self::Same => (PushedAs::Same, None),
+            Self::Other => (PushedAs::OtherKept, None),
+            Self::Broken => (PushedAs::New, Some(PutMode::Overwrite)),
+            Self::Damaged => (PushedAs::Repaired, Some(PutMode::Overwrite)),
+        }
+    }
 }
 
 impl Remote {
@@ -98,23 +115,20 @@ impl Remote {
                 Pushing::Send => shared.mark().await?,
                 Pushing::DryRun => shared.check_marker().await?,
             }
-            let found = shared.found(&key, record, store).await?;
-            if matches!(found, RemoteRecord::Other) {
-                return Ok(Pushed { result: PushedAs::OtherKept, files: 0, bytes: 0 });
+            let (result, mode) = shared.found(&key, record, store, check).await?.answer();
+            if result == PushedAs::OtherKept {
+                return Ok(Pushed { result, files: 0, bytes: 0 });
             }
             let files: BTreeMap<Digest, TreeFile> =
                 trees.iter().flat_map(|tree| tree.files()).map(|file| (file.digest, file.clone())).collect();
             let lacking = shared.lacking(files.into_values(), check).await?;
             let (files, bytes) = (lacking.len() as u64, lacking.iter().map(|(file, _)| file.size).sum());
-            let result = if matches!(found, RemoteRecord::Same) { PushedAs::Same } else { PushedAs::New };
             if how == Pushing::Send {
                 shared.send_objects(store, lacking, bytes, Arc::new(observe)).await?;
                 shared.send_trees(&trees, check).await?;
-                let mode = if matches!(found, RemoteRecord::Damaged) { PutMode::Overwrite } else { PutMode::Create };
-                if result == PushedAs::New {
-                    let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
+                if let Some(mode) = mode {
                     let name = shared.record(&key);
-                    shared.write(&name, json, mode).await?;
+                    shared.write(&name, record::to_bytes(record), mode).await?;
                     shared.accept(&name);
                 }
             }
@@ -124,17 +138,27 @@ impl Remote {
 }
 
 impl Shared {
-    async fn found(&self, key: &Digest, ours: &ResultRecord, store: &Store) -> Result<RemoteRecord, RemoteError> {
+    async fn found(
+        &self,
+        key: &Digest,
+        ours: &ResultRecord,
+        store: &Store,
+        check: Check,
+    ) -> Result<RemoteRecord, RemoteError> {
         let Some(bytes) = self.read(&self.record(key)).await? else { return Ok(RemoteRecord::Nothing) };
         let theirs = match Stored::read(&bytes, key) {
             Stored::Damaged => return Ok(RemoteRecord::Damaged),
             Stored::Foreign => return Ok(RemoteRecord::Other),
             Stored::Sound(theirs) => theirs,
         };
+        // Without a check, nothing but this machine's record of the same files tells what it said.
+        if check == Check::Content && !Stored::has_check(&bytes) && has_files_of(&theirs, ours) {
+            return Ok(RemoteRecord::Damaged);
+        }
         if theirs.outputs == ours.outputs {
             return Ok(RemoteRecord::Same);
         }
-        Ok(if self.is_whole(&theirs, store).await? { RemoteRecord::Other } else { RemoteRecord::Damaged })
+        Ok(if self.is_whole(&theirs, store).await? { RemoteRecord::Other } else { RemoteRecord::Broken })
     }
 
     /// Whether everything that a record names is there, by its length.
@@ -332,6 +356,14 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// Whether two results of one key hold the same files.
+fn has_files_of(one: &ResultRecord, other: &ResultRecord) -> bool {
+    let trees =
+        |record: &ResultRecord| record.outputs.iter().map(|(name, output)| (name.clone(), output.tree)).collect();
+    let (one, other): (Vec<_>, Vec<_>) = (trees(one), trees(other));
+    one == other
 }
 
 /// The error for a file that ends early, or cannot be read.

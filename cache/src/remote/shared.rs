@@ -239,7 +239,7 @@ impl Shared {
         match Stored::read(&bytes, key) {
             Stored::Sound(record) => Ok(Some(record)),
             Stored::Foreign => Ok(None),
-            Stored::Damaged => Err(self.refuse(&name, "it is not the record of the key in its name")),
+            Stored::Damaged => Err(self.refuse(&name, "it is damaged, or not the record of the key in its name")),
         }
     }
 
