@@ -24,6 +24,9 @@ use crate::stage::{Counted, Outside, PinRequest};
 /// Folders below this depth are a loop of links.
 const DEEPEST_FOLDER: usize = 64;
 
+/// Begins the entries that say of which kind an input is.
+pub(crate) const KIND_OF: &str = "@kind_of.";
+
 /// What one stage reads from outside the pipeline.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageOutside {
@@ -144,6 +147,8 @@ pub fn stage_key(
     let mut writer = KeyWriter::new(&mut document, &known);
     stage.bound.write_whole_key(&mut writer);
     let unknown = writer.unresolved.len() + outside.unpinned.len();
+    let of_any_kind = std::mem::take(&mut writer.of_any_kind);
+    push_kinds(&mut document, of_any_kind, |reference| Some(input_of(stage, reference, &[])?.kind.as_str()));
     for (role, grants) in &outside.files {
         for (order, grant) in grants.iter().enumerate() {
             let value = format!("{} {}", keyed_name(grant, grants.len()), grant.digest);
@@ -158,6 +163,20 @@ pub fn stage_key(
         document.push(format!("@measured.{axis}"), value.to_string(), Class::Semantic);
     }
     StageKey { document, unknown }
+}
+
+/// Writes of which kind those inputs are that may be of any: equal files of two kinds are two things to who is told of
+/// the kind.
+pub(crate) fn push_kinds<'a>(
+    document: &mut KeyDocument,
+    of_any_kind: Vec<(String, Reference)>,
+    kind: impl Fn(&Reference) -> Option<&'a str>,
+) {
+    for (path, reference) in of_any_kind {
+        if let Some(kind) = kind(&reference) {
+            document.push(format!("{KIND_OF}{path}"), kind, Class::Semantic);
+        }
+    }
 }
 
 /// The planned input that a reference in a stage's parameters stands for.

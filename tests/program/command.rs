@@ -240,3 +240,89 @@ stages:
     assert!(!plan.stdout.contains("→ empty") && !plan.stdout.contains("none → not set"), "{plan}");
     assert!(plan.stdout.contains("train_test_split.test_size not set → 1"), "{plan}");
 }
+
+/// Equal files of two kinds are two things to a program, which is told the kind.
+#[test]
+fn the_kind_of_an_input_is_in_the_key() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        r#"
+version: 1
+name: kinds
+vars: { src: a }
+stages:
+  a: { uses: command, with: { run: 'echo "{\"acc\": 1}" > "$OUTPUT_o/metrics.json"', outputs: { o: files } } }
+  b: { uses: command, with: { run: 'echo "{\"acc\": 1}" > "$OUTPUT_o/metrics.json"', outputs: { o: metrics } } }
+  c:
+    uses: command
+    with: { run: 'cat "$INPUT_i.artifact.json" > "$OUTPUT_o/x"', inputs: { i: "${vars.src}" }, outputs: { o: files } }
+publish: { c: ./out }
+"#,
+    );
+    let told = || fs::read_to_string(project.path("out/x")).unwrap();
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    assert!(told().contains("\"kind\": \"files\""), "{}", told());
+    project.run(&["plan", "p.yaml", "vars.src=b"]).ends_with(0).says("inputs.i a");
+    project.run(&["run", "p.yaml", "vars.src=b"]).ends_with(0);
+    assert!(told().contains("\"kind\": \"metrics\"") && told().contains("\"acc\""), "{}", told());
+    project.run(&["run", "p.yaml", "--format", "json"]).ends_with(0).made(0);
+    project.run(&["runs", "verify", "latest", "c", "--format", "json"]).ends_with(0).found_equal(1);
+}
+
+#[test]
+fn a_folder_without_files_is_named_and_the_rest_is_stored() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        r#"
+version: 1
+name: folders
+stages:
+  a:
+    uses: command
+    with: { run: 'cd "$OUTPUT_o"; mkdir -p kept logs/deep; echo 1 >kept/x', outputs: { o: files } }
+publish: { a: ./out }
+"#,
+    );
+    let ran = project.run(&["run", "p.yaml"]).ends_with(0).warns("the output `o` has an empty folder `logs/deep`");
+    assert!(!ran.stderr.contains("kept"), "{ran}");
+    assert!(project.path("out/kept/x").exists() && !project.path("out/logs").exists());
+}
+
+#[test]
+fn what_no_program_can_be_given_is_found_before_the_run() {
+    let project = Project::new();
+    let pipeline = |stages: &str| project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n{stages}"));
+    pipeline("  a: { uses: command, with: { run: \"a\\0b\" } }\n");
+    project.run(&["validate", "p.yaml"]).ends_with(2).reports("bad-value").warns("zero byte");
+    pipeline("  a: { uses: command, with: { run: [echo, x], env: { A: \"a\\0b\" } } }\n");
+    project.run(&["validate", "p.yaml"]).ends_with(2).reports("bad-value").warns("zero byte");
+    let two = "  a: { uses: command, with: { run: 'true' } }\n  b: { uses: command, with: { run: 'true', inputs: { x: a } } }\n";
+    pipeline(two);
+    let wrong = project.run(&["validate", "p.yaml"]).ends_with(2).reports("wrong-kind");
+    wrong.warns("`inputs.x` reads an output, and stage `a` makes none");
+}
+
+#[test]
+fn a_source_file_that_is_gone_has_changed_while_the_pipeline_ran() {
+    let project = Project::new();
+    project.write("src.txt", "plain");
+    project.write(
+        "p.yaml",
+        &format!(
+            r#"
+version: 1
+name: gone
+stages:
+  a: {{ uses: command, with: {{ run: 'rm "{}"; echo 1 >"$OUTPUT_o/x"', outputs: {{ o: files }} }} }}
+  b:
+    uses: command
+    needs: [a]
+    with: {{ run: 'cp "$FILE_f" "$OUTPUT_o/x"', files: {{ f: ./src.txt }}, outputs: {{ o: files }} }}
+"#,
+            project.path("src.txt").display()
+        ),
+    );
+    project.run(&["run", "p.yaml"]).ends_with(1).warns("changed while the pipeline was running");
+}

@@ -45,7 +45,7 @@ struct Left {
 /// published folders.
 const AMONG_FILES: Left = Left {
     archive: "0.1.0-records-among-files.tar.gz",
-    raised: &["questions", "text", "tokens", "merged", "scores", "samples"],
+    raised: &["questions", "text", "tokens", "merged", "scores", "samples", "notes"],
     step: "step 65 of 240",
     runs: ["latest~4", "latest~2"],
 };
@@ -53,7 +53,7 @@ const AMONG_FILES: Left = Left {
 /// Version 0.1.0 with descriptions beside the files.
 const BESIDE_FILES: Left = Left {
     archive: "0.1.0-records-beside-files.tar.gz",
-    raised: &["questions", "text", "tokens", "merged", "scores", "samples"],
+    raised: &["questions", "text", "tokens", "merged", "scores", "samples", "notes"],
     step: "step 40 of 240",
     runs: ["latest~4", "latest~2"],
 };

@@ -10,6 +10,7 @@ use super::past::{Before, Last, Past, Present};
 use super::{ExplainError, Reason};
 use crate::change::{Change, FileChange, file_changes};
 use crate::file::source::Span;
+use crate::keys::KIND_OF;
 use crate::parameter::NOT_KNOWN;
 use crate::plan::ResolvedInput;
 use crate::stage::{Outside, WorkingState};
@@ -61,6 +62,11 @@ fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
             }
         } else if let Some(pin) = path.strip_prefix("@pins.") {
             found.pin(pin, old, new);
+        } else if let Some(field) = path.strip_prefix(KIND_OF) {
+            // An input that is new or gone is itself a difference.
+            if old.is_some() && new.is_some() {
+                found.kind_of(field);
+            }
         } else if new.as_deref() != Some(NOT_KNOWN) {
             found.field(&difference);
         }
@@ -171,6 +177,18 @@ impl CauseSearch<'_> {
         };
         let change = (self.now.output)(input).and_then(|output| self.past.input_change(input, old, &output));
         Reason::InputChanged { field: path.to_owned(), input: self.past.name_of(input), change }
+    }
+
+    /// An input of the same content and of another kind.
+    fn kind_of(&mut self, field: &str) {
+        let reason = match self.edits.as_ref().and_then(|edits| edits.at(field)) {
+            Some(edit) => self.changed(field, edit),
+            None => {
+                let input = self.input_at(field).map_or_else(|| field.to_owned(), |input| self.past.name_of(input));
+                Reason::InputChanged { field: field.to_owned(), input, change: None }
+            }
+        };
+        self.add(reason);
     }
 
     /// A value: an edit itself, or what follows from edits elsewhere.

@@ -169,6 +169,9 @@ pub struct KeyWriter<'a> {
     identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
     /// References whose identity is not known yet, since their stage has still to run.
     pub unresolved: Vec<Reference>,
+    /// References that take an input of any kind, with their fields: which kind it is, is for whoever reads it to act
+    /// upon.
+    pub of_any_kind: Vec<(String, Reference)>,
 }
 
 impl<'a> KeyWriter<'a> {
@@ -177,7 +180,8 @@ impl<'a> KeyWriter<'a> {
         document: &'a mut KeyDocument,
         identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
     ) -> Self {
-        Self { document, path: String::new(), class: Class::Semantic, identity, unresolved: Vec::new() }
+        let (unresolved, of_any_kind) = (Vec::new(), Vec::new());
+        Self { document, path: String::new(), class: Class::Semantic, identity, unresolved, of_any_kind }
     }
 
     /// Writes a field of a struct: the class that holds is the outermost one that is not semantic.
@@ -205,6 +209,9 @@ impl<'a> KeyWriter<'a> {
 
     /// Writes the identity of an input.
     pub fn input(&mut self, reference: &Reference, kinds: &'static [&'static str]) {
+        if kinds.is_empty() {
+            self.of_any_kind.push((self.path.clone(), reference.clone()));
+        }
         match (self.identity)(reference, kinds) {
             Some(identity) => self.value(identity.to_string()),
             None => {

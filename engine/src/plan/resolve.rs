@@ -182,10 +182,11 @@ impl<'a> Resolver<'a> {
     fn wrong_kind(&self, reference: &Reference, kinds: &[&str], outputs: &[Output]) -> Problem {
         let named = outputs.iter().filter(|output| reference.output.as_ref().is_none_or(|name| *name == output.name));
         let made = alternatives(named.map(|output| output.kind.as_str()), "and");
-        let taken = alternatives(kinds.iter().copied(), "or");
+        let taken = if kinds.is_empty() { "an output".to_owned() } else { alternatives(kinds.iter().copied(), "or") };
         let field = field_at(&self.reader.with, reference.span).unwrap_or_else(|| self.reader.declared.clone());
         let what = match &reference.output {
             Some(output) => format!("`{}.{output}` is {made}", reference.stage),
+            None if kinds.is_empty() => format!("stage `{}` makes none", reference.stage),
             None if outputs.is_empty() => format!("stage `{}` makes nothing", reference.stage),
             None => format!("stage `{}` makes {made}", reference.stage),
         };
@@ -285,7 +286,7 @@ pub(super) fn pick<'a>(
 }
 
 fn makes(bound: &Bound, kinds: &[&str]) -> bool {
-    bound.outputs.iter().flatten().any(|output| kinds.contains(&output.kind.as_str()))
+    bound.outputs.iter().flatten().any(|output| kinds.is_empty() || kinds.contains(&output.kind.as_str()))
 }
 
 /// `a, b and c`.

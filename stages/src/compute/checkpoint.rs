@@ -6,11 +6,12 @@ use std::path::Path;
 
 use cache::{Digest, Hasher};
 use engine::artifact::Facts;
-use engine::context::Draft;
+use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::forecast::{Ahead, Forecast};
 use engine::local_files::MOST_READ;
 use engine::parameter::Reference;
+use engine::protocol::FileGrant;
 use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
 use model::config::{Architecture, sizes_by_other_names};
 use model::gguf::{GgufError, GgufFile};
@@ -252,6 +253,22 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), StageError> {
     let mut target = fs::File::create(to).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
     std::io::copy(&mut source, &mut target).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
     Ok(())
+}
+
+/// Copies a source file, which is checked to be what was planned with.
+///
+/// # Errors
+/// Fails with [`Cause::ChangedWhileRunning`] where it is another one, or gone, and if the disk refuses.
+pub fn copy_source(file: &FileGrant, to: &Path, context: &StageContext) -> Result<(), StageError> {
+    copy(&file.path, to).map_err(|error| match file.path.exists() {
+        true => error,
+        false => context.verify(file).err().unwrap_or(error),
+    })?;
+    let copied = FileGrant { path: to.to_owned(), ..file.clone() };
+    context.verify(&copied).map_err(|mut error| {
+        error.message = format!("`{}` changed while it was copied", file.path.display());
+        error
+    })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::file::tree::Node;
 use crate::history::folder::{JOB_FILE, RESULT_FILE};
 use crate::history::recorded::Recorded;
 use crate::home::Home;
+use crate::keys::push_kinds;
 use crate::parameter::{KeyWriter, Reader, Reference};
 use crate::protocol::Job;
 use crate::stage::Registry;
@@ -200,15 +201,19 @@ fn told(job: &Job, kind: &crate::stage::Kind) -> Option<KeyDocument> {
     let mut reader = Reader::default();
     let bound = kind.read(&Node::from_json(&job.parameters), &mut reader);
     let bound = bound.filter(|_| reader.problems.is_empty())?;
-    let identity = |reference: &Reference, kinds: &'static [&'static str]| {
+    let granted = |reference: &Reference, kinds: &[&str]| {
         let granted = job.inputs.iter().filter_map(|(name, grant)| {
             let output = name.strip_prefix(&reference.stage)?.strip_prefix('.')?;
-            Some((grant.identity, output, grant.kind.as_str()))
+            Some((grant, output, grant.kind.as_str()))
         });
         pick(reference, kinds, granted)
     };
+    let identity = |reference: &Reference, kinds: &'static [&'static str]| Some(granted(reference, kinds)?.identity);
     let mut document = KeyDocument::default();
-    bound.write_whole_key(&mut KeyWriter::new(&mut document, &identity));
+    let mut writer = KeyWriter::new(&mut document, &identity);
+    bound.write_whole_key(&mut writer);
+    let of_any_kind = std::mem::take(&mut writer.of_any_kind);
+    push_kinds(&mut document, of_any_kind, |reference| Some(granted(reference, &[])?.kind.as_str()));
     Some(document)
 }
 

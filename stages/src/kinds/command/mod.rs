@@ -75,7 +75,8 @@ const FIXED: [(&str, &str); 3] = [("LANG", "C.UTF-8"), ("TZ", "UTC"), ("PYTHONHA
 
 impl StageKind for Command {
     const NAME: &'static str = "command";
-    const VERSION: u32 = 1;
+    /// 2: the key has the kinds of the inputs, which the program is told.
+    const VERSION: u32 = 2;
     const ABOUT: &'static str =
         "Runs any program: declared inputs, files, outputs and environment, all of them in the key.";
     const PLACEHOLDERS: &'static [&'static str] = &[placeholders::INPUTS, placeholders::FILES, placeholders::OUTPUTS];
@@ -235,12 +236,7 @@ fn copy_files(name: &str, path: &LocalPath, context: &StageContext) -> Result<Pa
     for file in &granted {
         let to = folder.join(&file.relative);
         make_folder(to.parent().expect("a file has a folder"))?;
-        checkpoint::copy(&file.path, &to)?;
-        let copied = FileGrant { path: to.clone(), ..file.clone() };
-        context.verify(&copied).map_err(|mut error| {
-            error.message = format!("`{}` changed while it was copied", file.path.display());
-            error
-        })?;
+        checkpoint::copy_source(file, &to, context)?;
         let executable = fs::metadata(&file.path).map_or(0, |metadata| metadata.permissions().mode() & 0o111);
         fs::set_permissions(&to, fs::Permissions::from_mode(0o644 | executable))
             .or_fail(Cause::Machine, || format!("cannot set the permissions of `{}`", to.display()))?;

@@ -55,7 +55,7 @@ impl<'a> Made<'a> {
                 format!("the program removed the folder of its output `{name}`, or put something in its place");
             return Err(StageError::bad_data(message).with_help(format!("it should write into `${variable}`")));
         }
-        let files = files_below(&folder)?;
+        let Below { files, empty } = below(&folder)?;
         if files.is_empty() {
             let kind = kind_name(params.kind);
             return Err(StageError::bad_data(format!(
@@ -66,6 +66,12 @@ impl<'a> Made<'a> {
             )));
         }
         secrets::refuse(name, &folder, masker)?;
+        if let [first, others @ ..] = empty.as_slice() {
+            let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            context.warn(format!(
+                "the output `{name}` has an empty folder `{first}`{more}: an output is files, and a folder without one is not stored"
+            ));
+        }
         let wrong = |error: StageError| {
             let kind = kind_name(params.kind);
             let cause = if error.cause == Cause::Machine { Cause::Machine } else { Cause::BadData };
@@ -137,21 +143,35 @@ fn metrics_facts(folder: &Path) -> Result<Facts, StageError> {
     Ok(metrics.into_iter().filter(|(_, value)| value.is_number()).collect())
 }
 
-/// The paths of all files below a folder, sorted. What is no file is reported when the folder is stored.
-fn files_below(folder: &Path) -> Result<Vec<String>, StageError> {
-    fn walk(folder: &Path, prefix: &str, found: &mut Vec<String>) -> io::Result<()> {
+/// What is below a folder: paths, sorted.
+#[derive(Default)]
+struct Below {
+    /// All files. What is no file is reported when the folder is stored.
+    files: Vec<String>,
+    /// The folders that hold nothing.
+    empty: Vec<String>,
+}
+
+fn below(folder: &Path) -> Result<Below, StageError> {
+    fn walk(folder: &Path, prefix: &str, found: &mut Below) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
-            match entry.file_type()?.is_dir() {
-                true => walk(&entry.path(), &format!("{path}/"), found)?,
-                false => found.push(path),
+            if !entry.file_type()?.is_dir() {
+                found.files.push(path);
+                continue;
+            }
+            let before = found.files.len() + found.empty.len();
+            walk(&entry.path(), &format!("{path}/"), found)?;
+            if found.files.len() + found.empty.len() == before {
+                found.empty.push(path);
             }
         }
         Ok(())
     }
-    let mut found = Vec::new();
+    let mut found = Below::default();
     walk(folder, "", &mut found).or_fail(Cause::Machine, || format!("cannot list `{}`", folder.display()))?;
-    found.sort();
+    found.files.sort();
+    found.empty.sort();
     Ok(found)
 }

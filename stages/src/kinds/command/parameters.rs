@@ -154,6 +154,10 @@ impl Command {
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems = self.problems_of_the_program(span);
         problems.extend(self.problems_of_references(span));
+        if self.texts().any(|text| text.contains('\0')) {
+            let problem = Problem::error("bad-value", span, "`run` or `env` contains a zero byte", "in this stage");
+            problems.push(problem.with_help("no word and no variable of a program can hold one"));
+        }
         let named = [
             ("inputs", self.inputs.keys().collect::<Vec<_>>()),
             ("files", self.files.keys().collect()),
@@ -193,15 +197,19 @@ impl Command {
         }
     }
 
+    /// What `run` and `env` say.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let run = match &self.run {
+            Program::Arguments(arguments) => arguments.as_slice(),
+            Program::Script(text) => std::slice::from_ref(text),
+        };
+        self.env.values().chain(run).map(String::as_str)
+    }
+
     /// References in `run` and `env` that lead nowhere.
     fn problems_of_references(&self, span: Span) -> Vec<Problem> {
-        let mut texts: Vec<&str> = self.env.values().map(String::as_str).collect();
-        match &self.run {
-            Program::Arguments(arguments) => texts.extend(arguments.iter().map(String::as_str)),
-            Program::Script(text) => texts.push(text),
-        }
         let mut problems = Vec::new();
-        for Named { group, name } in texts.into_iter().flat_map(placeholders::named) {
+        for Named { group, name } in self.texts().flat_map(placeholders::named) {
             let known: Vec<&str> = match group {
                 placeholders::INPUTS => self.inputs.keys().map(String::as_str).collect(),
                 placeholders::FILES => self.files.keys().map(String::as_str).collect(),

@@ -380,6 +380,7 @@ fn take(
     let source = gguf::source(&chosen).filter(|_| form == Form::Model);
     let chosen = granted.iter().filter(|file| chosen.contains(&file.relative.as_str()));
     let files: Vec<&FileGrant> = chosen.filter(|file| !is_own(&file.relative, &file.path)).collect();
+    files.iter().filter(|file| !file.path.exists()).try_for_each(|gone| context.verify(gone))?;
     if form == Form::Model && source.is_none() {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
@@ -396,12 +397,7 @@ fn take(
         create_parent(&to)?;
         context.progress("bytes", done, Some(total), Some(file.relative.clone()));
         if !outside::leave(params, file, draft, name, context)? {
-            checkpoint::copy(&file.path, &to)?;
-            let copied = FileGrant { path: to, ..file.clone() };
-            context.verify(&copied).map_err(|mut error| {
-                error.message = format!("`{}` changed while it was copied", file.path.display());
-                error
-            })?;
+            checkpoint::copy_source(file, &to, context)?;
         }
         if context.cancelled() {
             return Err(StageError::new(Cause::Cancelled, "the copy was stopped"));
