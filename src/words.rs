@@ -223,6 +223,18 @@ pub(crate) fn figure(value: &serde_json::Value) -> String {
     }
 }
 
+/// One value as it is: floats to their last digit, text without quotes. Two values that differ read differently.
+pub(crate) fn exact(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Number(number) if number.is_f64() => {
+            let text = number.to_string();
+            text.strip_suffix(".0").map_or_else(|| text.clone(), str::to_owned)
+        }
+        other => other.to_string(),
+    }
+}
+
 /// A number to five significant digits.
 pub(crate) fn float(value: f64) -> String {
     let magnitude = value.abs();

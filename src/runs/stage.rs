@@ -178,7 +178,7 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
 /// The values of a mapping under their dotted names, lists and texts as JSON would have them on one line.
 pub(super) fn flattened(value: &Value) -> Vec<(String, String)> {
     let mut values = Vec::new();
-    figures::flatten(value, String::new(), &mut |name, value| values.push((name, words::figure(value))));
+    figures::flatten(value, String::new(), &mut |name, value| values.push((name, words::exact(value))));
     values
 }
 

@@ -136,3 +136,78 @@ fn a_stage_that_is_left_out_is_said() {
     assert!(asked.stderr.contains("add `adapter.when=true`"), "{}", asked.stderr);
     assert_eq!(in_state(&run(&project, &["vars.train=true"]), "done").len(), 2);
 }
+
+/// What is read of an axis in one string beside an axis of a stage before is no measurement.
+#[test]
+fn an_axis_beside_an_inherited_one_decides_the_result() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        "version: 1
+name: sweep
+stages:
+  a:
+    uses: command
+    matrix: { m: [1, 3] }
+    with: { run: 'echo ${matrix.m} >\"$OUTPUT_o/x\"', outputs: { o: files } }
+  b:
+    uses: command
+    matrix: { n: [7, 8] }
+    with: { run: 'echo b${matrix.n}${matrix.m} >\"$OUTPUT_o/x\"', inputs: { i: a }, outputs: { o: files } }
+  d:
+    uses: command
+    with: { run: 'cat \"$INPUT_i/x\" >\"$OUTPUT_o/x\"', inputs: { i: b }, outputs: { o: files } }
+publish: { d: './out/${matrix.n}-${matrix.m}' }
+",
+    );
+    project.run(&["run", "p.yaml", "--format", "json"]).ends_with(0).made(10);
+    assert_eq!(fs::read_to_string(project.path("out/7-3/x")).unwrap(), "b73\n");
+    assert_eq!(fs::read_to_string(project.path("out/8-1/x")).unwrap(), "b81\n");
+    // Of a matrix in which something is wrong, that is said and no more.
+    project.edit("p.yaml", "m: [1, 3]", "m: [1, 1]");
+    let wrong = project.run(&["validate", "p.yaml", "--format", "json"]).ends_with(2).json();
+    let codes: Vec<_> =
+        wrong[0]["problems"].as_array().unwrap().iter().map(|problem| problem["code"].clone()).collect();
+    assert_eq!(codes, ["bad-matrix"], "{wrong:#}");
+}
+
+#[test]
+fn values_are_compared_to_their_last_digit_and_those_of_later_stages_are_not() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        "version: 1
+name: sweep
+stages:
+  a:
+    uses: command
+    matrix: { m: [0.1234561, 0.1234562] }
+    with: { run: 'echo \"{\\\"x\\\": ${matrix.m}}\" >\"$OUTPUT_o/metrics.json\"', outputs: { o: metrics } }
+  e:
+    uses: command
+    with: { run: 'cat \"$INPUT_i/metrics.json\" >\"$OUTPUT_o/x\"', inputs: { i: 'a[m=0.1234561]' }, outputs: { o: files } }
+",
+    );
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let compared = project.run(&["runs", "compare", "a", "--format", "json"]).ends_with(0).json();
+    let parameters: Vec<_> = compared["parameters"].as_array().unwrap().iter().collect();
+    assert_eq!(parameters, ["m", "run"], "{compared:#}");
+    assert_eq!(compared["candidates"][1]["parameters"]["m"], "0.1234562");
+    let names: Vec<_> = compared["candidates"].as_array().unwrap().iter().map(|it| it["name"].clone()).collect();
+    assert_eq!(names, ["m=0.1234561", "m=0.1234562"]);
+    project.run(&["runs", "compare", "a", "--format", "csv"]).ends_with(0).says("0.1234561").says("0.1234562");
+}
+
+#[test]
+fn a_pipeline_of_which_every_stage_is_left_out_is_done() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        "version: 1\nname: none\nstages:\n  a: { uses: command, when: false, with: { run: 'true' } }\n",
+    );
+    for command in ["plan", "run"] {
+        project.run(&[command, "p.yaml"]).ends_with(0).warns("a");
+        let ran = project.run(&[command, "p.yaml", "--format", "json"]).ends_with(0).json();
+        assert_eq!(ran["stages"].as_array().unwrap().len(), 0, "{ran:#}");
+    }
+}

@@ -74,7 +74,7 @@ pub(super) fn path(axis: &str) -> Vec<&str> {
 /// A stage with the values of some axes in it: of its own axes at their paths, of all of them in the place of
 /// `${matrix.x}`. An axis that the stage names so sets nothing else.
 ///
-/// `of_axes` are the places of the texts that hold `${matrix.x}`; those of axes that are not set are left as they are.
+/// `of_axes` are the places of the texts that hold `${matrix.x}`; axes that are not set stay in them by name.
 pub(super) fn with_values(
     declared: &Entry,
     settings: &[Setting],
@@ -126,22 +126,19 @@ pub(super) fn without_matrix<'a>(stage: &'a Entry, of_axes: &HashSet<Span>) -> C
     Cow::Owned(Entry { key: stage.key.clone(), key_span: stage.key_span, value })
 }
 
-/// Reports each `${matrix.x}` of an axis that the child does not have.
-pub(super) fn report_unknown_axes(
-    stage: &Entry,
-    settings: &[Setting],
-    of_axes: &HashSet<Span>,
-    problems: &mut Vec<Problem>,
-) {
+/// Each `${matrix.x}` of an axis that the child does not have, with the axis and what is to be said of it.
+pub(super) fn unknown_axes(stage: &Entry, settings: &[Setting], of_axes: &HashSet<Span>) -> Vec<(String, Problem)> {
+    let mut problems = Vec::new();
     see_texts(&stage.value, of_axes, &mut |text, span| {
         with_axes(text, &mut |whole, axis| {
             if !settings.iter().any(|setting| setting.axis == axis) {
                 let axes = settings.iter().map(|setting| setting.axis.as_str());
-                problems.push(unknown_axis(&stage.key, whole, axis, axes, span));
+                problems.push((axis.to_owned(), unknown_axis(&stage.key, whole, axis, axes, span)));
             }
             Some(Value::Null)
         });
     });
+    problems
 }
 
 /// The problem of a `${matrix.x}` where there is no axis `x`.
@@ -160,11 +157,13 @@ pub(super) fn unknown_axis<'a>(
 
 fn put_values(node: &mut Node, settings: &[Setting]) {
     let Value::String(text) = &node.value else { return };
-    let value = with_axes(text, &mut |_, axis| {
-        let setting = settings.iter().find(|setting| setting.axis == axis)?;
-        Some(setting.value.node.value.clone())
+    let mut has_one = false;
+    let value = with_axes(text, &mut |whole, axis| {
+        let setting = settings.iter().find(|setting| setting.axis == axis);
+        has_one |= setting.is_some();
+        Some(setting.map_or_else(|| Value::String(whole.to_owned()), |setting| setting.value.node.value.clone()))
     });
-    if let Some(value) = value {
+    if let Some(value) = value.filter(|_| has_one) {
         // Where all of it is the value of an axis, a problem with it is one of that value.
         let axis = only_axis(text);
         let setting = axis.and_then(|axis| settings.iter().find(|setting| setting.axis == axis));

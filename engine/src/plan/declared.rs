@@ -39,6 +39,8 @@ pub(super) struct Declared<'a> {
     pub raw: Option<Cow<'a, Entry>>,
     pub axes: Vec<OwnAxis>,
     pub units: Vec<Unit>,
+    /// What its matrix, in which something is wrong, may have been meant to be swept over.
+    pub unread: HashSet<String>,
 }
 
 /// An axis of a stage's own matrix.
@@ -72,17 +74,22 @@ pub(super) fn declare<'a>(stages: Vec<Candidate>, file: &File<'a>, problems: &mu
         let (id, span) = (entry.declared.clone(), entry.id.span);
         let of_file = entry.matrix.as_ref().map(|node| matrix::read(node, problems));
         let (Some(Some(matrix)), Some(stage)) = (&of_file, raw) else {
+            let mut unread = HashSet::new();
             if of_file.is_some() {
                 // The matrix might have given what is missing.
                 bound.problems.retain(|problem| problem.code != "missing-key");
+                unread = raw.map(|raw| child::axes_named(raw, file.of_axes)).unwrap_or_default();
+                if let Some(Value::Map(axes)) = entry.matrix.as_ref().map(|node| &node.value) {
+                    unread.extend(axes.iter().map(|axis| axis.key.clone()));
+                }
             }
             let units = vec![Unit { values: Vec::new(), entry, bound }];
-            return Declared { id, span, raw: raw.map(Cow::Borrowed), axes: Vec::new(), units };
+            return Declared { id, span, raw: raw.map(Cow::Borrowed), axes: Vec::new(), units, unread };
         };
         let stage = child::without_matrix(stage, file.of_axes);
         let units = matrix.combinations.iter().map(|values| unit(&stage, matrix, values, file)).collect();
         let axes = own_axes(&stage, matrix, file);
-        Declared { id, span, raw: Some(stage), axes, units }
+        Declared { id, span, raw: Some(stage), axes, units, unread: HashSet::new() }
     };
     stages.into_iter().map(declare).collect()
 }

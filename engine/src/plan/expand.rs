@@ -38,8 +38,9 @@ pub(super) fn expand(stages: Vec<Candidate>, file: &File<'_>, problems: &mut Vec
             .collect();
     };
     let ids = declared.iter().map(|declared| declared.id.clone()).enumerate().map(|(place, id)| (id, place)).collect();
-    let mut expansion =
-        Expansion { file, families: (0..declared.len()).map(|_| Family::default()).collect(), ids, names: 0, problems };
+    let families = (0..declared.len()).map(|_| Family::default()).collect();
+    let unread = declared.iter().flat_map(|declared| declared.unread.iter().cloned()).collect();
+    let mut expansion = Expansion { file, families, ids, unread, names: 0, problems };
     let mut declared: Vec<Option<Declared<'_>>> = declared.into_iter().map(Some).collect();
     let mut made: Vec<Vec<Candidate>> = (0..declared.len()).map(|_| Vec::new()).collect();
     for place in order {
@@ -95,6 +96,8 @@ struct Expansion<'a, 'p> {
     /// What has become of each stage of the file, by its place.
     families: Vec<Family>,
     ids: HashMap<String, usize>,
+    /// What matrices in which something is wrong may have been meant to be swept over.
+    unread: HashSet<String>,
     /// How many names of children are in `needs:` and lists so far.
     names: usize,
     problems: &'p mut Vec<Problem>,
@@ -103,7 +106,7 @@ struct Expansion<'a, 'p> {
 impl Expansion<'_, '_> {
     /// The children of a stage whose inputs have theirs.
     fn stage(&mut self, place: usize, stage: Declared<'_>) -> Vec<Candidate> {
-        let Declared { id, span, raw, axes: own, units } = stage;
+        let Declared { id, span, raw, axes: own, units, unread: _ } = stage;
         let head = Head { place, id: &id, span, raw: raw.as_deref(), own: &own };
         let own_values: Vec<HashSet<String>> =
             (0..own.len()).map(|axis| units.iter().map(|unit| unit.values[axis].identity.clone()).collect()).collect();
@@ -280,10 +283,7 @@ impl Expansion<'_, '_> {
                 value: Node { span: head.span, value: Value::Null },
             },
         };
-        let mut unknown = Vec::new();
-        if let Some(raw) = head.raw {
-            child::report_unknown_axes(raw, settings, self.file.of_axes, &mut unknown);
-        }
+        let unknown = head.raw.map(|raw| child::unknown_axes(raw, settings, self.file.of_axes)).unwrap_or_default();
         if let Value::Map(keys) = &mut stage.value.value
             && let Some(with) = keys.iter_mut().find(|entry| entry.key == "with")
         {
@@ -291,8 +291,10 @@ impl Expansion<'_, '_> {
         }
         let (mut entry, mut bound) = read(stage, self.file, found);
         // What follows from an axis that is not there needs no saying.
-        bound.problems.retain(|problem| !unknown.iter().any(|unknown| unknown.span == problem.span));
-        bound.problems.extend(unknown);
+        bound.problems.retain(|problem| !unknown.iter().any(|(_, unknown)| unknown.span == problem.span));
+        // Nor does an axis of a matrix in which something is wrong.
+        let unknown = unknown.into_iter().filter(|(axis, _)| !self.unread.contains(axis));
+        bound.problems.extend(unknown.map(|(_, problem)| problem));
         entry.id = Text { text: child::id(head.id, settings), span: head.span };
         entry.declared = unit.entry.declared.clone();
         entry.needs = needs;

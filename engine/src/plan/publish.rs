@@ -11,7 +11,7 @@ use super::resolve::{Bound, names, pick, places};
 use crate::file::interpolate::with_axes;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::file::tree::Value;
+use crate::file::tree::{Node, Value};
 use crate::keys::without_tilde;
 use crate::parameter::{Json, Reference};
 use crate::suggest;
@@ -37,8 +37,11 @@ pub(super) fn resolve(
         for (place, output) in found {
             let stage = &document.stages[place];
             let names_axes = of_axes.contains(&path.span);
-            let text =
-                if names_axes { with_values(path, stage, problems) } else { Some(apart(&path.text, stage, &children)) };
+            let text = if names_axes {
+                with_values(path, stage, &document.stages, problems)
+            } else {
+                Some(apart(&path.text, stage, &children))
+            };
             let Some(text) = text else { break };
             let Some(folder) = folder(path, &text, problems) else { break };
             if let Some(problem) =
@@ -56,10 +59,17 @@ pub(super) fn resolve(
 }
 
 /// A path with the values of a child in it.
-fn with_values(path: &Text, stage: &StageEntry, problems: &mut Vec<Problem>) -> Option<String> {
+fn with_values(path: &Text, stage: &StageEntry, all: &[StageEntry], problems: &mut Vec<Problem>) -> Option<String> {
+    // Of an axis of a matrix in which something is wrong, that is said.
+    let is_unread = |axis: &str| {
+        all.iter().filter(|stage| stage.axes.is_empty()).any(|stage| match &stage.matrix {
+            Some(Node { value: Value::Map(axes), .. }) => axes.iter().any(|entry| entry.key == axis),
+            _ => false,
+        })
+    };
     let text = with_axes(&path.text, &mut |whole, axis| {
         let found = stage.axes.iter().find(|known| known.name == axis);
-        if found.is_none() {
+        if found.is_none() && !is_unread(axis) {
             let axes = stage.axes.iter().map(|axis| axis.name.as_str());
             problems.push(unknown_axis(&stage.declared, whole, axis, axes, path.span));
         }

@@ -72,7 +72,8 @@ impl Plan {
         if !selection.only.is_empty() {
             selected = self.named(&selection.only)?;
         }
-        if !selected.contains(&true) {
+        // Of a plan whose every stage is left out by `when:`, nothing is left to select.
+        if !self.stages.is_empty() && !selected.contains(&true) {
             return Err(SelectionError::Nothing);
         }
         let forced = match &selection.force {

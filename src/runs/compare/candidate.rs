@@ -93,7 +93,7 @@ impl<'a> Gatherer<'a> {
         let recorded = self.recorded(run)?;
         let stage = crate::runs::stage_of(&recorded, id)?;
         let axes: Vec<String> =
-            stage.summary.axes.iter().map(|(axis, value)| format!("{axis}={}", words::figure(value))).collect();
+            stage.summary.axes.iter().map(|(axis, value)| format!("{axis}={}", words::exact(value))).collect();
         let names: Vec<String> = label.map(str::to_owned).into_iter().chain(axes).collect();
         let mut candidate = Candidate {
             name: if names.is_empty() { id.to_owned() } else { names.join(" ") },
@@ -109,7 +109,7 @@ impl<'a> Gatherer<'a> {
             curves: Vec::new(),
         };
         // An axis that is in no key (threads, the split of a batch) is in no parameter of the key either.
-        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), words::figure(value)));
+        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), words::exact(value)));
         candidate.parameters.extend(axes);
         let (before, after) = (ancestors(&recorded, id), followers(&recorded, stage));
         self.add_parameters(&mut candidate, stage, "")?;
@@ -120,7 +120,6 @@ impl<'a> Gatherer<'a> {
                 self.add_parameters(&mut candidate, other, &prefix)?;
             }
             if after.contains(other.summary.stage.as_str()) {
-                self.add_parameters(&mut candidate, other, &prefix)?;
                 self.add_figures(&mut candidate, other, &prefix, false)?;
             }
         }

@@ -514,3 +514,11 @@ fn the_drawing_groups_children() {
         "{dot}"
     );
 }
+
+#[test]
+fn a_mistake_in_a_matrix_is_said_alone() {
+    let text = swept("    matrix: { size: [4, 4] }").replace("{ rank: 8 }", "{ rank: '${matrix.size}' }");
+    let text = text.replace("prompts: [hi]", "prompts: ['of ${matrix.size}']");
+    assert_eq!(wrong(&text).len(), 1, "{:#?}", wrong(&text));
+    assert!(wrong(&text)[0].starts_with("bad-matrix"));
+}
