@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use cache::Store;
 use clap::Args;
 use engine::checks::{check, complete};
-use engine::explain::{ExplainError, Reason, StageForecast, Status, Total, explain, explain_with, total};
+use engine::explain::{
+    ExplainError, Reason, StageForecast, Status, Total, explain, explain_with, missing_results, total,
+};
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
 use engine::forecast::Forecast;
 use engine::home::Home;
 use engine::memory::Memory;
-use engine::plan::{LeftOut, Plan, PlannedStage, Rejected, Wanted};
+use engine::plan::{LeftOut, Plan, Rejected};
 use engine::publish::{Moment, check_targets};
 use engine::remote::Asking;
 use engine::run::missing_memory;
@@ -123,8 +125,10 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
         Format::Text => text(&plan, &forecasts, &home),
     };
     crate::terminal::tell(render::problems(&plan.sources, &errors, crate::terminal::Look::stderr()));
-    let lacks = missing(&plan, &forecasts);
-    lacks.iter().for_each(render::message);
+    let lacks = missing_results(&plan, &forecasts);
+    lacks.iter().for_each(|missing| {
+        render::message(&Message::chain(&[missing.to_string()], Some(missing.help())));
+    });
     let too_large = too_large(&plan, &forecasts);
     too_large.iter().for_each(render::message);
     let exit = match (errors.is_empty() && lacks.is_empty(), too_large.is_empty()) {
@@ -133,19 +137,6 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
         (true, true) => Exit::Done,
     };
     Failure::after(exit, printed)
-}
-
-/// Stages without a result that `--from` or `--only` leaves out.
-fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
-    let stages = plan.stages.iter().zip(forecasts);
-    // What is made before it in this run may bring back a result that it has.
-    let lacks = stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Status::WillRun);
-    let message = |(stage, _): (&PlannedStage, _)| {
-        let text = format!("stage `{}` has no result, and this run was not to make it", stage.id);
-        let help = format!("`pipeline run {} --until {}` makes it", plan.file.display(), stage.id);
-        Message::chain(&[text], Some(help))
-    };
-    lacks.map(message).collect()
 }
 
 /// Stages without a result for which this machine has too little memory.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use engine::device::DeviceMissing;
 use engine::error::{Cause, StageError};
-use engine::explain::ExplainError;
+use engine::explain::{ExplainError, ResultMissing};
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::{Sources, Span};
 use engine::lock_file::LockError;
@@ -193,6 +193,10 @@ impl Failure {
             RunError::Memory(ref missing) => {
                 let help: Vec<String> = missing.iter().map(MemoryMissing::help).collect();
                 Self::machine(error).with_help(help.join("\n"))
+            }
+            RunError::Results(ref missing) => {
+                let help: Vec<String> = missing.iter().map(ResultMissing::help).collect();
+                Self::wrong(error.to_string()).with_help(help.join("\n"))
             }
             RunError::NoLocks { .. } => Self::machine(error).with_help("runs on several machines need locks (flock) that all of them see: put the home on another file system (`--home`), or have this one mounted with locks (Lustre: `-o flock`; NFS: version 4, without `nolock` and `local_lock`)"),
             RunError::Store(_) | RunError::Machine { .. } => Self::machine(error),

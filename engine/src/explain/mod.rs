@@ -3,6 +3,7 @@
 //! It compares the key documents that the run uses with those of earlier results, so it cannot disagree with the cache.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use cache::{Digest, OutputRecord, ResultRecord, StatCache, Store, StoreError};
 use serde::Serialize;
@@ -62,6 +63,31 @@ pub enum Status {
     WillRun,
     /// It runs only if an input, once it is made again, differs from what it was.
     Unknown,
+}
+
+/// A stage that is not to be made and has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("stage `{stage}` has no result, and this run was not to make it")]
+pub struct ResultMissing {
+    pub stage: String,
+    /// The pipeline file.
+    pub file: PathBuf,
+}
+
+impl ResultMissing {
+    /// What the user can do about it.
+    pub fn help(&self) -> String {
+        let Self { stage, file } = self;
+        format!("`pipeline run {} --until {stage}` makes it; or leave out `--from` and `--only`", file.display())
+    }
+}
+
+/// The stages that a selection leaves out, and that have no result to take.
+pub fn missing_results(plan: &Plan, forecasts: &[StageForecast]) -> Vec<ResultMissing> {
+    let stages = plan.stages.iter().zip(forecasts);
+    // What is made before it in the run may bring back a result that it has.
+    let lacks = stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Status::WillRun);
+    lacks.map(|(stage, _)| ResultMissing { stage: stage.id.clone(), file: plan.file.clone() }).collect()
 }
 
 /// Why a plan cannot be explained.

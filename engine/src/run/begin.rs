@@ -25,7 +25,7 @@ use crate::execute::Launch;
 use crate::execute::executor::STAGE_ARGUMENT;
 use crate::execute::slurm::record::JobRecord;
 use crate::executor::ExecutorKind;
-use crate::explain::{Past, Present, Reason, will_do, work_left};
+use crate::explain::{Past, Present, Reason, ResultMissing, will_do, work_left};
 use crate::file::problem::{Problem, Severity};
 use crate::forecast::{Ahead, Work};
 use crate::keys::stage_key;
@@ -92,9 +92,8 @@ impl Scheduler<'_> {
     }
 
     fn not_to_be_made(&self, stage: usize) -> StageError {
-        let (id, file) = (&self.plan.stages[stage].id, self.plan.file.display());
-        StageError::new(Cause::MissingResult, format!("stage `{id}` has no result, and this run was not to make it"))
-            .with_help(format!("`pipeline run {file} --until {id}` makes it; or leave out `--from` and `--only`"))
+        let missing = ResultMissing { stage: self.id(stage), file: self.plan.file.clone() };
+        StageError::new(Cause::MissingResult, missing.to_string()).with_help(missing.help())
     }
 
     /// Starts a stage that has no result, if it can be.

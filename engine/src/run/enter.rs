@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use std::{io, thread};
+use std::{fs, io, thread};
 
 use cache::Store;
 
@@ -11,7 +11,7 @@ use super::error::RunError;
 use super::event::RunEvent;
 use super::executors::Executors;
 use super::outcome::{RunOptions, RunOutcome};
-use super::require::require_machine;
+use super::require::{require_machine, require_results};
 use super::scheduler::{Prepared, Scheduler};
 use super::signals::{ExitOnInterrupt, Signals};
 use crate::checks::{AlreadySeen, Findings, check};
@@ -26,6 +26,9 @@ use crate::plan::Plan;
 use crate::publish::{Moment, check_targets};
 use crate::remote::Asking;
 use crate::stage::Registry;
+
+/// The files that an event loop which heeds signals opens, and some to spare.
+const FILES_OF_AN_EVENT_LOOP: usize = 8;
 
 /// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice
 /// kills them; before the first stage is looked at it ends the program, with the code of an interrupted run.
@@ -73,8 +76,12 @@ pub fn run(
     }
     let outside = read_rest(plan, outside, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;
+    require_results(plan, home, &store, options)?;
 
     let executors = Executors::new(plan, home, &store, options)?;
+    // The event loop makes a pair of sockets for signals, and panics where it cannot.
+    let room = (0..FILES_OF_AN_EVENT_LOOP).map(|_| fs::File::open("/dev/null")).collect::<io::Result<Vec<_>>>();
+    drop(room.map_err(machine("start the event loop for", &store))?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

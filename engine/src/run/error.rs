@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cache::StoreError;
 
 use crate::device::DeviceMissing;
-use crate::explain::ExplainError;
+use crate::explain::{ExplainError, ResultMissing};
 use crate::file::problem::Problem;
 use crate::lock_file::LockError;
 use crate::memory::size;
@@ -29,6 +29,9 @@ pub enum RunError {
     /// Stages that ask for more memory than there is, and that have no result yet.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Memory(Vec<MemoryMissing>),
+    /// Stages that the run is not to make, and that have no result.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Results(Vec<ResultMissing>),
     /// Something is not pinned, or the lock file failed.
     #[error(transparent)]
     Lock(#[from] LockError),

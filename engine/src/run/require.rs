@@ -7,10 +7,10 @@ use super::error::{MemoryMissing, RunError};
 use super::executors::is_on_cluster;
 use super::outcome::RunOptions;
 use crate::device::{DeviceMissing, Lack, Seen, is_on_processor, lack_of};
-use crate::explain::{ExplainError, Status, explain_with};
+use crate::explain::{ExplainError, Status, explain_with, missing_results};
 use crate::home::Home;
 use crate::memory::Memory;
-use crate::plan::{Plan, PlannedStage};
+use crate::plan::{Plan, PlannedStage, Wanted};
 use crate::remote::Asking;
 
 /// The stages that ask for more memory than this machine has.
@@ -63,13 +63,33 @@ pub(super) fn require_machine(
     }
 }
 
+/// Refuses a part of a plan that reads results which are not there. What is known only once other stages are done is
+/// left to the run.
+pub(super) fn require_results(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<(), RunError> {
+    if plan.stages.iter().all(|stage| stage.wanted != Wanted::Given) {
+        return Ok(());
+    }
+    let mut asking = options.remote.as_ref().map(|settings| Asking::new(&settings.place, store));
+    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(unexplained)?;
+    // A shared cache that does not answer is told of by the run.
+    if let Some((Some(_), _)) = asking.map(Asking::failures) {
+        return Ok(());
+    }
+    let missing = missing_results(plan, &forecasts);
+    if missing.is_empty() { Ok(()) } else { Err(RunError::Results(missing)) }
+}
+
+fn unexplained(error: ExplainError) -> RunError {
+    match error {
+        ExplainError::Sources(problems) => RunError::Sources(problems),
+        other => RunError::Explain(Box::new(other)),
+    }
+}
+
 /// Which stages have their results, here or in the shared cache.
 fn results(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<impl Fn(&str) -> bool, RunError> {
     let mut asking = options.remote.as_ref().map(|settings| Asking::new(&settings.place, store));
-    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(|error| match error {
-        ExplainError::Sources(problems) => RunError::Sources(problems),
-        other => RunError::Explain(Box::new(other)),
-    })?;
+    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(unexplained)?;
     let is_there = |status| matches!(status, Status::Cached | Status::Remote);
     Ok(move |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && is_there(forecast.status)))
 }

@@ -1,9 +1,8 @@
 //! Parts of a pipeline: from a stage on, some stages alone, and stages that are made again.
 
-use engine::error::Cause;
 use engine::explain::Status;
 use engine::plan::{Force, Selection};
-use engine::run::{Compared, RunEvent};
+use engine::run::{Compared, RunError, RunEvent};
 use test_harness::test;
 
 use crate::project::{Project, Ran};
@@ -39,14 +38,19 @@ fn compared(ran: &Ran, stage: &str) -> Option<Compared> {
 fn what_a_part_reads_must_have_been_made() {
     let mut project = Project::new(CHAIN);
     project.selection = only(&["c", "d"]);
-    let ran = project.run();
+    let missing = |project: &Project| match project.try_run() {
+        Err(RunError::Results(missing)) => missing,
+        _ => panic!("it must not run"),
+    };
     // All that is missing is named, and nothing is made.
-    assert_eq!(ran.states(), "a failed, b skipped, c skipped, d skipped");
-    let failure = ran.failure("a");
-    assert_eq!(failure.cause, Cause::MissingResult);
-    assert!(failure.help.as_deref().unwrap().contains("--until a` makes it"), "{failure:?}");
+    let found = missing(&project);
+    assert_eq!(found.iter().map(|missing| missing.stage.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(found[0].help().contains("--until a` makes it"), "{found:?}");
+    assert_eq!(std::fs::read_dir(project.home().runs()).unwrap().count(), 0);
     project.selection = from("b");
-    assert_eq!(project.run().failure("a").cause, Cause::MissingResult);
+    assert_eq!(missing(&project).len(), 1);
+    project.selection = only(&["a", "c"]);
+    assert_eq!(missing(&project)[0].stage, "b");
 }
 
 #[test]
