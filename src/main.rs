@@ -228,7 +228,11 @@ impl Global {
     fn home(&self, file: &Path) -> Result<engine::home::Home, Failure> {
         let opened = engine::home::Home::open(file, self.named_home().as_deref());
         let help = "results are kept in this folder: `--home FOLDER`, or PIPELINE_HOME, names another one";
-        opened.map_err(|error| Failure::machine(error).or_help(help))
+        opened.map_err(|error| match error {
+            engine::home::HomeError::NotAHome { .. } => Failure::wrong(error.to_string())
+                .with_help("`--home FOLDER`, or PIPELINE_HOME, names a folder that is empty, or that is not there yet"),
+            error => Failure::machine(error).or_help(help),
+        })
     }
 
     /// The home of a pipeline file, for commands that only look: it need not be there, and may be read-only.

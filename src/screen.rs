@@ -21,7 +21,7 @@ pub(crate) fn stdout() -> Screen<StdoutLock<'static>> {
 /// A stream in which nothing is hidden.
 pub(crate) struct Screen<W: Write> {
     out: W,
-    colour: bool,
+    look: Look,
     /// The end of what came so far that may be the beginning of a character or of a code.
     held: Vec<u8>,
 }
@@ -29,17 +29,17 @@ pub(crate) struct Screen<W: Write> {
 impl<W: Write> Screen<W> {
     /// One in which the codes of colours pass where colour is used.
     pub(crate) fn new(out: W, look: Look) -> Self {
-        Self { out, colour: look.colour, held: Vec::new() }
+        Self { out, look, held: Vec::new() }
     }
 
     fn show(&mut self, at_end: bool) -> io::Result<()> {
-        let whole = if at_end { self.held.len() } else { self.held.len() - unfinished(&self.held, self.colour) };
+        let whole = if at_end { self.held.len() } else { self.held.len() - unfinished(&self.held, self.look.colour) };
         if whole == 0 {
             return Ok(());
         }
         let rest = self.held.split_off(whole);
         let text = std::mem::replace(&mut self.held, rest);
-        self.out.write_all(shown(&String::from_utf8_lossy(&text), self.colour).as_bytes())
+        self.out.write_all(shown(&String::from_utf8_lossy(&text), self.look).as_bytes())
     }
 }
 
@@ -62,20 +62,25 @@ impl<W: Write> Drop for Screen<W> {
     }
 }
 
-/// A text with nothing hidden in it.
-pub(crate) fn shown(text: &str, colour: bool) -> String {
+/// Marks of this program's sentences, and what stands for them where Unicode is not used.
+const IN_ASCII: [(char, &str); 4] = [('→', "->"), ('…', "..."), ('×', "x"), ('·', "-")];
+
+/// A text with nothing hidden in it, in which this program's own marks are of ASCII where Unicode is not used.
+pub(crate) fn shown(text: &str, look: Look) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(letter) = rest.chars().next() {
-        let code = if colour { code_length(rest) } else { 0 };
+        let code = if look.colour { code_length(rest) } else { 0 };
         if code > 0 {
             shown.push_str(&rest[..code]);
             rest = &rest[code..];
             continue;
         }
-        match is_hidden(letter) && !matches!(letter, '\n' | '\t') {
-            true => escape_into(&mut shown, letter),
-            false => shown.push(letter),
+        let in_ascii = IN_ASCII.iter().find(|(mark, _)| !look.unicode && *mark == letter);
+        match in_ascii {
+            Some((_, ascii)) => shown.push_str(ascii),
+            None if is_hidden(letter) && !matches!(letter, '\n' | '\t') => escape_into(&mut shown, letter),
+            None => shown.push(letter),
         }
         rest = &rest[letter.len_utf8()..];
     }
@@ -143,6 +148,13 @@ mod tests {
             assert_eq!(printed(text.as_bytes(), pieces, false), plain);
             assert_eq!(printed(text.as_bytes(), pieces, true), coloured);
         }
+    }
+
+    #[test]
+    fn marks_of_sentences_are_ascii_where_unicode_is_not_used() {
+        let look = Look { colour: false, unicode: false, width: 80, live: false };
+        assert_eq!(shown("rate 1 → 2, … and 3 more, é", look), "rate 1 -> 2, ... and 3 more, é");
+        assert_eq!(shown("1 → 2", Look { unicode: true, ..look }), "1 → 2");
     }
 
     #[test]

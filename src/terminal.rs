@@ -136,7 +136,7 @@ fn wrapped_line(line: &str, width: usize, hanging: usize) -> String {
 /// no reason to end a run half-way, as the panic of `eprintln!` would. Nothing in it is obeyed but colours, where they
 /// are used.
 pub(crate) fn tell(text: impl Display) {
-    let shown = crate::screen::shown(&text.to_string(), Look::stderr().colour);
+    let shown = crate::screen::shown(&text.to_string(), Look::stderr());
     let _ = std::io::stderr().lock().write_all(shown.as_bytes());
 }
 

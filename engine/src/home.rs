@@ -15,6 +15,31 @@ pub const FOLDER: &str = ".pipeline";
 /// How a tag begins that tells programs that everything here can be made again (<https://bford.info/cachedir/>).
 pub(crate) const CACHEDIR_SIGNATURE: &str = "Signature: 8a477f597d28d172789f06886806bc55";
 
+/// The tag's name.
+const TAG: &str = "CACHEDIR.TAG";
+
+/// What keeps the home out of git.
+const IGNORE: &str = ".gitignore";
+
+/// What may be in a home before its tag is: a start that was cut off has left it, and a disk of its own has
+/// `lost+found`.
+const PARTS: [&str; 14] = [
+    "store",
+    "runs",
+    "jobs",
+    "unsent",
+    "metadata",
+    "files.json",
+    "published.json",
+    "runs.sqlite",
+    "runs.sqlite-wal",
+    "runs.sqlite-shm",
+    "runs.sqlite-journal",
+    "lost+found",
+    IGNORE,
+    TAG,
+];
+
 /// What the tag says to people.
 const CACHEDIR_TAG: &str = "\n\
     # Results of `pipeline`, all of which it can make again. See https://bford.info/cachedir/\n";
@@ -43,6 +68,14 @@ pub enum HomeError {
         /// The path at fault.
         path: PathBuf,
     },
+    /// A folder of the user, which a home would hide from git and from backups.
+    #[error("`{path}` is no home of results: it has files of its own, such as `{found}`")]
+    NotAHome {
+        /// The folder.
+        path: PathBuf,
+        /// One of them.
+        found: String,
+    },
 }
 
 impl Home {
@@ -51,11 +84,14 @@ impl Home {
     /// `.git`, else beside the file.
     ///
     /// # Errors
-    /// Fails where the folder cannot be written, or its path is not UTF-8.
+    /// Fails where the folder cannot be written, its path is not UTF-8, or it holds what is no part of a home.
     pub fn open(pipeline_file: &Path, explicit: Option<&Path>) -> Result<Self, HomeError> {
         let home = Self::at(pipeline_file, explicit);
         if home.root.to_str().is_none() {
             return Err(HomeError::NotUtf8 { path: home.root });
+        }
+        if let Some(found) = home.foreign() {
+            return Err(HomeError::NotAHome { path: home.root, found });
         }
         home.prepare().map_err(|(path, source)| HomeError::Prepare { path, source })?;
         Ok(home)
@@ -144,8 +180,20 @@ impl Home {
         self.project.join("pipeline.lock")
     }
 
+    /// Something in the folder that no home holds, where the folder has not been made a home.
+    fn foreign(&self) -> Option<String> {
+        if self.root.join(TAG).is_file() {
+            return None;
+        }
+        // A folder that cannot be listed cannot be prepared either, which says why.
+        let entries = fs::read_dir(&self.root).ok()?.filter_map(Result::ok);
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names.into_iter().find(|name| !PARTS.contains(&name.as_str()))
+    }
+
     fn prepare(&self) -> Result<(), (PathBuf, io::Error)> {
-        let tag = self.root.join("CACHEDIR.TAG");
+        let tag = self.root.join(TAG);
         if tag.is_file() {
             return Ok(());
         }
@@ -156,8 +204,10 @@ impl Home {
         for folder in [self.store(), self.runs()] {
             fs::create_dir_all(&folder).map_err(at(&folder))?;
         }
-        let ignore = self.root.join(".gitignore");
-        put(&ignore, "*\n").map_err(at(&ignore))?;
+        let ignore = self.root.join(IGNORE);
+        if !fs::symlink_metadata(&ignore).is_ok_and(|found| found.is_file() && found.len() > 0) {
+            put(&ignore, "*\n").map_err(at(&ignore))?;
+        }
         // The tag goes last: where it is, the rest is.
         put(&tag, &format!("{CACHEDIR_SIGNATURE}{CACHEDIR_TAG}")).map_err(at(&tag))
     }
@@ -238,6 +288,26 @@ mod tests {
         assert_eq!(home.root(), folder.path().join(".pipeline"));
         assert!(fs::read_to_string(home.root().join("CACHEDIR.TAG")).unwrap().starts_with("Signature: 8a477f"));
         assert_eq!(fs::read_to_string(home.root().join(".gitignore")).unwrap(), "*\n");
+    }
+
+    #[test]
+    fn a_folder_of_the_user_is_no_home_and_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("p.yaml");
+        let open = |home: &Path| Home::open(&file, Some(home));
+        fs::write(folder.path().join(".gitignore"), "/target\n").unwrap();
+        fs::write(&file, "").unwrap();
+        let error = open(folder.path()).unwrap_err();
+        assert!(matches!(&error, HomeError::NotAHome { found, .. } if found == "p.yaml"), "{error}");
+        fs::remove_file(&file).unwrap();
+        open(folder.path()).unwrap();
+        assert_eq!(fs::read_to_string(folder.path().join(".gitignore")).unwrap(), "/target\n");
+        // What a start that was cut off has left is taken up, and a home may hold more than it was made with.
+        let begun = folder.path().join("begun");
+        fs::create_dir_all(begun.join("store")).unwrap();
+        open(&begun).unwrap();
+        fs::write(begun.join("notes.txt"), "").unwrap();
+        open(&begun).unwrap();
     }
 
     #[test]

@@ -272,8 +272,8 @@ fn limited(project: &Project, limit: &str) -> Ran {
 fn a_limit_of_the_shell_is_told() {
     let project = Project::new();
     write(&project, "dd if=/dev/zero of=$OUTPUT_o/x bs=1000 count=1 2>/dev/null");
-    for limit in ["-f 0", "-n 8", "-n 12", "-n 16", "-n 20"] {
-        let ran = limited(&project, limit);
+    for limit in (8..=20).map(|files| format!("-n {files}")).chain(["-f 0".to_owned()]) {
+        let ran = limited(&project, &limit);
         assert_eq!(ran.code, Some(3), "{ran}");
         assert!(ran.stderr.contains("File too large") || ran.stderr.contains("Too many open files"), "{ran}");
         assert!(!ran.stderr.contains("panicked"), "{ran}");
@@ -339,5 +339,19 @@ fn nobody_else_may_write_to_a_home_whatever_the_mask() {
             let wrong = mode & never != 0 || is_object && mode & 0o222 != 0;
             assert!(!wrong, "umask {mask}: {} has {mode:o}", path.display());
         }
+    }
+}
+
+#[test]
+fn a_locale_without_unicode_gets_arrows_of_ascii() {
+    let project = Project::new();
+    write(&project, "echo x >$OUTPUT_o/x");
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    write(&project, "echo y >$OUTPUT_o/x");
+    for (locale, arrow) in [("C", "->"), ("C.UTF-8", "→")] {
+        let mut command = project.command(&["plan", "p.yaml"]);
+        command.env("LC_ALL", locale);
+        let ran = Ran::of(command, &["plan"]).ends_with(0).says(arrow);
+        assert_eq!(ran.stdout.is_ascii(), locale == "C", "{ran}");
     }
 }
