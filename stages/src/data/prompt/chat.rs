@@ -144,7 +144,8 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where it is no template.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, ChatError> {
-        let source = marks_as_filters(source);
+        // Jinja reads each of the three ends of lines as this one.
+        let source = marks_as_filters(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let has_marks = source.contains("endfilter");
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let form = Form::Template(syntax.expect("the default delimiters are fine"));
@@ -647,6 +648,13 @@ mod tests {
                      {% if add_generation_prompt %}<assistant>{% endif %}";
         let turns = self::template(first).turns(&conversation(), TrainOn::Assistant).unwrap();
         assert_eq!(pieces(&turns)[1], ("two.", true));
+    }
+
+    #[test]
+    fn ends_of_lines_in_a_template_are_read_as_jinja_reads_them() {
+        let source = "{% for m in messages %}\r\n{{ m.content }}\r\n{% endfor %}\rend";
+        let rendered = template(source).render(&[Message::new("user", "a\r\nb")], false).unwrap();
+        assert_eq!(rendered, "a\r\nb\nend");
     }
 
     #[test]

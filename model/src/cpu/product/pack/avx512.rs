@@ -394,8 +394,8 @@ unsafe fn pack_columns<W: Words>(
     }
 }
 
-/// Packs f32 as right tiles side by side, rounded to bf16 or [split](super::super::split) into two matrices of such: zero
-/// beyond the last row and column, to whole tiles.
+/// Packs f32 as right tiles side by side, rounded to bf16 or [split](super::super::split) into two matrices of such:
+/// zero beyond the last row and column, to whole tiles.
 ///
 /// # Safety
 /// The machine has the instructions, and each panel has the room.
