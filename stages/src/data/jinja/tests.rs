@@ -344,7 +344,7 @@ fn titles_and_lines_are_pythons() {
         ("{{ \"a_b </think> don't 3rd\".title() }}", "A_B </Think> Don'T 3Rd"),
         (
             "{{ \"\\x1c a\\x1f \".strip() }}|{{ \"\\x1ca\\x1eb \".split() }}|{{ \" a\\x1d\".lstrip() ~ \"\\x1d\".rstrip() }}",
-            "a|[\"a\", \"b\"]|a\x1d",
+            "a|['a', 'b']|a\x1d",
         ),
         ("{{ \"a\\u2028b\\x0cc\\r\\nd\".splitlines()|join('|') }}", "a|b|c|d"),
         ("{{ \"a\\n\\nb\\n\".splitlines(true)|join('|') }}", "a\n|\n|b\n"),

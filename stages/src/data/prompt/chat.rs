@@ -209,7 +209,7 @@ impl ChatTemplate {
         let tools = messages.first().and_then(|message| message.other.get(TOOLS));
         let mut messages = Cow::Borrowed(messages);
         if tools.is_some() {
-            messages.to_mut()[0].other.remove(TOOLS);
+            messages.to_mut()[0].other.shift_remove(TOOLS);
         }
         let context = || {
             context! {
@@ -648,6 +648,15 @@ mod tests {
                      {% if add_generation_prompt %}<assistant>{% endif %}";
         let turns = self::template(first).turns(&conversation(), TrainOn::Assistant).unwrap();
         assert_eq!(pieces(&turns)[1], ("two.", true));
+    }
+
+    #[test]
+    fn fields_of_a_message_lie_as_they_do_without_tools() {
+        let mut message = Message::new("user", "x");
+        let other = json!({ TOOLS: [{ "name": "f" }], "alpha": 2, "mid": 4, "zeta": 1 });
+        message.other = other.as_object().unwrap().clone();
+        let rendered = template("{{ messages[0]|tojson }}{{ tools|length }}").render(&[message], false).unwrap();
+        assert_eq!(rendered, r#"{"role": "user", "content": "x", "alpha": 2, "mid": 4, "zeta": 1}1"#);
     }
 
     #[test]

@@ -420,7 +420,7 @@ impl Prompter {
             None => all.extend_from_slice(&messages),
         }
         // They stand with the first message, which may be another one now.
-        if let Some(tools) = all.get_mut(1).and_then(|message| message.other.remove(TOOLS)) {
+        if let Some(tools) = all.get_mut(1).and_then(|message| message.other.shift_remove(TOOLS)) {
             all[0].other.insert(TOOLS.to_owned(), tools);
         }
         Ok(all)
