@@ -334,7 +334,7 @@ fn float_repr(float: f64) -> String {
 }
 
 /// `strftime_now`, with a day that stands still: a prompt that holds the date of its making would differ from run to
-/// run. It is midnight of the day Llama's own templates fall back to, in UTC.
+/// run. It is midnight of the day Llama's own templates fall back to, of no time zone.
 fn strftime(pattern: &str) -> String {
     let mut text = String::new();
     let mut letters = pattern.chars().peekable();
