@@ -513,6 +513,63 @@ mod tests {
         }
     }
 
+    /// Whatever the set, the direction, the number of rows and the part: a product in bf16 with trained values has the
+    /// bits of that with the rounded ones.
+    #[test]
+    fn a_product_with_trained_values_is_that_with_rounded_ones() {
+        let shapes = [(1, 1, 1), (3, 17, 33), (16, 50, 31), (17, 97, 64), (40, 48, 96), (9, 33, 1), (30, 20, 2100)];
+        for (rows, out_features, in_features) in shapes {
+            let weight: Vec<f32> =
+                (0..out_features * in_features).map(|index| (0.37 * index as f32).cos() * 0.1).collect();
+            for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+                let cpu = Cpu::with_instructions(2, Compute::Bf16, set).unwrap();
+                let mut values = cpu.shaped(out_features, in_features);
+                values.values_mut().copy_from_slice(&weight);
+                let trained = cpu.weight_of_values(WeightRole::Matrix, &mut values);
+                let stored = ValueRows::new(&weight, in_features);
+                let rounded = cpu.weight_of_rows([out_features, in_features], &stored).unwrap();
+                let row = |weight: &Weight| {
+                    let mut row = vec![0.0; in_features];
+                    weight.copy_row(out_features - 1, 2.0, &mut row);
+                    row
+                };
+                assert_eq!(row(&trained), row(&rounded), "{}", set.name());
+                for (sense, inner, columns) in
+                    [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
+                {
+                    let a: Vec<f32> = (0..rows * inner).map(|index| (0.7 * index as f32).cos()).collect();
+                    let mut buffer = OperandBuffer::default();
+                    let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
+                    let bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                    let product = |weight: &Weight| {
+                        let mut c = vec![0.5; rows * columns];
+                        cpu.weight_product(
+                            a,
+                            weight,
+                            sense,
+                            None,
+                            Write::Add,
+                            ViewMut::new(&mut c, rows, columns, columns),
+                        );
+                        bits(c)
+                    };
+                    let shape = format!("{rows}x{out_features}x{in_features} {}", set.name());
+                    assert_eq!(product(&trained), product(&rounded), "{shape}");
+                    let part = |weight: &Weight| {
+                        let columns = columns / 3..columns;
+                        let mut c = vec![0.5; rows * columns.len()];
+                        let c_target = Target::new(&mut c, columns.len());
+                        let part = WeightPart { weight, columns, bias: None, c: c_target };
+                        // SAFETY: nobody else has these elements.
+                        unsafe { cpu.products_along(weight.path(a, sense), a, sense, &[part]) };
+                        bits(c)
+                    };
+                    assert_eq!(part(&trained), part(&rounded), "a part of {shape}");
+                }
+            }
+        }
+    }
+
     /// Whatever the set, the dtype, the direction, the number of rows and the part: a product with a quantised weight
     /// has the bits of that with its dequantised values.
     #[test]
