@@ -504,15 +504,11 @@ fn saving(reading: &mut Reading<'_>) {
     }
 }
 
-/// Whether `eval_strategy` says that no loss is measured; rows that are held out for it stay held out.
-pub(super) fn measures_nothing(reading: &mut Reading<'_>, job: &mut Job) -> bool {
-    let is_off = reading.is_given("eval_strategy")
-        && matches!(reading.text("eval_strategy").as_deref(), Some("no" | "false" | "False"));
-    if is_off {
-        reading.nothing("eval_strategy", "no loss is measured");
-        job.measures_nothing = true;
-    }
-    is_off
+/// Whether the loss is never measured during training: by the key `strategy`, or by the tool's default of it.
+/// In YAML 1.1, which the tools read, `no` and `off` are booleans.
+pub(super) fn evaluation_is_off(reading: &mut Reading<'_>, strategy: &str) -> bool {
+    let strategy = reading.text(strategy).unwrap_or_default();
+    matches!(strategy.to_lowercase().as_str(), "no" | "off" | "false")
 }
 
 /// When the loss is measured, where there are rows for it.

@@ -1,5 +1,7 @@
 //! A training job, whatever tool described it, as the stages of a pipeline file.
 
+use std::mem;
+
 use engine::file::tree::Value;
 use serde_json::{Value as Json, json};
 
@@ -16,13 +18,16 @@ pub(super) enum Method {
     Full,
 }
 
-/// Rows to measure the loss on.
+/// Rows that are not trained on.
 #[derive(Debug, Clone, Default)]
 pub(super) enum HeldOut {
     #[default]
     Nothing,
-    /// A part of the rows: a share below 1, or a number.
+    /// A part of the rows, which the loss is measured on: a share below 1, or a number.
     Split(Parameter),
+    /// The same, where no loss is measured on it.
+    Unmeasured(Parameter),
+    /// Data sets of their own, which the loss is measured on.
     Own(Vec<Parameters>),
 }
 
@@ -37,8 +42,6 @@ pub(super) struct Job {
     /// The `dataset` stages of the training rows.
     pub(super) datasets: Vec<Parameters>,
     pub(super) held_out: HeldOut,
-    /// Whether rows that are held out are not measured on.
-    pub(super) measures_nothing: bool,
     pub(super) packs: bool,
     /// An adapter to go on from: the parameters of its `download`.
     pub(super) warm_start: Option<Parameters>,
@@ -50,6 +53,9 @@ pub(super) struct Job {
 
 /// Why rows that are held out are not the same ones.
 pub(super) const DRAWN: &str = "as many rows, but others: each program draws its own";
+
+/// Why rows to measure the loss on are not carried over where the tool's evaluation is off.
+pub(super) const NOT_MEASURED: &str = "no loss is measured";
 
 impl Job {
     /// Goes on from the adapter in a folder, which a key of the tool names.
@@ -95,6 +101,22 @@ impl Job {
         reading.put_differing(key, SIZE, size, reason);
         if let Some(split) = reading.parameters.remove(SIZE) {
             self.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
+        }
+    }
+
+    /// Measures no loss; rows that are split off are not trained on all the same.
+    pub(super) fn measure_nothing(&mut self) {
+        self.held_out = match mem::take(&mut self.held_out) {
+            HeldOut::Split(size) | HeldOut::Unmeasured(size) => HeldOut::Unmeasured(size),
+            HeldOut::Nothing | HeldOut::Own(_) => HeldOut::Nothing,
+        };
+    }
+
+    /// Whether there are rows that the loss is measured on.
+    pub(super) fn is_measured(&self) -> bool {
+        match self.held_out {
+            HeldOut::Split(_) | HeldOut::Own(_) => true,
+            HeldOut::Nothing | HeldOut::Unmeasured(_) => false,
         }
     }
 }
@@ -210,17 +232,14 @@ impl Job {
 
     fn rows(&self, writer: &mut Writer) -> Rows {
         let split = match &self.held_out {
-            HeldOut::Split(parameter) => Some(parameter),
+            HeldOut::Split(size) | HeldOut::Unmeasured(size) => Some(size),
             HeldOut::Nothing | HeldOut::Own(_) => None,
         };
         let train = self.mixed(writer, "rows", &self.datasets, split);
-        let measures = !self.measures_nothing;
         match &self.held_out {
             HeldOut::Nothing => Rows { train, held_out: None },
-            HeldOut::Split(_) => {
-                Rows { train: "rows.train".to_owned(), held_out: measures.then(|| "rows.test".to_owned()) }
-            }
-            HeldOut::Own(_) if !measures => Rows { train, held_out: None },
+            HeldOut::Split(_) => Rows { train: "rows.train".to_owned(), held_out: Some("rows.test".to_owned()) },
+            HeldOut::Unmeasured(_) => Rows { train: "rows.train".to_owned(), held_out: None },
             HeldOut::Own(datasets) => {
                 let held_out = self.mixed(writer, "held_out_rows", datasets, None);
                 Rows { train, held_out: Some(held_out) }

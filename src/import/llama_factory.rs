@@ -9,7 +9,7 @@ use engine::file::tree::{Entry, Node, Value};
 use serde_json::json;
 
 use super::hugging_face::{self, NAMES, OTHER_BASE, SPEED};
-use super::job::{DRAWN, HeldOut, Job, Method};
+use super::job::{DRAWN, HeldOut, Job, Method, NOT_MEASURED};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
 use super::places::Places;
@@ -384,7 +384,7 @@ pub(super) fn read(
     packs(reading, &mut job, is_pretraining);
     precision(reading);
     hugging_face::training(reading, &mut job, &NAMES, devices);
-    if !matches!(job.held_out, HeldOut::Nothing) && !hugging_face::measures_nothing(reading, &mut job) {
+    if job.is_measured() {
         hugging_face::validation(reading);
         if let Some(patience) = reading.whole("early_stopping_steps") {
             reading.put("early_stopping_steps", "train.early_stopping.patience", patience);
@@ -692,13 +692,33 @@ fn label(below: &mut Reading<'_>, column: Option<String>) {
     }
 }
 
+/// Whether the loss is measured neither during training nor after it.
+fn evaluation_is_off(reading: &mut Reading<'_>) -> bool {
+    if !hugging_face::evaluation_is_off(reading, "eval_strategy") {
+        return false;
+    }
+    if reading.flag("do_eval") {
+        reading.differs("do_eval", "there the loss is measured once, after training; here after each epoch");
+        return false;
+    }
+    reading.nothing("eval_strategy", NOT_MEASURED);
+    true
+}
+
 fn held_out(reading: &mut Reading<'_>, job: &mut Job, info: &Info, is_pretraining: bool, hub: &str, places: &Places) {
+    let is_off = evaluation_is_off(reading);
+    if reading.is_given("eval_dataset") && is_off {
+        return reading.nothing("eval_dataset", NOT_MEASURED);
+    }
     if reading.is_given("eval_dataset") {
         job.held_out = HeldOut::Own(info.datasets(reading, "eval_dataset", is_pretraining, hub, places));
         return;
     }
     let size = reading.number("val_size").unwrap_or(0.0);
     job.hold_out(reading, "val_size", size, DRAWN);
+    if is_off {
+        job.measure_nothing();
+    }
 }
 
 fn mixing(reading: &mut Reading<'_>, job: &mut Job) {

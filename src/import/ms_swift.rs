@@ -5,7 +5,7 @@ use engine::file::tree::{Node, Value};
 use serde_json::json;
 
 use super::hugging_face::{self, NAMES, OTHER_BASE, SPEED};
-use super::job::{DRAWN, HeldOut, Job, Method};
+use super::job::{DRAWN, HeldOut, Job, Method, NOT_MEASURED};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
 use super::places::Places;
@@ -270,9 +270,8 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     learning_rate(reading, job.method);
     accumulation(reading, devices);
     hugging_face::training(reading, &mut job, &NAMES, devices);
-    if !matches!(job.held_out, HeldOut::Nothing) {
-        // Where there are rows to measure on, ms-swift does so when it saves.
-        let strategy = if reading.is_given("eval_strategy") { "eval_strategy" } else { "save_strategy" };
+    if job.is_measured() {
+        let strategy = strategy(reading);
         if reading.text(strategy).as_deref() == Some("steps") {
             hugging_face::eval_steps(reading, "save_steps");
         }
@@ -562,16 +561,21 @@ fn guessed(
     rows.need("turn_order", "any", "The tool accepts turns in any order.");
 }
 
+/// The key of when the loss is measured: without one of its own, whenever ms-swift saves.
+fn strategy(reading: &Reading<'_>) -> &'static str {
+    if reading.is_given("eval_strategy") { "eval_strategy" } else { "save_strategy" }
+}
+
 fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &str, places: &Places) {
-    let own = of_list(reading, "val_dataset");
-    if matches!(reading.text("eval_strategy").as_deref(), Some("no" | "false" | "False"))
-        && reading.is_given("eval_strategy")
-    {
+    let strategy = strategy(reading);
+    if hugging_face::evaluation_is_off(reading, strategy) {
+        reading.nothing("eval_strategy", NOT_MEASURED);
         for name in ["val_dataset", "split_dataset_ratio"] {
             reading.nothing(name, "no loss is measured, and no rows are held out for it");
         }
         return;
     }
+    let own = of_list(reading, "val_dataset");
     if !own.is_empty() {
         reading.nothing("val_dataset", "a stage for each");
         let rows =

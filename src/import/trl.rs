@@ -5,7 +5,7 @@ use engine::file::tree::{Node, Value};
 use serde_json::json;
 
 use super::hugging_face::{self, NAMES, OTHER_BASE};
-use super::job::{DRAWN, HeldOut, Job, Method};
+use super::job::{DRAWN, HeldOut, Job, Method, NOT_MEASURED};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
 use super::places::Places;
@@ -194,7 +194,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: O
     loss(reading, training);
     order(reading, &mut job);
     hugging_face::training(reading, &mut job, &NAMES, devices);
-    if !matches!(job.held_out, HeldOut::Nothing) && !hugging_face::measures_nothing(reading, &mut job) {
+    if job.is_measured() {
         hugging_face::validation(reading);
     }
     job.output = reading.text("output_dir");
@@ -305,6 +305,11 @@ fn order(reading: &mut Reading<'_>, job: &mut Job) {
 /// The stages of the rows; returns their shape, as far as it can be seen.
 fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Training, places: &Places) -> Option<Shape> {
     let mut shape = None;
+    let is_off = hugging_face::evaluation_is_off(reading, "eval_strategy");
+    if is_off {
+        reading.nothing("eval_strategy", NOT_MEASURED);
+        reading.nothing("dataset_test_split", NOT_MEASURED);
+    }
     if let Some(Value::List(items)) = root.get("datasets").map(|node| &node.value) {
         reading.nothing("datasets", "a stage for each");
         for item in items {
@@ -323,6 +328,9 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
         }
         if let Some(share) = reading.number("test_split_size") {
             job.hold_out(reading, "test_split_size", share, DRAWN);
+        }
+        if is_off {
+            job.measure_nothing();
         }
         return shape;
     }
@@ -354,8 +362,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
         reading.consumed("dataset_config", "rows.config");
     }
     job.datasets = vec![train];
-    let is_evaluated = reading.text("eval_strategy").is_some_and(|strategy| strategy != "no");
-    if is_evaluated && !places.is_path(&name) {
+    if !is_off && !places.is_path(&name) {
         let mut test = of_split(reading, "dataset_test_split");
         shaped(reading, "dataset_name", &mut test, &name, training, places);
         job.held_out = HeldOut::Own(vec![test]);
@@ -526,7 +533,7 @@ fn packs(reading: &mut Reading<'_>, job: &mut Job) {
     reading.put("packing", "packs.max_seq_len", length);
     if !reading.is_reported(name) {
         reading.consumed(name, "packs.max_seq_len");
-        if !matches!(job.held_out, HeldOut::Nothing) {
+        if job.is_measured() {
             reading
                 .differs("packing", "rows to measure the loss on are packed there, too; here they keep their length");
         }

@@ -8,7 +8,7 @@ use engine::file::tree::{Node, Value};
 use serde_json::json;
 
 use super::hugging_face::{self, Names};
-use super::job::{DRAWN, HeldOut, Job, Method};
+use super::job::{DRAWN, HeldOut, Job, Method, NOT_MEASURED};
 use super::parameters::Note;
 use super::places::Places;
 use super::preference::{self, Smoothing};
@@ -70,7 +70,7 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
         let reason = format!("there a loss above {limit} ends the run; here one that is not finite");
         reading.differs("loss_watchdog_threshold", reason);
     }
-    when(reading, &mut job);
+    when(reading, &job);
     if reading.flag("curriculum_sampling") {
         reading.put("curriculum_sampling", "train.shuffle", false);
     }
@@ -171,6 +171,14 @@ fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
 }
 
 fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut Vec<Kind>, places: &Places) {
+    let is_off = hugging_face::evaluation_is_off(reading, "eval_strategy");
+    if is_off {
+        reading.nothing("eval_strategy", NOT_MEASURED);
+    }
+    if reading.is_given("test_datasets") && is_off {
+        reading.nothing("test_datasets", NOT_MEASURED);
+        return reading.nothing("val_set_size", "`test_datasets` takes its place");
+    }
     if reading.is_given("test_datasets") {
         job.held_out = HeldOut::Own(datasets(reading, "test_datasets", root, kinds, places));
         reading.nothing("val_set_size", "`test_datasets` are measured on");
@@ -178,6 +186,9 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut V
     }
     let size = reading.number("val_set_size").unwrap_or(0.0);
     job.hold_out(reading, "val_set_size", size, DRAWN);
+    if is_off {
+        job.measure_nothing();
+    }
 }
 
 fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>, own: Option<String>) {
@@ -311,12 +322,8 @@ fn schedule(reading: &mut Reading<'_>) {
     }
 }
 
-fn when(reading: &mut Reading<'_>, job: &mut Job) {
-    if matches!(job.held_out, HeldOut::Nothing) {
-        if reading.is_given("early_stopping_patience") {
-            reading.missing("early_stopping_patience", "there are no rows to measure the loss on");
-        }
-    } else if !hugging_face::measures_nothing(reading, job) {
+fn when(reading: &mut Reading<'_>, job: &Job) {
+    if job.is_measured() {
         hugging_face::best(reading);
         let is_given = reading.is_given("eval_steps");
         if is_given {
@@ -341,7 +348,7 @@ fn when(reading: &mut Reading<'_>, job: &mut Job) {
             );
         }
     } else if reading.is_given("early_stopping_patience") {
-        reading.missing("early_stopping_patience", "no loss is measured");
+        reading.missing("early_stopping_patience", NOT_MEASURED);
     }
     reading.nothing("saves_per_epoch", "the state to resume from is saved every 20 steps");
 }
