@@ -184,9 +184,99 @@ async fn whole(body: &mut Incoming, limit: usize) -> Result<Bytes, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use hyper::header::HeaderValue;
+    use std::io::{BufRead, BufReader, ErrorKind, Write};
+    use std::net::SocketAddr;
 
+    use hyper::StatusCode;
+    use hyper::header::HeaderValue;
+    use tokio::runtime::Runtime;
+
+    use super::super::{HostRule, Response};
     use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A service that answers all requests alike.
+    struct Alike;
+
+    impl Service for Alike {
+        fn is_public(&self, _: &str) -> bool {
+            true
+        }
+
+        async fn respond(&self, _: Request) -> Response {
+            Response::json(StatusCode::OK, "{}")
+        }
+
+        fn refuse(&self, refusal: Refusal) -> Response {
+            Response::json(refusal.status(), "{}")
+        }
+    }
+
+    /// A server that takes bodies of 1 KiB, and what it runs on.
+    fn start() -> (Runtime, SocketAddr) {
+        let runtime = Runtime::new().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = Settings {
+            hosts: HostRule::Any,
+            token: None,
+            body_bytes: 1 << 10,
+            connections: 4,
+            head_timeout: MINUTE,
+            body_timeout: MINUTE,
+            write_timeout: MINUTE,
+            compress: false,
+        };
+        runtime.spawn(serve(listener, Arc::new(Alike), settings, std::future::pending()));
+        (runtime, address)
+    }
+
+    /// Sends a body in so many parts, and reads only then: the first line of the response.
+    fn send_all(address: SocketAddr, framing: &str, part: &str, parts: usize, end: &str) -> io::Result<String> {
+        let mut stream = std::net::TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(MINUTE))?;
+        stream.set_write_timeout(Some(MINUTE))?;
+        write!(stream, "POST / HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n")?;
+        for _ in 0..parts {
+            stream.write_all(part.as_bytes())?;
+        }
+        stream.write_all(end.as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        Ok(line)
+    }
+
+    /// A part of 1 MiB.
+    fn mebibyte() -> String {
+        "x".repeat(1 << 20)
+    }
+
+    /// The same of a body of unknown length.
+    fn chunk() -> String {
+        format!("100000\r\n{}\r\n", mebibyte())
+    }
+
+    #[test]
+    fn who_sends_all_of_a_large_body_before_reading_finds_the_refusal() {
+        // More than the system holds of a connection that nobody reads.
+        const PARTS: usize = 64;
+        let (_runtime, address) = start();
+        let length = format!("Content-Length: {}", PARTS << 20);
+        let of_known_length = send_all(address, &length, &mebibyte(), PARTS, "");
+        let of_chunks = send_all(address, "Transfer-Encoding: chunked", &chunk(), PARTS, "0\r\n\r\n");
+        for line in [of_known_length, of_chunks] {
+            let line = line.unwrap();
+            assert!(line.starts_with("HTTP/1.1 413 "), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_body_without_end_is_not_read_for_ever() {
+        let (_runtime, address) = start();
+        let error = send_all(address, "Transfer-Encoding: chunked", &chunk(), 1 << 10, "0\r\n\r\n").unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
+    }
 
     #[test]
     fn gzip_is_sent_to_those_that_take_it() {

@@ -625,7 +625,11 @@ fn answers_hold_to_a_schema() {
 #[test]
 fn tools_are_called_in_the_form_of_the_chat_template() {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/chat_templates/");
-    for family in ["qwen25", "mistral_v03", "llama31"] {
+    for (family, beginning) in [
+        ("qwen25", "<tool_call>\n{\"name\": \"news\", \"arguments\": "),
+        ("mistral_v03", "[TOOL_CALLS] [{\"name\": \"news\", \"arguments\": "),
+        ("llama31", "{\"name\": \"news\", \"parameters\": "),
+    ] {
         let template = std::fs::read_to_string(format!("{golden}{family}.jinja")).unwrap();
         // This copy of it has no tools where they stand by default.
         let template = template.replace("tools_in_user_message = true", "tools_in_user_message = false");
@@ -646,7 +650,7 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         assert_eq!(call["function"]["name"], "news", "{family}");
         let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
         assert!(["Bern", "Zürich"].contains(&arguments["city"].as_str().unwrap()), "{family}: {arguments}");
-        // No text of it ends it, and what the limit leaves of one is no answer.
+        // No text of it ends it, and what the limit leaves of one is text.
         let mut others = request.clone();
         others["stop"] = json!(["news", "\""]);
         let (_, answer) = server.post("/v1/chat/completions", &others);
@@ -657,13 +661,20 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         others["max_tokens"] = json!(6);
         let (_, answer) = server.post("/v1/chat/completions", &others);
         let cut = &answer["choices"][0];
-        assert_eq!((&cut["message"]["content"], &cut["finish_reason"]), (&Value::Null, &json!("length")), "{family}");
+        assert_eq!(
+            (&cut["message"]["tool_calls"], &cut["finish_reason"]),
+            (&Value::Null, &json!("length")),
+            "{family}"
+        );
+        let text = cut["message"]["content"].as_str().unwrap();
+        assert!(!text.is_empty() && beginning.starts_with(text), "{family}: {text}");
         others["stream"] = json!(true);
         let (_, events) = server.ask(&head("/v1/chat/completions"), &others.to_string());
         let data = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
         let said: String =
             data.filter_map(|it| Some(it["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
-        assert_eq!(said, "", "{family}");
+        assert_eq!(said, text, "{family}");
+        assert!(events.contains("\"finish_reason\":\"length\""), "{family}: {events}");
         // Streamed it is the same call.
         request["stream"] = json!(true);
         let (_, events) = server.ask(&head("/v1/chat/completions"), &request.to_string());
@@ -671,6 +682,8 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         let deltas: Vec<Value> = data.filter_map(|data| serde_json::from_str(data).ok()).collect();
         let streamed = deltas.iter().find_map(|delta| delta["choices"][0]["delta"]["tool_calls"].as_array()).unwrap();
         assert_eq!(streamed[0]["function"], call["function"], "{family}");
+        let said = deltas.iter().filter_map(|delta| delta["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(said.collect::<String>(), "", "{family}");
         assert_eq!(deltas.last().unwrap()["choices"][0]["finish_reason"], "tool_calls", "{family}");
         // The call and what it came to go back into the conversation; without a choice the model says what it likes.
         let answered = json!({ "role": "tool", "tool_call_id": call["id"], "content": "{\"rain\": true}" });
@@ -679,6 +692,24 @@ fn tools_are_called_in_the_form_of_the_chat_template() {
         let (status, answer) = server.post("/v1/chat/completions", &request);
         assert_eq!(status, 200, "{family}: {answer}");
     }
+}
+
+#[test]
+fn tools_are_an_error_where_the_chat_template_has_none() {
+    let server = start_with_template("zephyr", &[]);
+    let mut request = chat();
+    request["tools"] = json!([{ "type": "function", "function": { "name": "f" } }]);
+    for choice in ["auto", "required"] {
+        request["tool_choice"] = json!(choice);
+        let (status, answer) = server.post("/v1/chat/completions", &request);
+        let error = &answer["error"];
+        let expected = (400, &json!("tools"), &json!("unsupported_parameter"));
+        assert_eq!((status, &error["param"], &error["code"]), expected, "{choice}: {answer}");
+    }
+    // None of them is to be called.
+    request["tool_choice"] = json!("none");
+    let (status, answer) = server.post("/v1/chat/completions", &request);
+    assert_eq!(status, 200, "{answer}");
 }
 
 #[test]

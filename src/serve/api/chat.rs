@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use stages::compute::inference::{ChosenToken, Constraint, TokenLogprobs};
 use stages::data::artifact::{Message, TOOLS};
-use stages::data::prompt::ToolForm;
+use stages::data::prompt::{ToolCall, ToolForm};
 
 use super::Head;
 use super::answer::{Chunks, Completed, Usage};
@@ -74,11 +74,6 @@ impl ChatRequest {
     /// The same, where a grammar alone ends answers.
     pub(super) fn ending_by_grammar(self) -> Self {
         Self { options: self.options.ending_by_grammar(), ..self }
-    }
-
-    /// Whether answers are calls of tools and nothing else.
-    pub(super) fn requires_calls(&self) -> bool {
-        self.tools.as_ref().is_some_and(Tools::are_required)
     }
 
     /// How a model writes the calls of the request's tools, where it has any.
@@ -250,7 +245,6 @@ pub(super) fn answer(
     usage: Usage,
     wants_logprobs: bool,
     form: Option<ToolForm>,
-    requires_calls: bool,
     vocabulary: &Vocabulary,
 ) -> Value {
     let choice = |completed: &Completed| {
@@ -258,21 +252,21 @@ pub(super) fn answer(
         let logprobs = wants_logprobs.then(|| {
             json!({ "content": entries.map(|(id, found)| entry(id, found, vocabulary)).collect::<Vec<_>>(), "refusal": null })
         });
-        let mut message = json!({ "role": "assistant", "content": completed.text, "refusal": null });
-        let mut finish = completed.finish.name();
-        let said = form.map(|form| form.read(&completed.text)).filter(|said| !said.calls.is_empty());
-        if let Some(said) = said {
-            let content = said.text + &said.rest;
-            message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
-            message["tool_calls"] = calls_json(&said.calls, &head.id, completed.index).into();
-            finish = finish_of_calls(completed.finish);
-        } else if requires_calls {
-            // A call that the limit cut.
-            message["content"] = Value::Null;
-        }
+        let (message, finish) = message(completed, form, &head.id);
         json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     };
     head.whole("chat.completion", completed.iter().map(choice).collect(), usage)
+}
+
+/// The message of a choice, and why it ended. Its content is the text outside of calls; one that the limit cut is text.
+fn message(completed: &Completed, form: Option<ToolForm>, answer: &str) -> (Value, &'static str) {
+    let mut message = json!({ "role": "assistant", "content": completed.text, "refusal": null });
+    let said = form.map(|form| form.read(&completed.text)).filter(|said| !said.calls.is_empty());
+    let Some(said) = said else { return (message, completed.finish.name()) };
+    let content = said.text + &said.rest;
+    message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
+    message["tool_calls"] = calls_json(&said.calls, answer, completed.index).into();
+    (message, finish_of_calls(completed.finish))
 }
 
 /// What an event of a chat is called.
@@ -286,8 +280,6 @@ pub(super) struct ChatChunks {
     pub(super) vocabulary: std::sync::Arc<Vocabulary>,
     /// Where tools may be called, how, and what of each choice's text may be a call.
     pub(super) calls: Option<(ToolForm, BTreeMap<usize, Held>)>,
-    /// Whether answers are calls and nothing else.
-    pub(super) requires_calls: bool,
 }
 
 /// The text of a choice in which tools may be called.
@@ -307,6 +299,13 @@ impl Held {
         let settled = self.text[self.sent..end].to_owned();
         self.sent = end;
         settled
+    }
+
+    /// What is left at the end: text that was not sent and is not a call, and the calls.
+    fn rest(self, form: ToolForm) -> (String, Vec<ToolCall>) {
+        let said = form.read(&self.text);
+        let text = if said.calls.is_empty() { self.text[self.sent..].to_owned() } else { said.rest };
+        (text, said.calls)
     }
 }
 
@@ -345,18 +344,15 @@ impl Chunks for ChatChunks {
         let held = self.calls.as_mut().map(|(form, held)| (*form, held.remove(&index).unwrap_or_default()));
         let end = |finish| self.chunk(index, Map::new(), Value::Null, Some(finish));
         let Some((form, held)) = held else { return vec![end(finish.name())] };
-        let said = form.read(&held.text);
+        let (rest, calls) = held.rest(form);
         let delta =
             |name: &str, value: Value| self.chunk(index, Map::from_iter([(name.to_owned(), value)]), Value::Null, None);
-        if said.calls.is_empty() {
-            let rest = &held.text[held.sent..];
-            // Where there is to be a call, the limit cut it.
-            let rest = (!rest.is_empty() && !self.requires_calls).then(|| delta("content", json!(rest)));
+        let rest = (!rest.is_empty()).then(|| delta("content", json!(rest)));
+        if calls.is_empty() {
             return rest.into_iter().chain([end(finish.name())]).collect();
         }
-        let mut calls = calls_json(&said.calls, &self.head.id, index);
+        let mut calls = calls_json(&calls, &self.head.id, index);
         calls.iter_mut().enumerate().for_each(|(number, call)| call["index"] = json!(number));
-        let rest = (!said.rest.is_empty()).then(|| delta("content", json!(said.rest)));
         rest.into_iter().chain([delta("tool_calls", calls.into()), end(finish_of_calls(finish))]).collect()
     }
 
@@ -378,4 +374,66 @@ fn entry(id: u32, found: &TokenLogprobs, vocabulary: &Vocabulary) -> Value {
 /// A log-probability as JSON has it, which knows no infinity: OpenAI's servers write −9999 for it.
 pub(super) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Content, names of calls and reason of the end of an answer, whole.
+    fn whole(form: ToolForm, text: &str, finish: Finish) -> (Value, Vec<String>, &'static str) {
+        let completed = Completed {
+            index: 0,
+            prompt: 0,
+            text: text.to_owned(),
+            finish,
+            tokens: Vec::new(),
+            stop_token: None,
+            of_prompt: Vec::new(),
+        };
+        let (message, finish) = message(&completed, Some(form), "a");
+        let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+        let names = calls.iter().map(|call| call["function"]["name"].as_str().unwrap().to_owned()).collect();
+        (message["content"].clone(), names, finish)
+    }
+
+    /// Content and names of calls of an answer that is streamed.
+    fn streamed(form: ToolForm, text: &str) -> (String, Vec<String>) {
+        let mut held = Held::default();
+        let mut content = String::new();
+        for letter in text.chars() {
+            held.text.push(letter);
+            content += &held.settled(form);
+        }
+        let (rest, calls) = held.rest(form);
+        (content + &rest, calls.into_iter().map(|call| call.name).collect())
+    }
+
+    #[test]
+    fn content_is_what_is_not_a_call_whole_or_streamed() {
+        let call = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
+        let cut = "<tool_call>\n{\"name\": \"b\", \"argu";
+        for (form, text, finish, content, names, reason) in [
+            (ToolForm::Tagged, call("a"), Finish::Stop, "", vec!["a"], "tool_calls"),
+            (
+                ToolForm::Tagged,
+                format!("So:\n{}\nDone.", call("a")),
+                Finish::Stop,
+                "So:\nDone.",
+                vec!["a"],
+                "tool_calls",
+            ),
+            (ToolForm::Tagged, cut.to_owned(), Finish::Length, cut, vec![], "length"),
+            (ToolForm::Tagged, format!("{}\n{cut}", call("a")), Finish::Length, cut, vec!["a"], "length"),
+            (ToolForm::Tagged, "It rains. ".to_owned(), Finish::Stop, "It rains. ", vec![], "stop"),
+            (ToolForm::Listed, "[TOOL_".to_owned(), Finish::Length, "[TOOL_", vec![], "length"),
+            (ToolForm::Bare, "{\"name".to_owned(), Finish::Length, "{\"name", vec![], "length"),
+        ] {
+            let (found, called, ended) = whole(form, &text, finish);
+            assert_eq!((found.as_str().unwrap_or_default(), ended), (content, reason), "{text}");
+            assert_eq!(found.is_null(), content.is_empty(), "{text}");
+            assert_eq!(called, names, "{text}");
+            assert_eq!(streamed(form, &text), (content.to_owned(), called), "{text}");
+        }
+    }
 }

@@ -239,13 +239,11 @@ impl Api {
             let include_usage = request.options.include_usage;
             let vocabulary = Arc::clone(&self.vocabulary);
             let calls = form.map(|form| (form, BTreeMap::new()));
-            let requires_calls = request.requires_calls();
-            let chunks = ChatChunks { head, include_usage, wants_logprobs, vocabulary, calls, requires_calls };
+            let chunks = ChatChunks { head, include_usage, wants_logprobs, vocabulary, calls };
             return Ok(Response::events(Box::new(Stream::new(choices, chunks, prompt_tokens, include_usage))));
         }
         let (completed, usage) = completed(choices, prompt_tokens).await?;
-        let requires_calls = request.requires_calls();
-        let answer = chat::answer(&head, &completed, usage, wants_logprobs, form, requires_calls, &self.vocabulary);
+        let answer = chat::answer(&head, &completed, usage, wants_logprobs, form, &self.vocabulary);
         Ok(Response::json(StatusCode::OK, answer.to_string()))
     }
 

@@ -73,11 +73,6 @@ impl Tools {
         Ok(Some(Self { json, tools, choice, calls }))
     }
 
-    /// Whether something has to be called, so that an answer is calls and nothing else.
-    pub(super) fn are_required(&self) -> bool {
-        !matches!(self.choice, Choice::Auto)
-    }
-
     /// Those of the arguments of each.
     pub(super) fn schemas(&self) -> impl Iterator<Item = &Value> {
         self.tools.iter().map(|tool| &tool.parameters)
