@@ -87,6 +87,19 @@ pub enum MergeError {
         /// The module.
         module: String,
     },
+    /// Rows of tokens take the place of the base's; there is no share of that.
+    #[error(
+        "rows of `{module}` were trained for some tokens (`trainable_token_indices`): they can only be merged with weight 1, and no other adapter may change this module"
+    )]
+    RowsCombined {
+        /// The module.
+        module: String,
+    },
+    /// Rows of a tied head are those of the embedding.
+    #[error(
+        "the adapter has rows of `lm_head` (`trainable_token_indices`), which is tied to the embedding in the base: only rows of the embedding can be merged, and they are the head's, too"
+    )]
+    TiedRows,
     /// The adapter itself holds NaN or infinity.
     #[error("the adapter has a value that is not finite in `{module}`")]
     AdapterNotFinite {

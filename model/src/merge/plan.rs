@@ -126,9 +126,12 @@ impl<'a> Changes<'a, '_> {
             self.check_fit(&target, &[module.out_features, module.in_features])?;
             check_finite(name, module)?;
             let scaling = (adapter.config.scaling_of(name) * weight) as f32;
-            let change = self.by_target.entry(target).or_insert(TensorChange::Shares(Vec::new()));
-            let TensorChange::Shares(shares) = change else {
-                return Err(MergeError::SavedCombined { module: name.clone() });
+            let shares = match self.by_target.entry(target).or_insert(TensorChange::Shares(Vec::new())) {
+                TensorChange::Shares(shares) => shares,
+                TensorChange::Rows(_) => return Err(MergeError::RowsCombined { module: name.clone() }),
+                TensorChange::Saved(_) | TensorChange::None => {
+                    return Err(MergeError::SavedCombined { module: name.clone() });
+                }
             };
             shares.push(Share { module, scaling });
             let has_dora = shares.iter().any(|share| share.module.magnitude.is_some());
@@ -147,6 +150,9 @@ impl<'a> Changes<'a, '_> {
         for (table, SavedTensor { shape, values }) in &adapter.token_rows {
             let Some(tokens) = adapter.config.token_indices(table) else { continue };
             let target = format!("{table}.weight");
+            if self.head_is_tied && target == HEAD {
+                return Err(MergeError::TiedRows);
+            }
             // A tied model may have its head stored, too.
             let stored_head = (self.head_is_tied && self.checkpoint.contains(HEAD)).then(|| HEAD.to_owned());
             let rows = self.checkpoint.shape(&target)?.first().copied().unwrap_or_default();
@@ -158,7 +164,7 @@ impl<'a> Changes<'a, '_> {
             for target in std::iter::once(target).chain(stored_head) {
                 let before = self.by_target.insert(target, TensorChange::Rows(RowValues { tokens, values }));
                 if before.is_some() || weight != 1.0 {
-                    return Err(MergeError::SavedCombined { module: table.clone() });
+                    return Err(MergeError::RowsCombined { module: table.clone() });
                 }
             }
         }

@@ -59,6 +59,12 @@ pub enum ProofError {
         /// The greatest that rounding explains.
         bound: f32,
     },
+    /// What a model computes overflows, so that there is nothing to compare.
+    #[error("{} have a value that is not finite", place(*layer))]
+    NotFinite {
+        /// The first layer after which one of the models has such a value; none: only the logits do.
+        layer: Option<usize>,
+    },
     /// The caller asked to stop.
     #[error("the proof was stopped")]
     Stopped,
@@ -98,8 +104,8 @@ impl Distance {
     }
 
     fn is_within(self, tolerance: f32) -> bool {
-        // Written so that a difference that is not a number is beyond it.
-        self.max_abs_difference <= tolerance * self.max_abs
+        // An infinite difference is beyond any bound, also one of an infinite value.
+        self.max_abs_difference.is_finite() && self.max_abs_difference <= tolerance * self.max_abs
     }
 }
 
@@ -123,16 +129,14 @@ pub struct Comparison {
 impl Comparison {
     /// Fails if the two differ by more than is explained.
     fn check(&self, what: &'static str) -> Result<(), ProofError> {
-        if let Some(layer) = self.layers.iter().position(|layer| !layer.is_within(self.tolerance)) {
-            let Distance { max_abs_difference: found, max_abs } = self.layers[layer];
-            return Err(ProofError::Differs { what, layer: Some(layer), found, bound: self.tolerance * max_abs });
-        }
         let logits = Distance { max_abs_difference: self.max_abs_logit_difference, max_abs: self.max_abs_logit };
-        if !logits.is_within(self.tolerance) {
-            let (found, bound) = (logits.max_abs_difference, self.bound);
-            return Err(ProofError::Differs { what, layer: None, found, bound });
+        let layers = self.layers.iter().copied().enumerate().map(|(layer, distance)| (Some(layer), distance));
+        let beyond = layers.chain([(None, logits)]).find(|(_, distance)| !distance.is_within(self.tolerance));
+        let Some((layer, Distance { max_abs_difference: found, max_abs })) = beyond else { return Ok(()) };
+        match found.is_finite() {
+            true => Err(ProofError::Differs { what, layer, found, bound: self.tolerance * max_abs }),
+            false => Err(ProofError::NotFinite { layer }),
         }
-        Ok(())
     }
 }
 
@@ -217,7 +221,7 @@ impl Proof {
     /// Fails if the merged model computes something else than base with adapters, naming the first layer that does.
     ///
     /// # Errors
-    /// [`ProofError::Differs`].
+    /// [`ProofError::Differs`], or [`ProofError::NotFinite`] where there is nothing to compare.
     pub fn check(&self) -> Result<(), ProofError> {
         self.before_rounding.check("the merged weights do not compute what base and adapter do")?;
         self.rounding

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::init::{NewModel, fresh_lora_a};
-use crate::peft::{AdapterConfig, AdapterModule};
+use crate::peft::{AdapterConfig, AdapterModule, SavedTensor};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -30,6 +30,16 @@ fn adapter(modules: &[(&str, usize, usize)]) -> Adapter {
         saved_tensors: Default::default(),
         token_rows: Default::default(),
     }
+}
+
+/// An adapter with the row of token 3 in each of these tables, beside LoRA on a projection.
+fn token_rows(tables: &[&str]) -> Adapter {
+    let mut adapter = adapter(&[(Q, 8, 8)]);
+    for table in tables {
+        adapter.config.trainable_token_indices.insert((*table).to_owned(), vec![3]);
+        adapter.token_rows.insert((*table).to_owned(), SavedTensor { shape: vec![1, 8], values: vec![0.5; 8] });
+    }
+    adapter
 }
 
 fn base(folder: &Path, tie_word_embeddings: bool, dtype: Dtype) {
@@ -130,6 +140,19 @@ fn a_tied_head_is_untied_and_the_embedding_stays() {
 }
 
 #[test]
+fn rows_of_a_tied_head_are_refused_with_the_reason() {
+    let (folder, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    base(folder.path(), true, Dtype::F32);
+    let merge =
+        |tables: &[&str]| merge(folder.path(), &[whole(&token_rows(tables))], output.path(), MergeOptions::default());
+    for tables in [&["model.embed_tokens", "lm_head"][..], &["lm_head"]] {
+        let error = merge(tables).unwrap_err();
+        assert!(matches!(error, MergeError::TiedRows), "{error}");
+    }
+    assert!(!merge(&["model.embed_tokens"]).unwrap().untied_head);
+}
+
+#[test]
 fn another_dtype_can_be_asked_for() {
     let (folder, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     base(folder.path(), false, Dtype::F32);
@@ -187,6 +210,15 @@ fn an_adapter_that_does_not_fit_is_refused_before_anything_is_written() {
     assert!(matches!(refuse(&[half], None), MergeError::DoraCombined { .. }));
     assert!(matches!(refuse(&[whole(&dora), whole(&dora)], None), MergeError::DoraCombined { .. }));
     assert!(matches!(refuse(&[], None), MergeError::NoAdapter));
+    let rows = token_rows(&["model.embed_tokens"]);
+    let half = WeightedAdapter { adapter: &rows, weight: 0.5 };
+    let of_embedding =
+        |error: MergeError| matches!(error, MergeError::RowsCombined { module } if module == "model.embed_tokens");
+    assert!(of_embedding(refuse(&[half], None)));
+    assert!(of_embedding(refuse(&[whole(&rows), whole(&rows)], None)));
+    let on_head = adapter(&[("lm_head", 20, 8)]);
+    let beside = refuse(&[whole(&token_rows(&["lm_head"])), whole(&on_head)], None);
+    assert!(matches!(beside, MergeError::RowsCombined { module } if module == "lm_head"));
     let mut broken = adapter(&[(Q, 8, 8)]);
     broken.modules.get_mut(Q).unwrap().lora_b[3] = f32::NAN;
     assert!(matches!(refuse(&[whole(&broken)], None), MergeError::AdapterNotFinite { module } if module == Q));

@@ -65,6 +65,9 @@ pub enum AdapterConfigError {
          them; PEFT's `save_pretrained(…, path_initial_model_for_weight_conversion=…)` makes an ordinary adapter of it"
     )]
     ChangedBase(Value),
+    /// The adapter adapts a table.
+    #[error("`target_modules` in the adapter config has `{0}`: LoRA on an embedding is not supported")]
+    Embedding(String),
     /// The adapter uses something that changes its results and that we do not compute.
     #[error("`{key}` = {value} in the adapter config is not supported")]
     Unsupported {
@@ -203,7 +206,20 @@ impl AdapterConfig {
                 return unsupported(key, value);
             }
         }
+        if let Some(name) = self.target_embedding() {
+            return Err(AdapterConfigError::Embedding(name.to_owned()));
+        }
         self.check_patterns()
+    }
+
+    /// The target that names the embedding, unless other settings may leave it out again.
+    fn target_embedding(&self) -> Option<&str> {
+        let TargetModules::Names(names) = &self.target_modules else { return None };
+        let narrows = |key: &&str| self.other.get(*key).is_some_and(is_set);
+        if ["exclude_modules", "layers_to_transform"].iter().any(narrows) {
+            return None;
+        }
+        names.iter().map(String::as_str).find(|name| name.rsplit('.').next() == Some(EMBEDDING))
     }
 
     /// Checks the expressions of `rank_pattern` and `alpha_pattern`. Those of a file were checked when it was read.
@@ -384,8 +400,11 @@ impl Fields {
     }
 }
 
+/// The module of the token embedding, in the families that are computed natively.
+const EMBEDDING: &str = "embed_tokens";
+
 /// What a list of `trainable_token_indices` is of.
-const OF_A_LIST: &str = "embed_tokens";
+const OF_A_LIST: &str = EMBEDDING;
 
 fn token_indices(value: &Value) -> Option<BTreeMap<String, Vec<u32>>> {
     let tokens = |value: &Value| -> Option<Vec<u32>> {
@@ -522,6 +541,14 @@ mod tests {
         }
         let behind = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [], "rank_pattern": { "(?<!k_)proj": 2 } });
         assert!(matches!(parse(behind).unwrap_err(), AdapterConfigError::Pattern { key: "rank_pattern", .. }));
+        let targets = |names: Value| json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": names });
+        for name in ["embed_tokens", "model.embed_tokens"] {
+            let error = parse(targets(json!(["q_proj", name]))).unwrap_err();
+            assert!(matches!(&error, AdapterConfigError::Embedding(found) if found == name), "{error}");
+        }
+        let mut excluded = targets(json!(["q_proj", "embed_tokens"]));
+        excluded["exclude_modules"] = json!(["embed_tokens"]);
+        assert!(parse(excluded).is_ok(), "the tensors tell");
         let wrong = parse(json!({ "peft_type": "LORA", "r": 0, "lora_alpha": 8, "target_modules": [] })).unwrap_err();
         assert_eq!(wrong.to_string(), "`r` in the adapter config is 0, where a whole number above 0 is expected");
     }

@@ -288,3 +288,16 @@ fn adapters_that_do_not_go_together_are_refused() {
     let merged = merge(&bench, json!({"adapters": [{"adapter": "dora"}, {"adapter": "head"}]})).unwrap();
     assert_eq!(report(&merged)["replaced_tensors"], json!(["lm_head.weight"]));
 }
+
+#[test]
+fn a_weight_under_which_the_model_overflows_is_named() {
+    let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
+    // Gate and projection are multiplied: each of them is finite.
+    let modules = [("model.layers.0.mlp.gate_proj", 48, 32), ("model.layers.0.mlp.up_proj", 48, 32)];
+    let mlp = saved(folder.path(), "mlp", &lora(1, 4, &modules));
+    let bench = bench(&tiny, &folder.path().join("bench"), &[("mlp", &mlp)]);
+    let error = merge(&bench, json!({"adapters": [{"adapter": "mlp", "weight": 1e30}]})).unwrap_err();
+    let expected = "the merge is not proved: the outputs of layer 0 have a value that is not finite";
+    assert_eq!(said(&error), expected);
+    assert!(error.help.as_ref().unwrap().ends_with("and the greatest is 1e30"), "{error:?}");
+}

@@ -208,7 +208,10 @@ fn seal(
     let report = report::of(params, written, proof);
     fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
         .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
-    proof.check().map_err(unproved)?;
+    proof.check().map_err(|error| match error {
+        ProofError::NotFinite { .. } => unproved(error).with_help(why_not_finite(params)),
+        _ => unproved(error),
+    })?;
     context.report_detail(report::text(written, proof));
     context.seal(draft, facts, Some(identity))
 }
@@ -258,14 +261,30 @@ fn help(error: &MergeError) -> Option<&'static str> {
         }
         MergeError::NotAFloat { .. } => "merge into the model before it was quantised",
         MergeError::AdapterNotFinite { .. } => "its training diverged: lower the learning rate and train again",
+        MergeError::NotFinite { .. } => {
+            "a `weight` that is too great does that, and so do values of the base that are not finite"
+        }
+        MergeError::TiedRows => "train rows of `embed_tokens` alone",
         MergeError::Overflow { .. } => "`dtype: bf16` has the range of f32",
         _ => return None,
     })
 }
 
+/// What makes values of a merge overflow.
+fn why_not_finite(params: &Merge) -> String {
+    let weights = params.weighted().into_iter().map(|(_, weight)| weight);
+    match weights.max_by(|one, other| one.abs().total_cmp(&other.abs())) {
+        Some(weight) if weight.abs() > 1.0 => {
+            format!("nothing was handed over; a `weight` that is too great does that, and the greatest is {weight:?}")
+        }
+        _ => "nothing was handed over; values of the base or of an adapter are too great: did training diverge?"
+            .to_owned(),
+    }
+}
+
 fn unproved(error: ProofError) -> StageError {
     let cause = match &error {
-        ProofError::Differs { .. } => Cause::Numeric,
+        ProofError::Differs { .. } | ProofError::NotFinite { .. } => Cause::Numeric,
         ProofError::Stopped => Cause::Cancelled,
         ProofError::Read(_) => Cause::Machine,
         ProofError::Config(_) | ProofError::Run(_) | ProofError::NoToken => Cause::BadData,
