@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +17,6 @@ use crate::{Digest, Store, StoreError, Tree, TreeFile};
 /// The folder of the notes.
 const NOTES: &str = "linked";
 
-/// How long a folder is believed to be about to be put in its place.
-const BEING_MADE: Duration = Duration::from_secs(3600);
-
 /// A note.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,8 +27,8 @@ struct Linked {
 }
 
 impl Store {
-    /// Notes that the files of `folder`, whose path is absolute, are or will presently be links to the objects of a
-    /// tree, so that garbage collection leaves them.
+    /// Notes that the files of `folder`, whose path is absolute, are links to the objects of a tree, or will be before
+    /// this process is no user of the store any more, so that garbage collection leaves them.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -53,9 +49,8 @@ impl Store {
         for path in notes.filter_map(|note| Some(note.ok()?.path())) {
             let Entry::File(text) = read_entry(&path)? else { continue };
             let Ok(Linked { folder, tree }) = serde_json::from_slice::<Linked>(&text) else { continue };
-            let written = fs::symlink_metadata(&path).and_then(|note| note.modified());
-            let is_young = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < BEING_MADE));
-            if is_young || self.tree(&tree).is_ok_and(|files| self.leads_here(&folder, &files)) {
+            // The links are looked at last: whoever has left by now has made them.
+            if self.may_be_linking(&path)? || self.tree(&tree).is_ok_and(|files| self.leads_here(&folder, &files)) {
                 trees.insert(tree);
             } else if removal == Removal::Real {
                 // What stays is looked at again the next time.
@@ -63,6 +58,13 @@ impl Store {
             }
         }
         Ok(trees)
+    }
+
+    /// Whether who wrote a note may still be about to make the links: it is as young as a process that uses the store.
+    fn may_be_linking(&self, note: &Path) -> Result<bool, StoreError> {
+        let Some(since) = self.in_use_since()? else { return Ok(false) };
+        let written = fs::symlink_metadata(note).and_then(|note| note.modified());
+        Ok(written.is_ok_and(|written| written >= since))
     }
 
     /// Whether a file of a folder is a link to the object that a tree has in its place.
