@@ -154,7 +154,7 @@ impl PlanArgs {
         let settings = RemoteArgs::named(named.as_deref()).required(Some(plan))?;
         let store = Store::open(home.store()).map_err(Failure::machine)?;
         let mut asking = Asking::new(&settings.place, &store);
-        let forecasts = explain_with(plan, home, &mut |key| asking.result(key));
+        let forecasts = explain_with(plan, home, Some(&mut |key| asking.result(key)));
         match asking.failures() {
             (Some(failed), _) => Err(failed.into()),
             (None, refused) => {
@@ -257,6 +257,7 @@ fn word(forecast: &StageForecast) -> String {
         Status::Remote => "in the remote",
         Status::WillRun => return goes_on.unwrap_or_else(|| "will run".to_owned()),
         Status::Unknown => "depends",
+        Status::Missing => "missing",
     };
     word.to_owned()
 }
@@ -265,6 +266,10 @@ fn conclusion(forecasts: &[StageForecast]) -> String {
     let of = |status| forecasts.iter().filter(|forecast| forecast.status == status).count();
     let all = forecasts.len();
     match (of(Status::WillRun), of(Status::Unknown)) {
+        _ if of(Status::Missing) == 1 => "nothing will run: a stage that is not selected has no result".to_owned(),
+        _ if of(Status::Missing) > 0 => {
+            format!("nothing will run: {} stages that are not selected have no result", of(Status::Missing))
+        }
         (0, 0) if of(Status::Remote) == 0 => words::all_cached(all),
         (0, 0) => format!("nothing will run: {} in the remote", words::plural(of(Status::Remote), "result")),
         (run, 0) => format!("{run} of {} will run", words::plural(all, "stage")),

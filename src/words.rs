@@ -223,7 +223,7 @@ pub(crate) fn figure(value: &serde_json::Value) -> String {
     }
 }
 
-/// One value as it is: floats to their last digit, text without quotes. Two values that differ read differently.
+/// One value as it is: floats to their last digit, whole ones without `.0`, text without quotes.
 pub(crate) fn exact(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::String(text) => text.clone(),

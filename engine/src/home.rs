@@ -21,24 +21,20 @@ const TAG: &str = "CACHEDIR.TAG";
 /// What keeps the home out of git.
 const IGNORE: &str = ".gitignore";
 
-/// What may be in a home before its tag is: a start that was cut off has left it, and a disk of its own has
-/// `lost+found`.
-const PARTS: [&str; 14] = [
-    "store",
-    "runs",
-    "jobs",
-    "unsent",
-    "metadata",
-    "files.json",
-    "published.json",
-    "runs.sqlite",
-    "runs.sqlite-wal",
-    "runs.sqlite-shm",
-    "runs.sqlite-journal",
-    "lost+found",
-    IGNORE,
-    TAG,
-];
+const STORE: &str = "store";
+const RUNS: &str = "runs";
+const JOBS: &str = "jobs";
+const UNSENT: &str = "unsent";
+const METADATA: &str = "metadata";
+const INDEX: &str = "runs.sqlite";
+const STAT_CACHE: &str = "files.json";
+const PUBLISHED_FILES: &str = "published.json";
+
+/// What may be in a home before its tag is: a start that was cut off has left it.
+const PARTS: [&str; 10] = [STORE, RUNS, JOBS, UNSENT, METADATA, INDEX, STAT_CACHE, PUBLISHED_FILES, IGNORE, TAG];
+
+/// What is in a folder that somebody made for a home: to keep it in git, as a disk of its own, by a file manager.
+const OF_EMPTY_FOLDERS: [&str; 4] = [".gitkeep", ".keep", "lost+found", ".DS_Store"];
 
 /// What the tag says to people.
 const CACHEDIR_TAG: &str = "\n\
@@ -131,12 +127,12 @@ impl Home {
 
     /// The store's folder.
     pub fn store(&self) -> PathBuf {
-        self.root.join("store")
+        self.root.join(STORE)
     }
 
     /// Where each run has a folder of its own.
     pub fn runs(&self) -> PathBuf {
-        self.root.join("runs")
+        self.root.join(RUNS)
     }
 
     /// The folder of one run.
@@ -146,32 +142,32 @@ impl Home {
 
     /// Which jobs of a cluster make which results.
     pub fn jobs(&self) -> PathBuf {
-        self.root.join("jobs")
+        self.root.join(JOBS)
     }
 
     /// A file for each run of which something is still to be sent to a tracker, under the run's id.
     pub fn unsent(&self) -> PathBuf {
-        self.root.join("unsent")
+        self.root.join(UNSENT)
     }
 
     /// The index over runs.
     pub fn index(&self) -> PathBuf {
-        self.root.join("runs.sqlite")
+        self.root.join(INDEX)
     }
 
     /// What servers said about what is pinned, before it was fetched.
     pub fn metadata(&self) -> PathBuf {
-        self.root.join("metadata")
+        self.root.join(METADATA)
     }
 
     /// What is known about source files by their times.
     pub fn stat_cache(&self) -> PathBuf {
-        self.root.join("files.json")
+        self.root.join(STAT_CACHE)
     }
 
     /// What is known about published files by their times.
     pub fn published_files(&self) -> PathBuf {
-        self.root.join("published.json")
+        self.root.join(PUBLISHED_FILES)
     }
 
     /// The pins of mutable references: a file of the project, to be kept in git, so it is next to the default home even
@@ -182,19 +178,24 @@ impl Home {
 
     /// Something in the folder that no home holds, where the folder has not been made a home.
     fn foreign(&self) -> Option<String> {
-        if self.root.join(TAG).is_file() {
+        if self.is_made() {
             return None;
         }
         // A folder that cannot be listed cannot be prepared either, which says why.
         let entries = fs::read_dir(&self.root).ok()?.filter_map(Result::ok);
-        let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names.into_iter().find(|name| !PARTS.contains(&name.as_str()))
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let foreign = names.filter(|name| !is_of_a_home(name)).min()?;
+        // Another process may have made it one since, and put more into it.
+        (!self.is_made()).then_some(foreign)
+    }
+
+    /// Whether the folder has been made a home. One that has not is not written to by who only looks.
+    pub(crate) fn is_made(&self) -> bool {
+        self.root.join(TAG).is_file()
     }
 
     fn prepare(&self) -> Result<(), (PathBuf, io::Error)> {
-        let tag = self.root.join(TAG);
-        if tag.is_file() {
+        if self.is_made() {
             return Ok(());
         }
         let at = |path: &Path| {
@@ -209,8 +210,19 @@ impl Home {
             put(&ignore, "*\n").map_err(at(&ignore))?;
         }
         // The tag goes last: where it is, the rest is.
+        let tag = self.root.join(TAG);
         put(&tag, &format!("{CACHEDIR_SIGNATURE}{CACHEDIR_TAG}")).map_err(at(&tag))
     }
+}
+
+/// Whether something that is called so may be in a home that is being made. A file is written under a name of its own
+/// first (`.files.json.x.tmp`), and the index has files beside it (`runs.sqlite-wal`).
+fn is_of_a_home(name: &str) -> bool {
+    let unfinished = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+    PARTS.contains(&name)
+        || OF_EMPTY_FOLDERS.contains(&name)
+        || name.strip_prefix(INDEX).is_some_and(|rest| rest.starts_with('-'))
+        || unfinished.is_some_and(|name| PARTS.iter().any(|part| name.starts_with(part)))
 }
 
 /// Writes a file of the home, in the place of a link or a pipe that somebody put there.
@@ -305,6 +317,9 @@ mod tests {
         // What a start that was cut off has left is taken up, and a home may hold more than it was made with.
         let begun = folder.path().join("begun");
         fs::create_dir_all(begun.join("store")).unwrap();
+        for left in [".gitkeep", ".DS_Store", "runs.sqlite-wal", ".files.json.1.tmp"] {
+            fs::write(begun.join(left), "").unwrap();
+        }
         open(&begun).unwrap();
         fs::write(begun.join("notes.txt"), "").unwrap();
         open(&begun).unwrap();

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use cache::{Class, Digest, KeyDocument, StatCache};
@@ -24,8 +25,13 @@ use crate::stage::{Counted, Outside, PinRequest};
 /// Folders below this depth are a loop of links.
 const DEEPEST_FOLDER: usize = 64;
 
+/// What makes a path a pattern.
+const WILDCARDS: [char; 3] = ['*', '?', '['];
+
 /// Begins the entries that say of which kind an input is.
 pub(crate) const KIND_OF: &str = "@kind_of.";
+/// The entries of a key document that hold pins begin so.
+pub(crate) const PIN: &str = "@pins.";
 
 /// What one stage reads from outside the pipeline.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -157,7 +163,7 @@ pub fn stage_key(
     }
     // The commit says what the files are.
     for (name, pinned) in &outside.pins {
-        document.push(format!("@pins.{name}"), pinned.commit.as_str(), Class::Semantic);
+        document.push(format!("{PIN}{name}"), pinned.commit.as_str(), Class::Semantic);
     }
     for (axis, value) in stage.axes.iter().filter(|(axis, _)| stage.measured.contains(axis)) {
         document.push(format!("@measured.{axis}"), value.to_string(), Class::Semantic);
@@ -262,6 +268,7 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
         };
     };
     if !metadata.is_dir() {
+        refuse_irregular(metadata.file_type(), pattern, span)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let files = vec![(path, name)];
         refuse_unreadable_names(&files, span)?;
@@ -340,8 +347,63 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
             files.push((path, relative));
         }
     }
+    let mut passed_over = Vec::new();
+    unreadable_matches(&fixed, &relative_parts(pattern), 0, &mut passed_over);
+    for path in passed_over {
+        let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
+        files.push((path, relative));
+    }
     files.sort_by(|a, b| a.1.cmp(&b.1));
     Ok(files)
+}
+
+/// The parts of a pattern from the first one with a wildcard on.
+fn relative_parts(pattern: &str) -> Vec<&str> {
+    let parts = Path::new(pattern).components().filter_map(|part| part.as_os_str().to_str());
+    parts.skip_while(|part| !part.contains(WILDCARDS)).collect()
+}
+
+/// Finds the files that a pattern matches and whose paths are not UTF-8, which `glob` passes over.
+fn unreadable_matches(folder: &Path, parts: &[&str], depth: usize, found: &mut Vec<PathBuf>) {
+    let Some((part, rest)) = parts.split_first() else {
+        if folder.to_str().is_none() && folder.is_file() {
+            found.push(folder.to_owned());
+        }
+        return;
+    };
+    if !part.contains(WILDCARDS) {
+        return unreadable_matches(&folder.join(part), rest, depth + 1, found);
+    }
+    let Ok(pattern) = glob::Pattern::new(part) else { return };
+    if depth > DEEPEST_FOLDER || is_cache(folder) {
+        return;
+    }
+    if *part == "**" {
+        unreadable_matches(folder, rest, depth, found);
+    }
+    // What cannot be listed `glob` has told of.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let path = entry.path();
+        if *part == "**" {
+            if entry.file_type().is_ok_and(|found| found.is_dir()) {
+                unreadable_matches(&path, parts, depth + 1, found);
+            }
+        } else if pattern.matches(&name.to_string_lossy()) && (!rest.is_empty() || path.to_str().is_none()) {
+            unreadable_matches(&path, rest, depth + 1, found);
+        }
+    }
+}
+
+/// Refuses what is no file: a named pipe would be waited for without end.
+fn refuse_irregular(found: fs::FileType, pattern: &str, span: Span) -> Result<(), Box<Problem>> {
+    let what = match () {
+        () if found.is_file() => return Ok(()),
+        () if found.is_fifo() => "named pipe",
+        () if found.is_socket() => "socket",
+        () => "device",
+    };
+    Err(unreadable(span, format!("`{pattern}` is a {what}, where a regular file is needed")))
 }
 
 /// Refuses a file whose path is not UTF-8: neither keys nor records could hold its name.
@@ -410,7 +472,7 @@ fn walk(
 /// home of pipelines does: it is no part of a folder around it.
 fn is_cache(folder: &Path) -> bool {
     let mut first = [0; CACHEDIR_SIGNATURE.len()];
-    let tag = fs::File::open(folder.join("CACHEDIR.TAG"));
+    let tag = cache::regular::open(&folder.join("CACHEDIR.TAG"));
     tag.is_ok_and(|mut tag| io::Read::read_exact(&mut tag, &mut first).is_ok())
         && first == *CACHEDIR_SIGNATURE.as_bytes()
 }
@@ -631,9 +693,27 @@ mod tests {
         assert_eq!(code(folder.path(), "data"), "file-unreadable");
         let rows = find(folder.path(), "data", Span::default(), Counted::WithExtension(&["jsonl"]));
         assert_eq!(rows.unwrap().files.len(), 1);
+        for pattern in ["data/*", "*/b*.txt", "**/*.txt", "./**/b?.txt"] {
+            assert_eq!(code(folder.path(), pattern), "file-unreadable", "{pattern}");
+        }
+        assert_eq!(names(folder.path(), "data/*.jsonl"), ["a.jsonl"]);
         let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xfe"));
         fs::create_dir(&odd).unwrap();
         fs::write(odd.join("a.jsonl"), "").unwrap();
-        assert_eq!(code(&odd, "a.jsonl"), "file-unreadable");
+        assert_eq!((code(&odd, "a.jsonl"), code(&odd, "*.jsonl")), ("file-unreadable", "file-unreadable"));
+        assert_eq!(code(folder.path(), "odd*/a.jsonl"), "file-unreadable");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&folder.path().join("pipe.jsonl"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).unwrap();
+        for (path, what) in [("pipe.jsonl", "named pipe"), ("socket", "socket"), ("/dev/null", "device")] {
+            let problem = find(folder.path(), path, Span::default(), Counted::All).err().unwrap();
+            let message = format!("`{path}` is a {what}, where a regular file is needed");
+            assert_eq!((problem.code, problem.message), ("file-unreadable", message));
+        }
+        assert_eq!((code(folder.path(), "*.jsonl"), code(folder.path(), ".")), ("file-missing", "file-missing"));
     }
 }

@@ -6,11 +6,17 @@
 #![allow(unsafe_code, reason = "signals and limits are calls of the C library")]
 
 use std::any::Any;
+use std::fs::File;
+use std::io;
 
 use nix::libc::c_int;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::error::{Cause, StageError};
+
+/// The files that an event loop which heeds signals opens, and some to spare.
+const FILES_OF_AN_EVENT_LOOP: usize = 8;
 
 /// What the standard library and rayon say where no thread can be had: neither asks who wants one for an error.
 const REFUSED: [&str; 2] = ["failed to spawn thread", "ThreadPoolBuildError"];
@@ -23,6 +29,16 @@ pub fn heed_file_size() {
     let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: the handler does nothing.
     let _ = unsafe { sigaction(Signal::SIGXFSZ, &action) };
+}
+
+/// Builds an event loop, with timers, sockets and signals.
+///
+/// # Errors
+/// Fails where the limits of files (`ulimit -n`) or threads leave no room for one.
+pub fn event_loop(builder: &mut Builder) -> io::Result<Runtime> {
+    // It makes a pair of sockets for signals, and panics where it cannot.
+    (0..FILES_OF_AN_EVENT_LOOP).map(|_| File::open("/dev/null")).collect::<io::Result<Vec<_>>>()?;
+    builder.enable_all().build()
 }
 
 pub fn words(panic: &(dyn Any + Send)) -> Option<&str> {

@@ -34,10 +34,11 @@ pub fn interpolation(data: &[u8]) {
         }
     };
     let lines: Vec<String> = text.lines().take(8).map(str::to_owned).collect();
-    overrides::apply(&mut root, &lines, &|_, _| true, &mut sources, &mut problems);
+    let replaced = overrides::apply(&mut root, &lines, &|_, _| true, &mut sources, &mut problems);
     let environment = |name: &str| (name == "HOME").then(|| "/home/${env.HOME}".to_owned()).ok_or(VarError::NotPresent);
     let placeholders = |_: &str| -> &'static [&'static str] { &["inputs"] };
-    let interpolated = interpolate(&mut root, &mut [], &sources, &environment, &placeholders, &mut problems);
+    let interpolated =
+        interpolate(&mut root, (&mut [], &replaced), &sources, &environment, &placeholders, &mut problems);
     interpolated.refine(&mut problems);
     places_are_in_the_text(&problems, &sources);
     for line in &lines {

@@ -305,6 +305,8 @@ pub trait StageKind: Stage + Sized {
     /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}`
     /// reaches it as it is, where every other kind's file would be refused.
     const PLACEHOLDERS: &'static [&'static str] = &[];
+    /// Parameters that are mappings to texts, in which a number or a boolean means the text that the file has for it.
+    const TEXTS: &'static [&'static str] = &[];
     /// Whether pipelines are run for what it makes, so that nothing else need read it.
     const GOAL: bool = false;
     /// What users of other programs look for under `uses:` where they mean this kind.
@@ -336,6 +338,8 @@ pub struct Kind {
     pub about: &'static str,
     /// See [`StageKind::PLACEHOLDERS`].
     pub placeholders: &'static [&'static str],
+    /// See [`StageKind::TEXTS`].
+    pub texts: &'static [&'static str],
     /// See [`StageKind::GOAL`].
     pub is_goal: bool,
     /// See [`StageKind::ALSO_CALLED`].
@@ -358,6 +362,7 @@ impl Kind {
             version: K::VERSION,
             about: K::ABOUT,
             placeholders: K::PLACEHOLDERS,
+            texts: K::TEXTS,
             is_goal: K::GOAL,
             also_called: K::ALSO_CALLED,
             keys_elsewhere: K::KEYS_ELSEWHERE,

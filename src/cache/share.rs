@@ -1,6 +1,6 @@
 //! `pipeline cache push` and `cache pull`: results between this machine and the shared cache.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -130,24 +130,26 @@ pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(
     let store = Store::open(home.store()).map_err(Failure::machine)?;
     let mut found = BTreeMap::new();
     let mut asking = Asking::new(&settings.place, &store);
-    let forecasts = explain_with(&plan, &home, &mut |key| {
+    let mut ask = |key: &Digest| {
         let record = asking.result(key)?;
         found.insert(*key, record.clone());
         Some(record)
-    });
+    };
+    let forecasts = explain_with(&plan, &home, Some(&mut ask));
     let (failed, mut refused) = asking.failures();
-    let chosen = choose(&plan, &args.stages);
+    let chosen = choose(&plan, &args.stages).map(|chosen| (read_by(&plan, &chosen), chosen));
     let forecasts = forecasts.map_err(|error| Failure::explain(error, plan.sources))?;
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let chosen = chosen?;
+    let (read, chosen) = chosen?;
     let remote = Remote::open(&settings.place)?;
     let mut lines = Vec::new();
     // A record that is damaged hides whatever depends on it.
     let is_refused = |one: &StageForecast| one.key.is_some_and(|key| refused.contains_key(&key));
-    let told: Vec<StageForecast> =
-        forecasts.into_iter().filter(|one| chosen.contains(&one.stage) || is_refused(one)).collect();
+    let told =
+        forecasts.into_iter().filter(|one| chosen.contains(&one.stage) || read.contains(&one.stage) && is_refused(one));
+    let told: Vec<StageForecast> = told.collect();
     for StageForecast { stage: name, status, key, .. } in told {
         if let Some((key, error)) = key.and_then(|key| refused.remove_entry(&key)) {
             lines.push(line(name, key, Err(error))?);
@@ -188,6 +190,18 @@ fn choose(plan: &Plan, named: &[String]) -> Result<Vec<String>, Failure> {
         return Err(locate::unknown_stage(unknown, &ids));
     }
     Ok(if named.is_empty() { ids.into_iter().map(str::to_owned).collect() } else { named.to_vec() })
+}
+
+/// The stages, and whatever they read.
+fn read_by(plan: &Plan, chosen: &[String]) -> BTreeSet<String> {
+    let mut read: BTreeSet<String> = chosen.iter().cloned().collect();
+    // Each stands behind what it reads.
+    for stage in plan.stages.iter().rev() {
+        if read.contains(&stage.id) {
+            read.extend(stage.inputs.iter().map(|input| input.stage.clone()));
+        }
+    }
+    read
 }
 
 /// The results of a pipeline that are here, by stage.

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use engine::error::StageError;
+use engine::limits;
 use serde_json::json;
 use stages::compute::inference::{CompletionText, QueuedRequest, RequestId, Sampling, StopStrings};
 use stages::data::artifact::Message;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::inference::{Missing, ModelArgs, Named, Opened, Room};
@@ -139,8 +141,8 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<(), Failure> {
 }
 
 /// Takes Ctrl-C for as long as the result lives: it stops an answer.
-fn signals(interrupted: Arc<AtomicBool>) -> Result<tokio::runtime::Runtime, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+fn signals(interrupted: Arc<AtomicBool>) -> Result<Runtime, Failure> {
+    let runtime = limits::event_loop(Builder::new_multi_thread().worker_threads(1));
     let runtime = runtime.map_err(Failure::machine)?;
     // From now on, not from when the task runs: the line editor puts back what was there before it.
     let mut interrupts = {

@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use clap::Args;
 use engine::error::StageError;
+use engine::limits;
 use engine::parameter::{ByteSize, Period};
 use http_server::{HostRule, Settings, Token};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
@@ -153,7 +155,7 @@ pub(crate) fn run(args: &ServeArgs, global: &Global) -> Result<(), Failure> {
         let _ = ended.send(worker.run());
     });
     let thread = thread.map_err(Failure::machine)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build();
+    let runtime = limits::event_loop(Builder::new_multi_thread().worker_threads(IO_THREADS));
     let runtime = runtime.map_err(Failure::machine)?;
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(Failure::machine)?;

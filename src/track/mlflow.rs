@@ -9,11 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::history::{RunState, stage_folder};
+use engine::limits;
 use reqwest::header::{AUTHORIZATION, HeaderValue};
 use reqwest::{Client, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 
 use super::story::{Ended, Millis, StageStory, Story, flat};
 use super::{TrackError, replace};
@@ -83,7 +84,7 @@ impl Mlflow {
         let client = Client::builder().timeout(PATIENCE).connect_timeout(PATIENCE / 2).build();
         Ok(Self {
             client: client.map_err(|error| TrackError::Settings(error.to_string()))?,
-            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(TrackError::Disk)?,
+            runtime: limits::event_loop(&mut Builder::new_current_thread()).map_err(TrackError::Disk)?,
             authorization: authorization(&variable)?,
             experiment,
             tags: tags.to_vec(),

@@ -258,6 +258,6 @@ impl Looks {
             Some(sweep) => compare::of_children(&past, &wanted(request, "run")?, &sweep)?,
             None => compare::of_runs(&past, &runs, false)?,
         };
-        sent(&comparison.view())
+        sent(&comparison.view(compare::ParameterForm::Texts))
     }
 }

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use engine::limits;
 use http_server::{HostRule, Settings, Token};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::listen::listen;
@@ -59,7 +61,7 @@ pub(crate) fn run(args: &UiArgs, global: &Global) -> Result<(), Failure> {
         write_timeout: TIMEOUT,
         compress: true,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build();
+    let runtime = limits::event_loop(Builder::new_multi_thread().worker_threads(IO_THREADS));
     let runtime = runtime.map_err(Failure::machine)?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(Failure::machine)?;

@@ -326,3 +326,40 @@ stages:
     );
     project.run(&["run", "p.yaml"]).ends_with(1).warns("changed while the pipeline was running");
 }
+
+#[test]
+fn numbers_stay_what_they_are_in_variables_and_in_comparisons() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        r#"
+version: 1
+name: exact
+stages:
+  s:
+    uses: command
+    matrix: { seed: [1, 2] }
+    with:
+      run: |
+        echo "$SEED $N $ON $F" >"$OUTPUT_o/said"
+        echo '{"big": 12345678901234567890, "nested": {"a": 2}}' >"$OUTPUT_m/metrics.json"
+      env: { SEED: "${matrix.seed}", NAME: "s${matrix.seed}", N: 007, ON: TRUE, F: 1e-3 }
+      outputs: { o: files, m: metrics }
+gates: { s.nested.a: { above: 1 } }
+publish: { s.o: "./out/${matrix.seed}" }
+"#,
+    );
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    assert_eq!(fs::read_to_string(project.path("out/2/said")).unwrap(), "2 007 TRUE 1e-3\n");
+    project.edit("p.yaml", "N: 007, ON: TRUE", r#"N: "007", ON: "TRUE""#);
+    project.run(&["run", "p.yaml", "s.env.F=1e-3", "--format", "json"]).ends_with(0).made(0);
+
+    let compared = project.run(&["runs", "compare", "s", "--format", "json"]).ends_with(0).json();
+    let second = &compared["candidates"][1];
+    assert_eq!(second["parameters"], serde_json::json!({ "env.NAME": "s2", "env.SEED": "2", "seed": 2 }));
+    assert_eq!(second["metrics"]["big"], 12_345_678_901_234_567_890_u64);
+    assert_eq!(second["metrics"]["nested.a"], 2);
+    let table = project.run(&["runs", "compare", "s", "--format", "csv"]).ends_with(0).stdout;
+    let cells: Vec<&str> = table.lines().nth(2).unwrap().split(',').collect();
+    assert!(cells.contains(&"s2") && cells.contains(&"12345678901234567890"), "{table}");
+}

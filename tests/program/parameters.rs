@@ -254,7 +254,7 @@ fn kind(schema: &Value) -> String {
 }
 
 fn plural(kind: &str) -> String {
-    let words = ["string", "integer", "number", "mapping", "path"];
+    let words = ["string", "integer", "number", "boolean", "mapping", "path"];
     words.into_iter().fold(kind.to_owned(), |kind, word| kind.replace(word, &format!("{word}s")))
 }
 

@@ -35,3 +35,11 @@ fn a_mistake_of_the_last_stage_shows_in_a_smoke_run() {
     project.write("data.yaml", &format!("{text}{last}"));
     project.run(&["run", "data.yaml", "--smoke"]).ends_with(1).warns("exit code 9");
 }
+
+/// Completions of a few tokens of a model that has hardly learned are all cut off.
+#[test]
+fn a_smoke_run_ranks_what_is_cut_off() {
+    let project = Project::new();
+    project.run(&["cp", "quickstart_rank", "job.yaml"]).ends_with(0);
+    project.run(&["run", "job.yaml", "--smoke", "pairs.min_score=100"]).ends_with(0);
+}

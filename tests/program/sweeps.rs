@@ -192,7 +192,7 @@ stages:
     let compared = project.run(&["runs", "compare", "a", "--format", "json"]).ends_with(0).json();
     let parameters: Vec<_> = compared["parameters"].as_array().unwrap().iter().collect();
     assert_eq!(parameters, ["m", "run"], "{compared:#}");
-    assert_eq!(compared["candidates"][1]["parameters"]["m"], "0.1234562");
+    assert_eq!(compared["candidates"][1]["parameters"]["m"], 0.123_456_2);
     let names: Vec<_> = compared["candidates"].as_array().unwrap().iter().map(|it| it["name"].clone()).collect();
     assert_eq!(names, ["m=0.1234561", "m=0.1234562"]);
     project.run(&["runs", "compare", "a", "--format", "csv"]).ends_with(0).says("0.1234561").says("0.1234562");

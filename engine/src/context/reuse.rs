@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{Artifact, StageContext, stored};
 use crate::artifact::{Description, described_among};
 use crate::error::StageError;
+use crate::keys::PIN;
 use crate::parameter::{KeyWriter, Parameter, Reference};
 use crate::stage::StageKind;
 
@@ -35,7 +36,7 @@ impl StageContext {
             }
         }
         for (name, pinned) in &self.job.pins {
-            document.push(format!("@pins.{name}"), pinned.commit.as_str(), Class::Semantic);
+            document.push(format!("{PIN}{name}"), pinned.commit.as_str(), Class::Semantic);
         }
         if granted { Ok(document.result_key()) } else { Err(StageError::internal("an input is not granted")) }
     }

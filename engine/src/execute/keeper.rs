@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use cache::{Lock, OutputRecord, ResultRecord, Staging, Store};
 use devices::CpuList;
 use serde_json::{Map, Value};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{interval, sleep, sleep_until};
@@ -28,6 +29,7 @@ use super::submission::{
 };
 use crate::error::{Cause, Failure};
 use crate::history::circumstances;
+use crate::limits;
 use crate::memory::Memory;
 use crate::protocol::{Job, WorkerEvent};
 
@@ -46,7 +48,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// Runs the job of a submission and leaves how it ended.
 pub fn main(folder: &Path) -> ExitCode {
     let ended = Keeper::open(folder).and_then(|keeper| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = limits::event_loop(&mut Builder::new_current_thread())?;
         let left = runtime.block_on(keeper.keep())?;
         write_json(&folder.join(EXIT_FILE), &left)?;
         Ok(left)

@@ -10,7 +10,7 @@ use super::past::{Before, Last, Past, Present};
 use super::{ExplainError, Reason};
 use crate::change::{Change, FileChange, file_changes};
 use crate::file::source::Span;
-use crate::keys::KIND_OF;
+use crate::keys::{KIND_OF, PIN};
 use crate::parameter::NOT_KNOWN;
 use crate::plan::ResolvedInput;
 use crate::stage::{Outside, WorkingState};
@@ -24,7 +24,7 @@ impl Past<'_> {
     pub(crate) fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
         let mut reasons = match self.last(now.stage)? {
             Last::Never => vec![Reason::NeverRan],
-            Last::Gone => vec![Reason::ResultMissing],
+            Last::Gone => vec![Reason::ResultRemoved],
             Last::Known(before) => causes(self, &before, now),
         };
         if let Some(state) = self.working_state(now) {
@@ -42,7 +42,9 @@ impl Past<'_> {
 fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
     let different = differences(&before.document, now.document);
     if different.is_empty() {
-        return vec![Reason::ResultMissing];
+        let key = before.document.result_key();
+        let is_recorded = past.store.is_some_and(|store| store.see(&key).is_some());
+        return vec![if is_recorded { Reason::ResultMissing } else { Reason::ResultRemoved }];
     }
     let edits = before.parameters.as_ref().map(|old| Edits::between(old, &now.stage.parameters));
     let mut found = CauseSearch { past, before, now, edits, causes: Vec::new(), effects: Vec::new() };
@@ -60,7 +62,7 @@ fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
             if roles.insert(role.to_owned()) {
                 found.source(role);
             }
-        } else if let Some(pin) = path.strip_prefix("@pins.") {
+        } else if let Some(pin) = path.strip_prefix(PIN) {
             found.pin(pin, old, new);
         } else if let Some(field) = path.strip_prefix(KIND_OF) {
             // An input that is new or gone is itself a difference.

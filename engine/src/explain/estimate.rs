@@ -147,7 +147,7 @@ pub fn total(plan: &Plan, forecasts: &[StageForecast]) -> Option<Total> {
                 takes = estimate.seconds;
                 total.cpu_seconds = total.cpu_seconds.zip(estimate.cpu_seconds).map(|(sum, cpu)| sum + cpu);
             }
-            None if forecast.status != Status::Cached => {
+            None if !matches!(forecast.status, Status::Cached | Status::Missing) => {
                 total.without.push(stage.id.clone());
                 total.cpu_seconds = None;
             }

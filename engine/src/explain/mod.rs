@@ -61,8 +61,11 @@ pub enum Status {
     Remote,
     /// It would run.
     WillRun,
-    /// It runs only if an input, once it is made again, differs from what it was.
+    /// It runs only if an input, once it is made again, differs from what it was when this stage was last made, or made
+    /// before.
     Unknown,
+    /// It has no result and is not to be made, since it is not selected.
+    Missing,
 }
 
 /// A stage that is not to be made and has no result.
@@ -82,12 +85,10 @@ impl ResultMissing {
     }
 }
 
-/// The stages that a selection leaves out, and that have no result to take.
+/// The stages whose results are [missing](Status::Missing).
 pub fn missing_results(plan: &Plan, forecasts: &[StageForecast]) -> Vec<ResultMissing> {
-    let stages = plan.stages.iter().zip(forecasts);
-    // What is made before it in the run may bring back a result that it has.
-    let lacks = stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Status::WillRun);
-    lacks.map(|(stage, _)| ResultMissing { stage: stage.id.clone(), file: plan.file.clone() }).collect()
+    let missing = forecasts.iter().filter(|forecast| is_missing(forecast));
+    missing.map(|forecast| ResultMissing { stage: forecast.stage.clone(), file: plan.file.clone() }).collect()
 }
 
 /// Why a plan cannot be explained.
@@ -113,23 +114,23 @@ pub enum ExplainError {
 /// # Errors
 /// Fails where source files are missing, or the home cannot be read.
 pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainError> {
-    explain_with(plan, home, &mut |_| None)
+    explain_with(plan, home, None)
 }
 
-/// [`explain`], where `elsewhere` is asked for each result that is not here.
+/// [`explain`], where `elsewhere`, if there is something to ask, is asked for each result that is not here.
 ///
 /// # Errors
 /// As there.
 pub fn explain_with(
     plan: &Plan,
     home: &Home,
-    elsewhere: &mut dyn FnMut(&Digest) -> Option<ResultRecord>,
+    mut elsewhere: Option<&mut dyn FnMut(&Digest) -> Option<ResultRecord>>,
 ) -> Result<Vec<StageForecast>, ExplainError> {
     let store = Store::look(home.store())?;
     let lock = LockFile::read(&home.lock_file())?;
     let mut files = StatCache::load(&home.stat_cache());
     let outside = read_outside(plan, &mut files, &lock).map_err(ExplainError::Sources)?;
-    if home.root().is_dir() {
+    if home.is_made() {
         // It only saves time.
         let _ = files.save(&home.stat_cache());
     }
@@ -157,8 +158,10 @@ pub fn explain_with(
         let unpinned = outside.unpinned.iter().map(|request| Reason::NotPinned { pin: lock_file::name(request) });
         forecast.reasons.extend(unpinned);
         let missing = forecast.key.filter(|_| forecast.status != Status::Cached);
-        let remote =
-            missing.and_then(|key| store.as_ref().and_then(|store| store.remembered(&key)).or_else(|| elsewhere(&key)));
+        let remote = missing.and_then(|key| {
+            let remembered = store.as_ref().and_then(|store| store.remembered(&key));
+            remembered.or_else(|| elsewhere.as_mut()?(&key))
+        });
         if let Some(record) = remote {
             forecast.status = Status::Remote;
             forecast.reasons.clear();
@@ -170,10 +173,22 @@ pub fn explain_with(
         } else {
             look_ahead(&past, &present, &known, &mut forecast)?;
             facts.foretold(&stage.id, &forecast.ahead.outputs);
+            if stage.wanted == Wanted::Given {
+                // It will do and cost nothing.
+                (forecast.ahead, forecast.estimate) = (Forecast::default(), None);
+                let reads_missing = stage.inputs.iter().any(|input| is_missing(&forecasts[input.position]));
+                let is_nowhere = forecast.status == Status::WillRun && elsewhere.is_none();
+                let is_missing = forecast.key.is_some() || reads_missing || is_nowhere;
+                forecast.status = if is_missing { Status::Missing } else { Status::Unknown };
+            }
         }
         forecasts.push(forecast);
     }
     Ok(forecasts)
+}
+
+fn is_missing(forecast: &StageForecast) -> bool {
+    forecast.status == Status::Missing
 }
 
 fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageForecast, ExplainError> {
@@ -201,7 +216,9 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
         }
     }
     forecast.reasons = past.reasons(now)?;
-    if unknown > 0 && forecast.reasons.is_empty() {
+    // What differs from the last result may be as it was in one before.
+    if unknown > 0 && (forecast.reasons.is_empty() || past.may_be_there(now.document)) {
+        forecast.reasons.clear();
         match now.stage.wanted {
             Wanted::Again => forecast.reasons.push(Reason::Forced),
             Wanted::Result | Wanted::Given => forecast.status = Status::Unknown,

@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use cache::{Digest, KeyDocument, OutputRecord, Store};
+use cache::{Digest, KeyDocument, KeyEntry, OutputRecord, ResultRecord, Store};
 use serde_json::Value;
 
 use super::ExplainError;
 use crate::artifact::{InputFacts, stored_files};
 use crate::change::{ArtifactChange, StoredArtifact, file_changes};
 use crate::history::{History, RunPlan};
-use crate::keys::StageOutside;
+use crate::keys::{KIND_OF, PIN, StageOutside};
+use crate::parameter::NOT_KNOWN;
 use crate::plan::{Plan, PlannedStage, ResolvedInput};
 use crate::stage::WorkingState;
 
@@ -24,6 +25,7 @@ pub(crate) struct Past<'a> {
     pub store: Option<&'a Store>,
     pub history: &'a History,
     plans: RefCell<BTreeMap<String, Option<Rc<RunPlan>>>>,
+    results: OnceCell<Vec<ResultRecord>>,
     artifacts: OnceCell<BTreeMap<Digest, OutputRecord>>,
 }
 
@@ -55,7 +57,7 @@ pub(super) enum Last {
 impl<'a> Past<'a> {
     /// The past of a plan in a home's store and history.
     pub(crate) fn new(plan: &'a Plan, store: Option<&'a Store>, history: &'a History) -> Self {
-        Self { plan, store, history, plans: RefCell::default(), artifacts: OnceCell::new() }
+        Self { plan, store, history, plans: RefCell::default(), results: OnceCell::new(), artifacts: OnceCell::new() }
     }
 
     /// How an input differs from the artefact that had an identity, where both are in the store.
@@ -114,15 +116,39 @@ impl<'a> Past<'a> {
         plan.stages.iter().find(|known| known.id == stage).map(|known| known.parameters.clone())
     }
 
-    /// The stored artefact of an identity. The records are gone through once, and only where an input changed.
+    /// Whether a result that is there may be the one of this key document, of which some inputs are not known yet.
+    pub(super) fn may_be_there(&self, document: &KeyDocument) -> bool {
+        self.results().iter().any(|record| may_become(document, &record.key))
+    }
+
+    /// The stored artefact of an identity.
     fn artifact(&self, identity: &Digest) -> Option<&OutputRecord> {
         let all = self.artifacts.get_or_init(|| {
-            let results = self.store.and_then(|store| store.results().ok()).unwrap_or_default();
-            let outputs = results.into_iter().flat_map(|(_, record)| record.outputs.into_values());
-            outputs.map(|output| (output.identity, output)).collect()
+            let outputs = self.results().iter().flat_map(|record| record.outputs.values());
+            outputs.map(|output| (output.identity, output.clone())).collect()
         });
         all.get(identity)
     }
+
+    /// The results of the store. Their records are gone through once, and only where something changed.
+    fn results(&self) -> &[ResultRecord] {
+        self.results.get_or_init(|| {
+            let results = self.store.and_then(|store| store.results().ok()).unwrap_or_default();
+            results.into_iter().map(|(_, record)| record).collect()
+        })
+    }
+}
+
+/// Whether a key document of which some inputs are not known yet may become this one.
+fn may_become(now: &KeyDocument, then: &KeyDocument) -> bool {
+    // What an unknown input or pin adds is not there yet. All else is in one order.
+    let comes_with_input = |path: &str| path.starts_with(KIND_OF) || path.starts_with(PIN);
+    let mut then = then.entries.iter();
+    let is_there = |entry: &KeyEntry| {
+        let same = then.find(|other| other.path == entry.path || !comes_with_input(&other.path));
+        same.is_some_and(|same| same.path == entry.path && (entry.value == NOT_KNOWN || same.value == entry.value))
+    };
+    now.entries.iter().all(is_there) && then.all(|entry| comes_with_input(&entry.path))
 }
 
 /// A stored artefact's files, if its list of them is there.
@@ -132,4 +158,36 @@ fn stored(store: &Store, output: &OutputRecord) -> Option<StoredArtifact> {
     let files: BTreeMap<String, PathBuf> =
         files.map(|file| (file.path.clone(), store.place(&file.digest).path().to_owned())).collect();
     Some(StoredArtifact { facts: output.facts.clone(), files })
+}
+
+#[cfg(test)]
+mod tests {
+    use cache::Class;
+
+    use super::*;
+
+    #[test]
+    fn a_document_becomes_one_that_differs_in_what_is_not_known_alone() {
+        let of = |entries: &[(&str, &str)]| {
+            let mut document = KeyDocument::default();
+            entries.iter().for_each(|(path, value)| document.push(*path, *value, Class::Semantic));
+            document
+        };
+        let now = of(&[("@kind", "sum"), ("of", NOT_KNOWN), ("plus", "1")]);
+        for then in [
+            &[("@kind", "sum"), ("of", "x"), ("plus", "1")][..],
+            &[("@kind", "sum"), ("of", "x"), ("plus", "1"), ("@pins.a", "y"), ("@kind_of.of", "number")],
+            &[("@kind", "sum"), ("@pins.a", "y"), ("of", "x"), ("plus", "1")],
+        ] {
+            assert!(may_become(&now, &of(then)), "{then:?}");
+        }
+        for then in [
+            &[("@kind", "sum"), ("of", "x"), ("plus", "2")][..],
+            &[("@kind", "sum"), ("of", "x")],
+            &[("@kind", "sum"), ("of", "x"), ("plus", "1"), ("more", "1")],
+            &[("@kind", "sum"), ("less", "1"), ("of", "x"), ("plus", "1")],
+        ] {
+            assert!(!may_become(&now, &of(then)), "{then:?}");
+        }
+    }
 }

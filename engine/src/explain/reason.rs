@@ -77,6 +77,8 @@ pub enum Reason {
     },
     /// The same result was made before, and is no longer whole in the store.
     ResultMissing,
+    /// The same result was made before, and nothing of it is left in the store.
+    ResultRemoved,
     /// The command line asks for it, though its result is there.
     Forced,
     /// An earlier attempt left working state.
@@ -117,6 +119,7 @@ impl fmt::Display for Reason {
             Self::KindChanged { old, new } => write!(f, "kind {old} → {new}"),
             Self::VersionRaised { old, new } => write!(f, "version of the stage kind {old} → {new}"),
             Self::ResultMissing => f.write_str("its result is no longer whole in the store"),
+            Self::ResultRemoved => f.write_str("its result is no longer in the store"),
             Self::Forced => f.write_str("has a result, and is forced to run"),
             Self::WorkingState(state) => state.fmt(f),
         }

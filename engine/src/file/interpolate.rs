@@ -9,7 +9,7 @@ use std::env::VarError;
 
 use super::condition::{self, ConditionError};
 use super::problem::Problem;
-use super::source::{Sources, Span};
+use super::source::{SourceId, Sources, Span};
 use super::tree::{Entry, Node, Value};
 use crate::suggest;
 
@@ -50,11 +50,13 @@ impl Interpolated {
 /// of a stage kind, the first names of references that it replaces itself (`inputs` of `${inputs.rows}`): in its
 /// parameters those stay as they are.
 ///
+/// `replaced` is what overrides have taken the place of: variables that it names are no unused ones.
+///
 /// In the stages of an included file its own variables hold, with the values that it was given; those are read as the
 /// file that gives them reads its own.
 pub fn interpolate(
     root: &mut Node,
-    scopes: &mut [Scope],
+    (scopes, replaced): (&mut [Scope], &[Node]),
     sources: &Sources,
     env: &dyn Fn(&str) -> Result<String, VarError>,
     placeholders: &dyn Fn(&str) -> &'static [&'static str],
@@ -64,6 +66,7 @@ pub fn interpolate(
     let mut walk = Walk {
         vars: Variables::default(),
         used: HashSet::new(),
+        replaced: HashSet::new(),
         bytes_left: Some(MAX_REPLACED_BYTES),
         left_alone: &[],
         may_name_axes: false,
@@ -73,6 +76,7 @@ pub fn interpolate(
         place_from: (Span::default(), Some(0)),
         done: Interpolated::default(),
     };
+    replaced.iter().for_each(|node| see_variables(node, &mut walk.replaced));
     if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
         && let Value::Map(vars) = &mut vars.value.value
     {
@@ -106,6 +110,8 @@ struct Walk<'a> {
     vars: Variables,
     /// The names of those that something refers to.
     used: HashSet<String>,
+    /// Those that values named in the place of which there are others now, by the files of these values.
+    replaced: HashSet<(SourceId, String)>,
     /// `None` once there were too many, which has been said.
     bytes_left: Option<usize>,
     /// The first names of references that the present stage's kind replaces.
@@ -394,7 +400,10 @@ impl Walk<'_> {
         if self.problems.iter().any(|problem| leads_nowhere.contains(&problem.code)) {
             return;
         }
-        for entry in self.vars.entries.iter().filter(|entry| !self.used.contains(&entry.key)) {
+        let is_used = |entry: &Entry| {
+            self.used.contains(&entry.key) || self.replaced.contains(&(entry.key_span.source, entry.key.clone()))
+        };
+        for entry in self.vars.entries.iter().filter(|entry| !is_used(entry)) {
             let message = format!("variable `{}` is not used", entry.key);
             self.problems.push(Problem::warning("unused-variable", entry.key_span, message, "nothing refers to it"));
         }
@@ -460,6 +469,22 @@ impl Walk<'_> {
             Some(at) => Span { offset: span.offset + at, len: whole.len(), ..span },
             None => span,
         }
+    }
+}
+
+/// The variables that a value names, with the file in which it does.
+fn see_variables(node: &Node, seen: &mut HashSet<(SourceId, String)>) {
+    match &node.value {
+        Value::List(items) => items.iter().for_each(|item| see_variables(item, seen)),
+        Value::Map(entries) => entries.iter().for_each(|entry| see_variables(&entry.value, seen)),
+        Value::String(text) => {
+            let variable = |piece| match piece {
+                TemplatePart::Reference(_, name) => name.strip_prefix("vars.")?.split('.').next(),
+                TemplatePart::Text(_) | TemplatePart::Open(_) => None,
+            };
+            seen.extend(pieces(text).into_iter().filter_map(variable).map(|name| (node.span.source, name.to_owned())));
+        }
+        Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) => {}
     }
 }
 

@@ -8,6 +8,7 @@ use super::problem::Problem;
 use super::scalar;
 use super::source::{SourceId, Sources, Span};
 use super::tree::{Entry, Node, Value};
+use crate::parameter::QUOTES;
 use crate::suggest;
 
 /// What the text of an override is called in messages.
@@ -27,18 +28,37 @@ const FILE_KEYS: [&str; 8] = ["vars", "name", "gates", "publish", "slots", "exec
 /// hold no comma.
 pub type TakesOneValue<'a> = &'a dyn Fn(&str, &[&str]) -> bool;
 
-/// Puts each override into the tree, in order; what cannot be put there is reported and left out.
+/// Puts each override into the tree, in order; what cannot be put there is reported and left out. Returns what was in
+/// their places.
 pub fn apply(
     root: &mut Node,
     overrides: &[String],
     takes_one_value: TakesOneValue<'_>,
     sources: &mut Sources,
     problems: &mut Vec<Problem>,
-) {
+) -> Vec<Node> {
+    let mut replaced = Vec::new();
     for text in overrides {
         let source = sources.add(COMMAND_LINE, text.as_str());
-        if let Err(problem) = apply_one(root, source, text, takes_one_value, problems) {
-            problems.push(*problem);
+        match apply_one(root, source, text, takes_one_value, problems) {
+            Ok(node) => replaced.push(node),
+            Err(problem) => problems.push(*problem),
+        }
+    }
+    replaced
+}
+
+/// Shows how a value of the command line is put in quotes: a shell takes away those that are around it.
+pub fn quote_for_shell(problems: &mut [Problem], sources: &Sources) {
+    let to_quote = |problem: &&mut Problem| problem.help.as_deref() == Some(QUOTES);
+    for problem in problems.iter_mut().filter(to_quote) {
+        let Some(source) = sources.get(problem.span.source).filter(|source| source.name == COMMAND_LINE) else {
+            continue;
+        };
+        if let Some((path, value)) = source.text.split_once('=')
+            && sources.text(problem.span) == Some(value.trim())
+        {
+            problem.help = Some(format!("put it in quotes that the shell leaves: '{path}=\"{}\"'", value.trim()));
         }
     }
 }
@@ -57,7 +77,7 @@ fn apply_one(
     text: &str,
     takes_one_value: TakesOneValue<'_>,
     problems: &mut Vec<Problem>,
-) -> Result<(), Box<Problem>> {
+) -> Result<Node, Box<Problem>> {
     let whole = Span { source, offset: 0, len: text.len() };
     let Some((path, value)) = text.split_once('=') else {
         let help = format!("`pipeline run FILE --until {text}` runs a stage and what it needs");
@@ -272,12 +292,10 @@ fn keys_of<'a>(root: &'a Node, key: &str) -> Vec<&'a str> {
     }
 }
 
-/// Sets the value at a path; keys that are absent are created, and checked with all the others later.
-pub(crate) fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Box<Problem>> {
-    let Some((segment, rest)) = path.split_first() else {
-        *node = value;
-        return Ok(());
-    };
+/// Sets the value at a path and returns the one before; keys that are absent are created, and checked with all the
+/// others later.
+pub(crate) fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<Node, Box<Problem>> {
+    let Some((segment, rest)) = path.split_first() else { return Ok(std::mem::replace(node, value)) };
     if node.value == Value::Null {
         *node = Node { span: segment.span, value: Value::Map(Vec::new()) };
     }

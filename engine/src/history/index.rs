@@ -103,7 +103,7 @@ impl History {
     /// # Errors
     /// Fails where the folders cannot be read.
     pub fn look(home: &Home) -> Result<Self, HistoryError> {
-        if home.root().is_dir()
+        if home.is_made()
             && let Ok(history) = Self::open(home)
         {
             return Ok(history);

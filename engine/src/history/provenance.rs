@@ -11,6 +11,7 @@ use super::index::History;
 use super::recorded::Recorded;
 use super::results::{LookUpError, Origin};
 use crate::home::Home;
+use crate::keys::PIN;
 
 /// The results that led to one, that one first; each once.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -192,6 +193,6 @@ fn files(record: &ResultRecord, job: Option<&crate::protocol::Job>) -> Vec<Sourc
 
 fn pins(record: &ResultRecord) -> BTreeMap<String, String> {
     let entries = record.key.entries.iter();
-    let pins = entries.filter_map(|entry| Some((entry.path.strip_prefix("@pins.")?.to_owned(), entry.value.clone())));
+    let pins = entries.filter_map(|entry| Some((entry.path.strip_prefix(PIN)?.to_owned(), entry.value.clone())));
     pins.collect()
 }

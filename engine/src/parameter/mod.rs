@@ -76,6 +76,9 @@ pub trait Parameter {
     }
 }
 
+/// What to do with a number that is meant as a string.
+pub(crate) const QUOTES: &str = "put it in quotes";
+
 /// What a key holds for an input that has no identity yet.
 pub(crate) const NOT_KNOWN: &str = "not known yet";
 
@@ -127,7 +130,7 @@ impl Reader {
         if expected.starts_with("a string")
             && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_))
         {
-            problem = problem.with_help("put it in quotes");
+            problem = problem.with_help(QUOTES);
         } else if expected.starts_with("a string") && matches!(node.value, Value::Map(_)) {
             problem = problem.with_help("a text that begins with `{` needs quotes");
         }

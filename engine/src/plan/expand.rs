@@ -22,24 +22,27 @@ use crate::parameter::{Reader, Reference};
 const MOST_NAMES: usize = 200_000;
 
 /// The stages with their children in the place of those that are swept, or follow one that is.
-pub(super) fn expand(stages: Vec<Candidate>, file: &File<'_>, problems: &mut Vec<Problem>) -> Vec<Candidate> {
+///
+/// With them, what matrices in which something is wrong may have been meant to be swept over.
+pub(super) fn expand(
+    stages: Vec<Candidate>,
+    file: &File<'_>,
+    problems: &mut Vec<Problem>,
+) -> (Vec<Candidate>, HashSet<String>) {
     let swept = stages.iter().any(|(stage, _)| stage.matrix.is_some());
     let collects = || stages.iter().any(|(_, bound)| bound.named.iter().any(|named| named.collected.is_some()));
     if !swept && file.of_axes.is_empty() && !collects() {
-        return stages;
+        return (stages, HashSet::new());
     }
     let declared = declare(stages, file, problems);
+    let unread = declared.iter().flat_map(|declared| declared.unread.iter().cloned()).collect();
     let Some(order) = order(&declared) else {
         // The stages wait for each other, which is said of them as the file declares them.
-        return declared
-            .into_iter()
-            .filter_map(|declared| declared.units.into_iter().next())
-            .map(Unit::into_candidate)
-            .collect();
+        let first = declared.into_iter().filter_map(|declared| declared.units.into_iter().next());
+        return (first.map(Unit::into_candidate).collect(), unread);
     };
     let ids = declared.iter().map(|declared| declared.id.clone()).enumerate().map(|(place, id)| (id, place)).collect();
     let families = (0..declared.len()).map(|_| Family::default()).collect();
-    let unread = declared.iter().flat_map(|declared| declared.unread.iter().cloned()).collect();
     let mut expansion = Expansion { file, families, ids, unread, names: 0, problems };
     let mut declared: Vec<Option<Declared<'_>>> = declared.into_iter().map(Some).collect();
     let mut made: Vec<Vec<Candidate>> = (0..declared.len()).map(|_| Vec::new()).collect();
@@ -47,7 +50,7 @@ pub(super) fn expand(stages: Vec<Candidate>, file: &File<'_>, problems: &mut Vec
         let stage = declared[place].take().expect("each stage has one place in the order");
         made[place] = expansion.stage(place, stage);
     }
-    made.into_iter().flatten().collect()
+    (made.into_iter().flatten().collect(), expansion.unread)
 }
 
 /// The places of the stages, each after those that it names; `None` where there is a cycle.

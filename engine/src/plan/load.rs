@@ -19,7 +19,7 @@ use super::order::LeftOuts;
 use super::resolve::bind;
 use super::resolve::{Bound, Why, resolve};
 use super::smoke::{self, Scale};
-use super::{Plan, PlannedStage, Reads, Rejected, ResolvedInput, Wanted, expand, gate, include, matrix};
+use super::{Plan, PlannedStage, Reads, Rejected, ResolvedInput, Wanted, as_written, expand, gate, include, matrix};
 use super::{order, publish, resources};
 use crate::file::foreign::foreign_file;
 use crate::file::interpolate::{Interpolated, interpolate};
@@ -102,9 +102,10 @@ fn load_limited(
         .iter()
         .cloned()
         .partition(|text| ["include.", "include="].iter().any(|start| text.trim_start().starts_with(start)));
-    overrides::apply(&mut root, &of_includes, &takes_one_value, &mut sources, &mut problems);
+    let mut replaced = overrides::apply(&mut root, &of_includes, &takes_one_value, &mut sources, &mut problems);
     let mut scopes = include::expand(&mut root, path, &mut sources, &mut problems);
-    overrides::apply(&mut root, &overrides, &takes_one_value, &mut sources, &mut problems);
+    replaced.extend(overrides::apply(&mut root, &overrides, &takes_one_value, &mut sources, &mut problems));
+    as_written::keep(&mut root, registry, &sources);
     let kinds = |uses: &str| placeholders(registry, uses);
     let variables = RefCell::new(BTreeMap::new());
     let env = |name: &str| {
@@ -112,7 +113,7 @@ fn load_limited(
         variables.borrow_mut().insert(name.to_owned(), value.clone().ok());
         value
     };
-    let interpolated = interpolate(&mut root, &mut scopes, &sources, &env, &kinds, &mut problems);
+    let interpolated = interpolate(&mut root, (&mut scopes, &replaced), &sources, &env, &kinds, &mut problems);
     if !scopes.is_empty() {
         qualify(&mut root, registry);
     }
@@ -126,6 +127,7 @@ fn load_limited(
     let checked = check(&file, &mut found);
     interpolated.refine(&mut found);
     problems.extend(found);
+    overrides::quote_for_shell(&mut problems, &sources);
     let problems = in_order(problems);
     let Some(mut checked) = checked else { return Err(Rejected::new(sources, problems)) };
     if problems.iter().all(|problem| problem.severity == Severity::Warning) {
@@ -162,7 +164,8 @@ fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked
         (stage, bound)
     };
     let candidates = document.stages.into_iter().map(bind).collect();
-    let (stages, mut bound): (Vec<StageEntry>, Vec<Bound>) = expand(candidates, file, problems).into_iter().unzip();
+    let (candidates, unread) = expand(candidates, file, problems);
+    let (stages, mut bound): (Vec<StageEntry>, Vec<Bound>) = candidates.into_iter().unzip();
     document.stages = stages;
     resolve(&document.stages, &mut bound);
     resources::check_slots(&document, problems);
@@ -179,7 +182,7 @@ fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked
     }
     problems.extend(expand::problems_of_children(&document.stages, &mut bound));
     let targets = publish::Targets::new(&document.stages, &bound);
-    let publish = publish::resolve(&document, &targets, file.of_axes, problems);
+    let publish = publish::resolve(&document, &targets, (file.of_axes, &unread), problems);
     let gates = gate::resolve(&document, &targets, problems);
     gate::check(&gates, &document.stages, &bound, problems);
     let order = order::order(&document.stages, &bound, problems)?;

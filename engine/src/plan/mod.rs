@@ -18,6 +18,7 @@ use crate::remote::RemoteSettings;
 use crate::stage::Stage;
 use crate::track::Tracker;
 
+mod as_written;
 mod child;
 mod declared;
 pub(crate) mod entry;

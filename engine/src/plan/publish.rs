@@ -11,18 +11,19 @@ use super::resolve::{Bound, names, pick, places};
 use crate::file::interpolate::with_axes;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::file::tree::{Node, Value};
+use crate::file::tree::Value;
 use crate::keys::without_tilde;
 use crate::parameter::{Json, Reference};
 use crate::suggest;
 
 /// Resolves the entries of `publish:`. A target that is swept is each of its children, with its values in the place of
 /// `${matrix.x}`. A path that names no axis gets those in which the children differ behind it, so that a sweep on the
-/// command line publishes next to what the file does: `./out/adapter-lora.rank=4`.
+/// command line publishes next to what the file does: `./out/adapter-lora.rank=4`. Where axes are named is known of the
+/// file, and which ones may stand in a matrix in which something is wrong.
 pub(super) fn resolve(
     document: &Document,
     targets: &Targets<'_>,
-    of_axes: &HashSet<Span>,
+    (of_axes, unread): (&HashSet<Span>, &HashSet<String>),
     problems: &mut Vec<Problem>,
 ) -> Vec<Publish> {
     let mut folders = Folders::default();
@@ -38,7 +39,7 @@ pub(super) fn resolve(
             let stage = &document.stages[place];
             let names_axes = of_axes.contains(&path.span);
             let text = if names_axes {
-                with_values(path, stage, &document.stages, problems)
+                with_values(path, stage, unread, problems)
             } else {
                 Some(apart(&path.text, stage, &children))
             };
@@ -59,17 +60,16 @@ pub(super) fn resolve(
 }
 
 /// A path with the values of a child in it.
-fn with_values(path: &Text, stage: &StageEntry, all: &[StageEntry], problems: &mut Vec<Problem>) -> Option<String> {
-    // Of an axis of a matrix in which something is wrong, that is said.
-    let is_unread = |axis: &str| {
-        all.iter().filter(|stage| stage.axes.is_empty()).any(|stage| match &stage.matrix {
-            Some(Node { value: Value::Map(axes), .. }) => axes.iter().any(|entry| entry.key == axis),
-            _ => false,
-        })
-    };
+fn with_values(
+    path: &Text,
+    stage: &StageEntry,
+    unread: &HashSet<String>,
+    problems: &mut Vec<Problem>,
+) -> Option<String> {
     let text = with_axes(&path.text, &mut |whole, axis| {
         let found = stage.axes.iter().find(|known| known.name == axis);
-        if found.is_none() && !is_unread(axis) {
+        // Of an axis of a matrix in which something is wrong, that is said.
+        if found.is_none() && !unread.contains(axis) {
             let axes = stage.axes.iter().map(|axis| axis.name.as_str());
             problems.push(unknown_axis(&stage.declared, whole, axis, axes, path.span));
         }

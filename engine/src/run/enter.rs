@@ -2,9 +2,10 @@
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use cache::Store;
+use tokio::runtime::Builder;
 
 use super::clock;
 use super::error::RunError;
@@ -20,15 +21,13 @@ use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
 use crate::keys::read_rest;
+use crate::limits;
 use crate::lock_file::{LockError, LockFile, Pinning, name};
 use crate::metadata::MetadataCache;
 use crate::plan::Plan;
 use crate::publish::{Moment, check_targets};
 use crate::remote::Asking;
 use crate::stage::Registry;
-
-/// The files that an event loop which heeds signals opens, and some to spare.
-const FILES_OF_AN_EVENT_LOOP: usize = 8;
 
 /// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice
 /// kills them; before the first stage is looked at it ends the program, with the code of an interrupted run.
@@ -79,13 +78,8 @@ pub fn run(
     require_results(plan, home, &store, options)?;
 
     let executors = Executors::new(plan, home, &store, options)?;
-    // The event loop makes a pair of sockets for signals, and panics where it cannot.
-    let room = (0..FILES_OF_AN_EVENT_LOOP).map(|_| fs::File::open("/dev/null")).collect::<io::Result<Vec<_>>>();
-    drop(room.map_err(machine("start the event loop for", &store))?);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(machine("start the event loop for", &store))?;
+    let runtime =
+        limits::event_loop(&mut Builder::new_current_thread()).map_err(machine("start the event loop for", &store))?;
     drop(preparing);
     let signals = {
         let _entered = runtime.enter();
@@ -124,7 +118,7 @@ pub(super) fn checked(plan: &Plan, home: &Home, options: &RunOptions) -> Result<
         let store = Store::open(home.store())?;
         let mut asking = Asking::new(&settings.place, &store);
         // What it has is remembered in the store. Without an answer the checks stand as they are.
-        let _ = explain_with(plan, home, &mut |key| asking.result(key));
+        let _ = explain_with(plan, home, Some(&mut |key| asking.result(key)));
         findings = look();
     }
     if findings.are_fine() { Ok(findings) } else { Err(RunError::Rejected(findings.into_problems())) }

@@ -7,7 +7,7 @@ use super::error::{MemoryMissing, RunError};
 use super::executors::is_on_cluster;
 use super::outcome::RunOptions;
 use crate::device::{DeviceMissing, Lack, Seen, is_on_processor, lack_of};
-use crate::explain::{ExplainError, Status, explain_with, missing_results};
+use crate::explain::{ExplainError, StageForecast, Status, explain, explain_with, missing_results};
 use crate::home::Home;
 use crate::memory::Memory;
 use crate::plan::{Plan, PlannedStage, Wanted};
@@ -69,14 +69,34 @@ pub(super) fn require_results(plan: &Plan, home: &Home, store: &Store, options: 
     if plan.stages.iter().all(|stage| stage.wanted != Wanted::Given) {
         return Ok(());
     }
-    let mut asking = options.remote.as_ref().map(|settings| Asking::new(&settings.place, store));
-    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(unexplained)?;
-    // A shared cache that does not answer is told of by the run.
-    if let Some((Some(_), _)) = asking.map(Asking::failures) {
-        return Ok(());
-    }
-    let missing = missing_results(plan, &forecasts);
+    let (forecasts, answers) = forecasts(plan, home, store, options)?;
+    // A shared cache that does not answer, or has a record that is damaged, is told of by the run.
+    let missing = if answers { missing_results(plan, &forecasts) } else { Vec::new() };
     if missing.is_empty() { Ok(()) } else { Err(RunError::Results(missing)) }
+}
+
+/// Which stages have their results, here or in the shared cache.
+fn results(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<impl Fn(&str) -> bool, RunError> {
+    let (forecasts, _) = forecasts(plan, home, store, options)?;
+    let is_there = |status| matches!(status, Status::Cached | Status::Remote);
+    Ok(move |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && is_there(forecast.status)))
+}
+
+/// What would become of each stage, with the results of the shared cache, and whether that answered all that it was
+/// asked.
+fn forecasts(
+    plan: &Plan,
+    home: &Home,
+    store: &Store,
+    options: &RunOptions,
+) -> Result<(Vec<StageForecast>, bool), RunError> {
+    let Some(settings) = &options.remote else {
+        return Ok((explain(plan, home).map_err(unexplained)?, true));
+    };
+    let mut asking = Asking::new(&settings.place, store);
+    let forecasts = explain_with(plan, home, Some(&mut |key| asking.result(key))).map_err(unexplained)?;
+    let (failed, refused) = asking.failures();
+    Ok((forecasts, failed.is_none() && refused.is_empty()))
 }
 
 fn unexplained(error: ExplainError) -> RunError {
@@ -84,12 +104,4 @@ fn unexplained(error: ExplainError) -> RunError {
         ExplainError::Sources(problems) => RunError::Sources(problems),
         other => RunError::Explain(Box::new(other)),
     }
-}
-
-/// Which stages have their results, here or in the shared cache.
-fn results(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<impl Fn(&str) -> bool, RunError> {
-    let mut asking = options.remote.as_ref().map(|settings| Asking::new(&settings.place, store));
-    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(unexplained)?;
-    let is_there = |status| matches!(status, Status::Cached | Status::Remote);
-    Ok(move |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && is_there(forecast.status)))
 }

@@ -57,6 +57,8 @@ fn a_missing_object_reruns_its_producer_alone() {
     fs::remove_file(object(&project, &first, "b", "number.txt")).unwrap();
     assert_eq!(project.reasons("b"), ["its result is no longer whole in the store"]);
     assert_eq!(project.run().succeeded().states(), "a cached, b done, c cached");
+    fs::remove_dir_all(project.home().store().join("results")).unwrap();
+    assert_eq!(project.reasons("a"), ["its result is no longer in the store"]);
 }
 
 #[test]

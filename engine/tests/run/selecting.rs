@@ -47,10 +47,32 @@ fn what_a_part_reads_must_have_been_made() {
     assert_eq!(found.iter().map(|missing| missing.stage.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     assert!(found[0].help().contains("--until a` makes it"), "{found:?}");
     assert_eq!(std::fs::read_dir(project.home().runs()).unwrap().count(), 0);
+    let statuses: Vec<_> = project.explain().into_iter().map(|forecast| forecast.status).collect();
+    assert_eq!(statuses, [Status::Missing, Status::Missing, Status::WillRun, Status::WillRun]);
     project.selection = from("b");
     assert_eq!(missing(&project).len(), 1);
     project.selection = only(&["a", "c"]);
     assert_eq!(missing(&project)[0].stage, "b");
+}
+
+#[test]
+fn a_result_that_was_made_before_the_last_one_is_taken() {
+    let of = |plus: u8| {
+        format!(
+            "\nstages:\n  a: {{ uses: constant, with: {{ value: 4 }} }}\n  \
+             b: {{ uses: sum, with: {{ of: [a], plus: {plus} }} }}\n  c: {{ uses: half, with: {{ of: b }} }}\n"
+        )
+    };
+    let mut project = Project::new(&of(2));
+    project.run().succeeded();
+    project.write(&of(4));
+    project.run().succeeded();
+    project.write(&of(2));
+    project.selection = Selection { force: Force::Stages(vec!["a".to_owned()]), ..only(&["a", "c"]) };
+    // `b` and `c` differ from what was made last, but not from what was made first.
+    let statuses: Vec<_> = project.explain().into_iter().map(|forecast| forecast.status).collect();
+    assert_eq!(statuses, [Status::WillRun, Status::Unknown, Status::Unknown]);
+    assert_eq!(project.run().succeeded().states(), "a done, b cached, c cached");
 }
 
 #[test]

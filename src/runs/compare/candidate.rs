@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cache::Digest;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
-use serde_json::Value;
+use serde_json::{Number, Value};
 use stages::data::artifact::{Metrics, OutputKind};
 
 use super::curves::{Curve, curves, curves_so_far, last_of_pairs, tokens_per_second};
 use crate::render::Failure;
 use crate::runs::Past;
-use crate::runs::stage::flattened;
-use crate::words;
+use crate::{figures, words};
 
 /// What is measured of a stage, whatever its kind.
 const COST: [&str; 2] = ["seconds", "peak_memory_bytes"];
@@ -28,15 +27,15 @@ pub(super) struct Candidate {
     /// How it stands.
     pub status: String,
     /// Parameters by dotted name, those of other stages behind their stage's id.
-    pub parameters: BTreeMap<String, String>,
+    pub parameters: BTreeMap<String, Value>,
     /// The same as the file has them, without defaults, also of stages whose results are there.
-    pub asked: BTreeMap<String, String>,
+    pub asked: BTreeMap<String, Value>,
     /// Names of parameters of stages without a result, of which no more is known than the file has.
     pub unkeyed: BTreeSet<String>,
     /// Figures that a program of the user's found.
     pub own: BTreeSet<String>,
     /// Figures by name, in the order in which they are found.
-    pub figures: Vec<(String, f64)>,
+    pub figures: Vec<(String, Number)>,
     /// Losses over steps.
     pub curves: Vec<Curve>,
 }
@@ -109,8 +108,7 @@ impl<'a> Gatherer<'a> {
             curves: Vec::new(),
         };
         // An axis that is in no key (threads, the split of a batch) is in no parameter of the key either.
-        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), words::exact(value)));
-        candidate.parameters.extend(axes);
+        candidate.parameters.extend(stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), value.clone())));
         let (before, after) = (ancestors(&recorded, id), followers(&recorded, stage));
         self.add_parameters(&mut candidate, stage, "")?;
         self.add_figures(&mut candidate, stage, "", true)?;
@@ -145,7 +143,8 @@ impl<'a> Gatherer<'a> {
 
     /// The parameters of a stage, defaults filled in where its key is known.
     fn add_parameters(&mut self, to: &mut Candidate, stage: &RecordedStage, prefix: &str) -> Result<(), Failure> {
-        let given = flattened(&stage.plan.parameters);
+        let mut given = Vec::new();
+        figures::flatten(&stage.plan.parameters, String::new(), &mut |name, value| given.push((name, value.clone())));
         let keyed = self.made(stage)?.map(|made| {
             let entries = made.record.key.entries.iter().filter_map(|entry| keyed(&entry.path, &entry.value));
             entries.collect::<Vec<_>>()
@@ -185,7 +184,7 @@ impl<'a> Gatherer<'a> {
             (in_focus && COST.contains(&name.as_str())) || with_it.count() > 1
         };
         for (of, output) in &metrics {
-            let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_f64()?)));
+            let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_number()?.clone())));
             let full = |name| if is_taken(name) { format!("{prefix}{of}.{name}") } else { format!("{prefix}{name}") };
             let numbers: Vec<_> = numbers.map(|(name, value)| (full(name), value)).collect();
             if made.record.key.get("@kind") == Some("command") {
@@ -199,14 +198,15 @@ impl<'a> Gatherer<'a> {
         }
         if trained {
             let last = last_of_pairs(past, made).into_iter();
-            to.figures.extend(last.map(|(name, value)| (format!("{prefix}{name}"), value)));
+            let last = last.filter_map(|(name, value)| Some((format!("{prefix}{name}"), Number::from_f64(value)?)));
+            to.figures.extend(last);
         }
-        if trained && let Some(speed) = tokens_per_second(past, made) {
+        if trained && let Some(speed) = tokens_per_second(past, made).and_then(Number::from_f64) {
             to.figures.push((format!("{prefix}tokens_per_second"), speed));
         }
         if trained || in_focus {
             let cost = COST.into_iter();
-            let cost = cost.filter_map(|name| Some((name, made.record.how.get(name)?.as_f64()?)));
+            let cost = cost.filter_map(|name| Some((name, made.record.how.get(name)?.as_number()?.clone())));
             to.figures.extend(cost.map(|(name, value)| (format!("{prefix}{name}"), value)));
         }
         Ok(())
@@ -215,19 +215,24 @@ impl<'a> Gatherer<'a> {
 
 /// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were
 /// told.
-fn keyed(path: &str, value: &str) -> Option<(String, String)> {
+fn keyed(path: &str, value: &str) -> Option<(String, Value)> {
     if let Some(file) = path.strip_prefix("@files.") {
         let digest = value.rsplit_once(' ').map_or(value, |(_, digest)| digest);
-        return Some((file.to_owned(), digest.get(..12).unwrap_or(digest).to_owned()));
+        return Some((file.to_owned(), digest.get(..12).unwrap_or(digest).into()));
     }
     if let Some(pin) = path.strip_prefix("@pins.") {
-        return Some((pin.to_owned(), value.to_owned()));
+        return Some((pin.to_owned(), value.into()));
     }
     if path == "@version" {
-        return Some(("(version of the kind)".to_owned(), value.to_owned()));
+        return Some(("(version of the kind)".to_owned(), value_of(value)));
     }
     let is_identity = value.parse::<Digest>().is_ok();
-    (!is_identity && !path.starts_with('@')).then(|| (path.to_owned(), value.to_owned()))
+    (!is_identity && !path.starts_with('@')).then(|| (path.to_owned(), value_of(value)))
+}
+
+/// The value that a key has as text: JSON, or a bare word (the name of a choice).
+fn value_of(canonical: &str) -> Value {
+    serde_json::from_str(canonical).unwrap_or_else(|_| canonical.into())
 }
 
 /// All stages that a stage depends on.
@@ -254,4 +259,20 @@ fn followers<'a>(recorded: &'a Recorded, stage: &RecordedStage) -> BTreeSet<&'a 
         before.contains(own.as_str()) && !before.iter().any(is_sibling)
     };
     recorded.stages.iter().filter(follows).map(|stage| stage.summary.stage.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_of_a_key_have_their_types() {
+        let values = ["\"s1\"", "\"3\"", "12345678901234567890", "1e-5", "true", "[]", "bf16", "none"];
+        let expected = json!(["s1", "3", 12_345_678_901_234_567_890_u64, 1e-5, true, [], "bf16", "none"]);
+        assert_eq!(Value::from(values.map(value_of).to_vec()), expected);
+        let file = keyed("@files.source[0]", &format!("jsonl {}", "1234567890".repeat(6)));
+        assert_eq!(file, Some(("source[0]".to_owned(), json!("123456789012"))), "a digest is text");
+    }
 }

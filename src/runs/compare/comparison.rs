@@ -1,11 +1,13 @@
 //! Candidates side by side: which parameters differ, which figures say what is better, who is best.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use engine::visible::on_one_line;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 use stages::metrics::Better;
 
 use super::candidate::Candidate;
@@ -41,11 +43,20 @@ struct CandidateView<'a> {
     run: &'a str,
     stage: Option<&'a str>,
     status: &'a str,
-    parameters: BTreeMap<&'a String, Option<&'a String>>,
+    parameters: BTreeMap<&'a String, Option<Cow<'a, Value>>>,
     /// All of its figures, in the order in which they are found.
     metrics: Map<String, Value>,
     /// The figures in which no other is better.
     best: Vec<&'a String>,
+}
+
+/// How the parameters of a comparison are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ParameterForm {
+    /// As JSON has them.
+    Values,
+    /// As texts, to be shown.
+    Texts,
 }
 
 /// Which way a figure is better; `None` for counts, which are neither.
@@ -80,9 +91,15 @@ fn order(better: Better, one: f64, other: f64) -> Ordering {
 fn are_different(candidates: &[Candidate], name: &str) -> bool {
     let is_keyed =
         |it: &&Candidate| !it.unkeyed.contains(name) && (it.parameters.contains_key(name) || it.unkeyed.is_empty());
-    let keyed: BTreeSet<_> = candidates.iter().filter(is_keyed).map(|it| it.parameters.get(name)).collect();
-    let asked: BTreeSet<_> = candidates.iter().map(|it| it.asked.get(name)).collect();
+    let keyed: BTreeSet<_> =
+        candidates.iter().filter(is_keyed).map(|it| it.parameters.get(name).map(identity)).collect();
+    let asked: BTreeSet<_> = candidates.iter().map(|it| it.asked.get(name).map(identity)).collect();
     keyed.len() > 1 || (asked.len() > 1 && candidates.iter().any(|it| it.unkeyed.contains(name)))
+}
+
+/// Equal for values that are the same, such as `8` and `8.0`; the string `"8"` is another one.
+fn identity(value: &Value) -> String {
+    if value.is_number() { words::exact(value) } else { value.to_string() }
 }
 
 /// Whether a parameter is of a stage that only one of several whole runs has: nothing in the others differs from it.
@@ -134,11 +151,10 @@ impl Comparison {
             return true;
         }
         let Some(parameter) = self.parameters.iter().find(named) else { return false };
-        let number = |text: &String| text.parse::<f64>().ok();
         self.candidates.sort_by(|one, other| {
-            let (one, other) = (one.parameters.get(parameter), other.parameters.get(parameter));
-            match (one.and_then(number), other.and_then(number)) {
-                (Some(one), Some(other)) => one.total_cmp(&other),
+            let (one, other) = (one.parameter(parameter), other.parameter(parameter));
+            match (one.parse::<f64>(), other.parse::<f64>()) {
+                (Ok(one), Ok(other)) => one.total_cmp(&other),
                 _ => one.cmp(&other),
             }
         });
@@ -183,28 +199,32 @@ impl Comparison {
     }
 
     /// For a program.
-    pub(crate) fn view(&self) -> ComparisonView<'_> {
+    pub(crate) fn view(&self, form: ParameterForm) -> ComparisonView<'_> {
         ComparisonView {
             parameters: &self.parameters,
             metrics: &self.figures,
-            candidates: self.candidates.iter().map(|candidate| self.candidate_view(candidate)).collect(),
+            candidates: self.candidates.iter().map(|candidate| self.candidate_view(candidate, form)).collect(),
         }
     }
 
-    fn candidate_view<'a>(&'a self, candidate: &'a Candidate) -> CandidateView<'a> {
+    fn candidate_view<'a>(&'a self, candidate: &'a Candidate, form: ParameterForm) -> CandidateView<'a> {
         let Candidate { name, run, stage, status, parameters, figures, .. } = candidate;
+        let in_form = |value: &'a Value| match form {
+            ParameterForm::Values => Cow::Borrowed(value),
+            ParameterForm::Texts => Cow::Owned(words::exact(value).into()),
+        };
         CandidateView {
             name,
             run,
             stage: stage.as_deref(),
             status,
-            parameters: self.parameters.iter().map(|name| (name, parameters.get(name))).collect(),
-            metrics: figures.iter().map(|(name, value)| (name.clone(), Value::from(*value))).collect(),
+            parameters: self.parameters.iter().map(|name| (name, parameters.get(name).map(in_form))).collect(),
+            metrics: figures.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect(),
             best: self.figures.iter().filter(|name| self.is_best(candidate, name)).collect(),
         }
     }
 
-    /// For a spreadsheet: full names and full precision.
+    /// For a spreadsheet: full names and full precision; a string as it is, a list as JSON.
     pub(super) fn csv(&self) -> String {
         let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -219,12 +239,9 @@ impl Comparison {
         }
         let mut text = header.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\n";
         for candidate in &self.candidates {
-            let parameters =
-                self.parameters.iter().map(|name| candidate.parameters.get(name).cloned().unwrap_or_default());
-            let figures = self
-                .figures
-                .iter()
-                .map(|name| candidate.figure(name).map(|value| value.to_string()).unwrap_or_default());
+            let parameters = self.parameters.iter().map(|name| candidate.parameter(name));
+            let exact = |number: &Number| words::exact(&number.clone().into());
+            let figures = self.figures.iter().map(|name| candidate.number(name).map(exact).unwrap_or_default());
             let first = [candidate.name.clone(), candidate.run.clone(), candidate.status.clone()];
             let cells: Vec<String> =
                 first.into_iter().chain(parameters).chain(figures).map(|cell| quoted(&cell)).collect();
@@ -308,7 +325,7 @@ impl Comparison {
         let candidate = &self.candidates[row];
         match column {
             Column::Status => candidate.status.clone(),
-            Column::Parameter(name) => words::visible(candidate.parameters.get(name).map_or("", String::as_str)),
+            Column::Parameter(name) => on_one_line(&candidate.parameter(name)).into_owned(),
             Column::Figure(name) => {
                 let Some(value) = candidate.figure(name) else { return String::new() };
                 let text = if self.is_own(name) { words::float(value) } else { in_words(name, value) };
@@ -366,7 +383,17 @@ impl<'a> Column<'a> {
 
 impl Candidate {
     pub(super) fn figure(&self, name: &str) -> Option<f64> {
-        self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+        self.number(name)?.as_f64()
+    }
+
+    /// A figure with all of its digits.
+    fn number(&self, name: &str) -> Option<&Number> {
+        self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+
+    /// A parameter as text, which is empty where it has none.
+    pub(super) fn parameter(&self, name: &str) -> String {
+        self.parameters.get(name).map(words::exact).unwrap_or_default()
     }
 }
 

@@ -14,7 +14,7 @@ use engine::history::{Recorded, RunLookup, Selection, Words};
 use engine::suggest;
 
 use self::candidate::{Candidate, Gatherer};
-pub(crate) use self::comparison::Comparison;
+pub(crate) use self::comparison::{Comparison, ParameterForm};
 use super::Past;
 use super::ls::shortest;
 use crate::plot;
@@ -81,9 +81,9 @@ pub(super) fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     }
     match args.format {
         Format::Text => Ok(write!(crate::screen::stdout(), "{}", comparison.text(Look::stdout()))?),
-        Format::Json => crate::print_json(&comparison.view()),
-        Format::Csv => Ok(write!(crate::screen::stdout(), "{}", comparison.csv())?),
-        Format::Markdown => Ok(write!(crate::screen::stdout(), "{}", comparison.markdown())?),
+        Format::Json => crate::print_json(&comparison.view(ParameterForm::Values)),
+        Format::Csv => Ok(write!(crate::screen::stdout_of_others(), "{}", comparison.csv())?),
+        Format::Markdown => Ok(write!(crate::screen::stdout_of_others(), "{}", comparison.markdown())?),
     }
 }
 

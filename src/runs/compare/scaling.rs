@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Number;
+
 use super::candidate::Candidate;
 use crate::plot::{Panel, Series};
 
@@ -36,8 +38,10 @@ pub(super) fn add(candidates: &mut [Candidate], parameters: &[String]) {
         for (place, used, rate) in &family.members {
             let speed_up = rate / slowest;
             let figures = &mut candidates[*place].figures;
-            figures.push((SPEED_UP.to_owned(), speed_up));
-            figures.push((EFFICIENCY.to_owned(), speed_up * fewest / used));
+            let found = [(SPEED_UP, speed_up), (EFFICIENCY, speed_up * fewest / used)];
+            figures.extend(
+                found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), Number::from_f64(value)?))),
+            );
         }
     }
 }
@@ -64,14 +68,14 @@ fn axis(parameters: &[String]) -> Option<&'static str> {
 
 /// Families of two or more whose rates are known.
 fn families(candidates: &[Candidate], parameters: &[String], axis: &str) -> Vec<Family> {
-    let mut families: BTreeMap<Vec<&str>, Family> = BTreeMap::new();
+    let mut families: BTreeMap<Vec<String>, Family> = BTreeMap::new();
     let rated = RATES.into_iter().find(|name| candidates.iter().all(|candidate| candidate.figure(name).is_some()));
     let Some(figure) = rated else { return Vec::new() };
     for (place, candidate) in candidates.iter().enumerate() {
         let others = parameters.iter().filter(|name| *name != axis);
-        let others: Vec<&str> = others.map(|name| candidate.parameters.get(name).map_or("", String::as_str)).collect();
-        let used = candidate.parameters.get(axis).and_then(|used| used.parse::<f64>().ok());
-        let (Some(used), Some(value)) = (used, candidate.figure(figure)) else { continue };
+        let others: Vec<String> = others.map(|name| candidate.parameter(name)).collect();
+        let used = candidate.parameter(axis).parse::<f64>();
+        let (Ok(used), Some(value)) = (used, candidate.figure(figure)) else { continue };
         let rate = if figure == "seconds" { 1.0 / value } else { value };
         if !(used > 0.0 && rate.is_finite() && rate > 0.0) {
             continue;
@@ -102,11 +106,11 @@ mod tests {
             run: String::new(),
             stage: None,
             status: "done".to_owned(),
-            parameters: parameters.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            parameters: parameters.map(|(name, value)| (name.to_owned(), value.into())).into(),
             asked: BTreeMap::new(),
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
-            figures: vec![(figure.0.to_owned(), figure.1)],
+            figures: vec![(figure.0.to_owned(), Number::from_f64(figure.1).unwrap())],
             curves: Vec::new(),
         }
     }

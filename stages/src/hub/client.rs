@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use engine::error::{Cause, OrFail, StageError};
+use engine::limits;
 use engine::pin::Pinned;
 use engine::protocol::Network;
 use reqwest::Url;
@@ -322,11 +323,7 @@ impl Hub {
 }
 
 fn runtime() -> Result<Runtime, HubError> {
-    Builder::new_multi_thread()
-        .worker_threads(PARALLEL_FILES)
-        .thread_name("hub")
-        .enable_all()
-        .build()
+    limits::event_loop(Builder::new_multi_thread().worker_threads(PARALLEL_FILES).thread_name("hub"))
         .map_err(|source| HubError::Disk { path: PathBuf::from("a thread pool"), source })
 }
 

@@ -13,7 +13,7 @@ use crate::file::tree::Node;
 use crate::history::folder::{JOB_FILE, RESULT_FILE};
 use crate::history::recorded::Recorded;
 use crate::home::Home;
-use crate::keys::push_kinds;
+use crate::keys::{PIN, push_kinds};
 use crate::parameter::{KeyWriter, Reader, Reference};
 use crate::protocol::Job;
 use crate::stage::Registry;
@@ -182,7 +182,7 @@ impl Records {
             }
         }
         for (name, pinned) in &job.pins {
-            differs(&format!("@pins.{name}"), &pinned.commit);
+            differs(&format!("{PIN}{name}"), &pinned.commit);
         }
         let of_this_version =
             |kind: &crate::stage::Kind| document.get("@version") == Some(kind.version.to_string().as_str());

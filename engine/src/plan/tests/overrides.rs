@@ -152,3 +152,13 @@ fn a_wrong_axis_is_shown_in_the_override() {
     // A folder that is published for each child says which, with no word of the file's.
     assert_eq!(children(&["adapter.lora.rank=4,8", on_cpu]).unwrap().0.len(), 2);
 }
+
+#[test]
+fn quotes_that_a_shell_leaves_are_shown() {
+    let text = "version: 1\nstages:\n  rows: { uses: dataset, with: { source: x } }\n";
+    assert_eq!(
+        wrong_over(text, &["rows.source=3"]),
+        ["wrong-type command line:13 `source`: expected a string, found an integer (put it in quotes that the shell \
+             leaves: 'rows.source=\"3\"')"]
+    );
+}

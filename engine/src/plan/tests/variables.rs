@@ -89,3 +89,11 @@ fn a_variable_that_nothing_uses_is_a_warning() {
     assert_eq!((plan.warnings.len(), plan.warnings[0].code), (1, "unused-variable"));
     assert_eq!(plan.sources.line_column(plan.warnings[0].span), (2, 9));
 }
+
+#[test]
+fn a_variable_of_a_value_that_the_command_line_replaces_is_used() {
+    let text = "version: 1\nvars: { go: true, b: x, c: 1 }\nstages:\n  r: { uses: dataset, when: '${vars.go}', with: { source: '${vars.b}' } }\n";
+    let plan = plan_over(text, &["r.when=true", "r.source=y"]);
+    let warned: Vec<&str> = plan.warnings.iter().map(|warning| warning.message.as_str()).collect();
+    assert_eq!(warned, ["variable `c` is not used"]);
+}

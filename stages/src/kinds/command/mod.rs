@@ -40,7 +40,7 @@ use crate::smoke::Lowered;
 use inputs::Watched;
 use mask::Masker;
 use outputs::Made;
-pub use parameters::{Anything, Command, OutputForm, OutputParams, Program};
+pub use parameters::{Anything, Command, OutputForm, OutputParams, Program, VariableText};
 use process::{Ended, Start};
 
 /// Set to 1 in a smoke run.
@@ -80,6 +80,7 @@ impl StageKind for Command {
     const ABOUT: &'static str =
         "Runs any program: declared inputs, files, outputs and environment, all of them in the key.";
     const PLACEHOLDERS: &'static [&'static str] = &[placeholders::INPUTS, placeholders::FILES, placeholders::OUTPUTS];
+    const TEXTS: &'static [&'static str] = &["env"];
     const GOAL: bool = true;
 
     /// Only the program knows what it can leave out: it is told.
@@ -300,7 +301,7 @@ fn environment(
     environment.insert("TMPDIR".into(), temporary.into());
     environment.insert("PIPELINE_WORKING".into(), context.working().into());
     environment.extend(paths.iter().map(|(name, path)| (name.into(), path.into())));
-    environment.extend(params.env.iter().map(|(name, value)| (name.into(), filled(value, paths).into())));
+    environment.extend(params.env.iter().map(|(name, value)| (name.into(), filled(&value.0, paths).into())));
     environment.extend(passed.iter().map(|(name, value)| (name.into(), value.into())));
     Ok(environment)
 }

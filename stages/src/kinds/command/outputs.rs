@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use engine::artifact::Facts;
 use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::mask::Masker;
 use super::parameters::{OutputForm, OutputParams};
 use super::secrets;
+use crate::data::number;
 use crate::data::tokenizer::Tokenizer;
 use crate::kinds::dataset::{self, SourceFile};
 use crate::kinds::download;
@@ -129,18 +130,72 @@ fn tokenizer_facts(folder: &Path) -> Result<Facts, StageError> {
     Ok(Facts::from_iter([("vocab_size".to_owned(), tokenizer.vocab_size().into())]))
 }
 
-/// The figures at the top of `metrics.json`.
+/// The numbers in `metrics.json`, a nested one under its dotted name.
 fn metrics_facts(folder: &Path) -> Result<Facts, StageError> {
     let text = fs::read(folder.join(METRICS)).or_fail(Cause::BadData, || format!("there is no `{METRICS}`"))?;
-    let metrics: Value =
-        serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("`{METRICS}` is not JSON"))?;
-    let Value::Object(metrics) = metrics else {
+    let Value::Object(metrics) = parse_metrics(&text)? else {
         return Err(StageError::bad_data(format!("`{METRICS}` is not a JSON object of figures")));
     };
     if metrics.is_empty() {
         return Err(StageError::bad_data(format!("`{METRICS}` contains no metrics")));
     }
-    Ok(metrics.into_iter().filter(|(_, value)| value.is_number()).collect())
+    let mut facts = Facts::new();
+    add_numbers(metrics, "", &mut facts)?;
+    Ok(facts)
+}
+
+fn parse_metrics(text: &[u8]) -> Result<Value, StageError> {
+    let error = match serde_json::from_slice(text) {
+        Ok(metrics) => return Ok(metrics),
+        Err(error) => error,
+    };
+    // Python writes words for numbers that JSON has none for.
+    let kept = std::str::from_utf8(text).ok().map(number::with_digits_kept);
+    let metrics = kept.and_then(|kept| serde_json::from_str::<Value>(&kept).ok());
+    match metrics.and_then(|metrics| not_finite(&metrics, "")) {
+        Some((name, word)) => {
+            Err(StageError::bad_data(format!("`{name}` of `{METRICS}` is {word}, which is not JSON"))
+                .with_help("let the program write null for a metric without a finite value, or leave it out"))
+        }
+        None => Err(error).or_fail(Cause::BadData, || format!("`{METRICS}` is not JSON")),
+    }
+}
+
+/// The name of the first number that is not finite, and how Python writes it.
+fn not_finite(value: &Value, name: &str) -> Option<(String, &'static str)> {
+    match (number::digits_of(value), value) {
+        (Some("nan"), _) => Some((name.to_owned(), "NaN")),
+        (Some("inf"), _) => Some((name.to_owned(), "Infinity")),
+        (Some("-inf"), _) => Some((name.to_owned(), "-Infinity")),
+        (None, Value::Object(map)) => map.iter().find_map(|(key, value)| not_finite(value, &dotted(name, key))),
+        (None, Value::Array(items)) => {
+            items.iter().enumerate().find_map(|(at, item)| not_finite(item, &format!("{name}[{at}]")))
+        }
+        _ => None,
+    }
+    .filter(|(name, _)| !name.is_empty())
+}
+
+fn add_numbers(metrics: Map<String, Value>, outer: &str, facts: &mut Facts) -> Result<(), StageError> {
+    for (key, value) in metrics {
+        let name = dotted(outer, &key);
+        match value {
+            Value::Object(below) => add_numbers(below, &name, facts)?,
+            Value::Number(_) if facts.contains_key(&name) => {
+                return Err(StageError::bad_data(format!("`{METRICS}` has two metrics `{name}`"))
+                    .with_help("a nested metric is named by its keys, with dots between them"));
+            }
+            Value::Number(_) => {
+                facts.insert(name, value);
+            }
+            Value::Null | Value::Bool(_) | Value::String(_) | Value::Array(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn dotted(outer: &str, key: &str) -> String {
+    if outer.is_empty() { key.to_owned() } else { format!("{outer}.{key}") }
 }
 
 /// What is below a folder: paths, sorted.
@@ -174,4 +229,37 @@ fn below(folder: &Path) -> Result<Below, StageError> {
     found.files.sort();
     found.empty.sort();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn facts(text: &str) -> Result<Facts, StageError> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(METRICS), text).unwrap();
+        metrics_facts(folder.path())
+    }
+
+    #[test]
+    fn nested_numbers_are_metrics() {
+        let text = r#"{"loss": 1.5, "nested": {"a": 2, "b": {"c": 3}}, "s": "x", "none": null, "list": [1]}"#;
+        assert_eq!(Value::Object(facts(text).unwrap()), json!({"loss": 1.5, "nested.a": 2, "nested.b.c": 3}));
+        let two = facts(r#"{"a.b": 1, "a": {"b": 2}}"#).unwrap_err();
+        assert_eq!(two.message, "`metrics.json` has two metrics `a.b`");
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_named() {
+        for (text, message) in [
+            (r#"{"loss": NaN}"#, "`loss` of `metrics.json` is NaN, which is not JSON"),
+            (r#"{"a": 1, "b": {"c": [0, -Infinity]}}"#, "`b.c[1]` of `metrics.json` is -Infinity, which is not JSON"),
+            (r#"{"loss": NaN"#, "`metrics.json` is not JSON"),
+            ("NaN", "`metrics.json` is not JSON"),
+        ] {
+            assert_eq!(facts(text).unwrap_err().message, message, "{text}");
+        }
+    }
 }

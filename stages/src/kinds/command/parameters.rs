@@ -54,6 +54,30 @@ impl Parameter for Program {
     }
 }
 
+/// The value of an environment variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VariableText(pub String);
+
+impl Parameter for VariableText {
+    /// A number or a boolean still is one where it comes out of a variable or an axis: its text is the same as inside a
+    /// longer one. Of a float that is not certain.
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::Integer(number) => Some(Self(number.to_string())),
+            Value::Bool(truth) => Some(Self(truth.to_string())),
+            _ => String::read(node, reader).map(Self),
+        }
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        self.0.write_key(key);
+    }
+
+    fn schema() -> serde_json::Value {
+        json!({ "anyOf": [{ "type": "string" }, { "type": "number" }, { "type": "boolean" }] })
+    }
+}
+
 /// What an output is, and is checked to be.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputForm {
@@ -140,9 +164,10 @@ pub struct Command {
     /// Its outputs, by names of your choice: a kind, or a mapping with `kind`.
     #[semantic(default)]
     pub outputs: Mapping<OutputParams>,
-    /// Environment variables. Their values may contain `${inputs.x}`, `${files.x}` and `${outputs.x}`.
+    /// Environment variables. Their values may contain `${inputs.x}`, `${files.x}` and `${outputs.x}`. A number or a
+    /// boolean is its text.
     #[semantic(default)]
-    pub env: Mapping<String>,
+    pub env: Mapping<VariableText>,
     /// Environment variables that are passed on from the environment of `pipeline run`: secrets, and values that
     /// change no result. Their names are in the key, their values are not.
     #[semantic(default)]
@@ -203,7 +228,7 @@ impl Command {
             Program::Arguments(arguments) => arguments.as_slice(),
             Program::Script(text) => std::slice::from_ref(text),
         };
-        self.env.values().chain(run).map(String::as_str)
+        self.env.values().map(|value| &value.0).chain(run).map(String::as_str)
     }
 
     /// References in `run` and `env` that lead nowhere.
@@ -243,7 +268,7 @@ impl Command {
             problems.push(Problem::error("bad-value", span, message, "which of the two?"));
         }
         for (name, value) in &self.env {
-            if engine::file::interpolate::is_secret(name) && value.parse::<f64>().is_err() {
+            if engine::file::interpolate::is_secret(name) && value.0.parse::<f64>().is_err() {
                 let message = format!("`{name}` looks like a secret, and its value is written into keys and records");
                 let help = format!("set it in the environment of `pipeline run`, and say `pass_env: [{name}]`");
                 problems.push(Problem::warning("secret-in-file", span, message, "in `env`").with_help(help));

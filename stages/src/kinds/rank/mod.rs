@@ -16,12 +16,13 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast, Work};
 use engine::parameter::{Input, OneOrMore, Parameters};
-use engine::stage::{InputFacts, Stage, StageKind};
+use engine::stage::{InputFacts, Smoke, Stage, StageKind};
 
 use crate::data::artifact::{
     Judged, Message, OutputKind, Row, RowCounts, Rows, RowsFacts, RowsReader, RowsWriter, Said, Samples, Shape,
 };
 use crate::data::prompt::Template;
+use crate::smoke::Lowered;
 use answers::{Answer, Answers};
 use score::{Score, Scorer};
 
@@ -71,10 +72,16 @@ pub enum CutOff {
 
 impl StageKind for Rank {
     const NAME: &'static str = "rank";
-    const VERSION: u32 = 2; // 2: answers are compared without the reasoning before them.
+    const VERSION: u32 = 3; // 3: text of pairs stands in its columns as it is.
     const ABOUT: &'static str =
         "Makes pairs of a better and a worse completion, or keeps the best, of a model's own completions.";
     const ALSO_CALLED: &'static [&'static str] = &["best_of_n", "rejection_sampling", "judge"];
+
+    /// Completions of so few tokens of a model that has hardly learned are all cut off, and none is good.
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        let lowered = Lowered::from(parameters).set("on_cut_off", "keep");
+        lowered.replace("min_margin", 0.0).replace("min_score", serde_json::Value::Null).done()
+    }
 }
 
 impl Stage for Rank {
