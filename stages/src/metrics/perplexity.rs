@@ -86,8 +86,8 @@ mod tests {
         assert_eq!(figure["value"], 0.25_f64.exp());
         assert_eq!((&figure["truncated_rows"], &figure["rows_without_tokens"]), (&json!(1), &json!(1)));
         assert!(meaning.ends_with("; 4 tokens"), "{meaning}");
-        // Linearised: √(3/2 · Σ (nll − 1/4 · tokens)²) / 4, times the perplexity.
-        let error = (1.5 * (0.75_f64.powi(2) + 0.75_f64.powi(2))).sqrt() / 4.0 * 0.25_f64.exp();
+        // Linearised, over the two rows with tokens: √(2/1 · Σ (nll − 1/4 · tokens)²) / 4, times the perplexity.
+        let error = (2.0 * (0.75_f64.powi(2) + 0.75_f64.powi(2))).sqrt() / 4.0 * 0.25_f64.exp();
         assert!((figure["stderr"].as_f64().unwrap() - error).abs() < 1e-12, "{figure}");
         assert!(Perplexity { nll: 1e6, tokens: 1, ..perplexity }.figure(0).is_err());
     }

@@ -37,7 +37,11 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
+    /// A row without a count says nothing of the ratio: it is none of the rows.
     pub(crate) fn add(&mut self, sum: f64, count: u64) {
+        if count == 0 {
+            return;
+        }
         let count = count as f64;
         self.rows += 1;
         self.sum += sum;
@@ -117,6 +121,8 @@ mod tests {
 
     #[test]
     fn equal_rows_have_none_and_one_row_has_no_error() {
+        assert_eq!(of_ratio(&[(2.0, 3), (0.0, 0)]), None);
+        assert_eq!(of_ratio(&[(2.0, 3), (0.0, 0), (1.0, 3)]), of_ratio(&[(2.0, 3), (1.0, 3)]));
         assert!(of_ratio(&[(2.0, 3), (2.0, 3), (4.0, 6)]).unwrap() < 1e-9);
         assert_eq!(of_ratio(&[(2.0, 3)]), None);
         assert_eq!(of_ratio(&[(0.0, 0), (0.0, 0)]), None);

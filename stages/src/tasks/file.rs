@@ -631,6 +631,9 @@ impl Keys {
 
     fn metrics(&self, output_type: OutputType, are_processed: bool) -> Result<Vec<Metric>, TaskError> {
         let key = "metric_list";
+        if self.value(key).is_none() {
+            return Ok(Metric::defaults(output_type, are_processed));
+        }
         let reading = Reading { output_type, are_processed, function: &|value| self.function(key, value) };
         let metrics: Vec<Metric> = self
             .list(key)?
@@ -638,7 +641,7 @@ impl Keys {
             .map(|entry| Metric::read(entry, &reading).map_err(|message| self.wrong(key, message)))
             .collect::<Result<_, _>>()?;
         if metrics.is_empty() {
-            return Err(self.wrong(key, "is missing: what the task is measured by"));
+            return Err(self.wrong(key, "is empty: what the task is measured by"));
         }
         Ok(metrics)
     }

@@ -223,6 +223,26 @@ impl Kind {
 const OF_AN_ENTRY: [&str; 4] = ["metric", "aggregation", "higher_is_better", "hf_evaluate"];
 
 impl Metric {
+    /// Those of a task without `metric_list`: `DEFAULT_METRIC_REGISTRY` of the harness.
+    pub(super) fn defaults(output_type: OutputType, are_processed: bool) -> Vec<Self> {
+        let kinds: &[Kind] = match output_type {
+            OutputType::MultipleChoice => &[Kind::Acc, Kind::AccNorm],
+            OutputType::Loglikelihood => &[Kind::Perplexity, Kind::Acc],
+            OutputType::LoglikelihoodRolling => &[Kind::WordPerplexity, Kind::BytePerplexity, Kind::BitsPerByte],
+            OutputType::GenerateUntil => &[Kind::ExactMatch],
+        };
+        let metric = |kind: &Kind| Self {
+            name: kind.name().to_owned(),
+            source: match are_processed {
+                true => MetricSource::Results,
+                false => MetricSource::Known(*kind, Alike::default()),
+            },
+            aggregation: Aggregation::Of(*kind),
+            higher_is_better: kind.better() == Better::Higher,
+        };
+        kinds.iter().map(metric).collect()
+    }
+
     /// Reads an entry of `metric_list`.
     ///
     /// # Errors
@@ -315,6 +335,11 @@ impl Metric {
         let of_source = if let MetricSource::Function(function, _) = &self.source { Some(function) } else { None };
         let of_rows = if let Aggregation::Function(function) = &self.aggregation { Some(function) } else { None };
         of_source.into_iter().chain(of_rows)
+    }
+
+    /// Whether it divides by the length of a choice.
+    pub fn divides_by_length(&self) -> bool {
+        matches!(self.source, MetricSource::Known(Kind::AccNorm | Kind::AccBytes, _))
     }
 
     /// Whether it needs the choices without their context.

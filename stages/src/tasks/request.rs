@@ -242,14 +242,19 @@ impl Asking<'_> {
         let question = fields.text(&fields.asked, row)?;
         // An index: the choices are contexts, and the target continues each.
         let contexts_differ = question.is_number();
+        let by_length = self.task.metrics.iter().find(|metric| metric.divides_by_length());
+        if let Some(metric) = by_length.filter(|_| !contexts_differ && choices.iter().any(String::is_empty)) {
+            let message = format!("a choice has no text, and `{}` divides by its length", metric.name);
+            return Err(fields.wrong("doc_to_choice", message));
+        }
         let mut requests = Vec::with_capacity(choices.len());
         for choice in choices {
             let (question, continuation) =
                 if contexts_differ { (choice.clone(), printed(target)) } else { (printed(&question), choice.clone()) };
+            let continuation = format!("{delimiter}{continuation}");
             if continuation.is_empty() {
                 return Err(fields.wrong("doc_to_choice", "a choice has no text"));
             }
-            let continuation = format!("{delimiter}{continuation}");
             requests.push(Request::Continuation { context: context(&question)?, continuation });
         }
         let right = match contexts_differ {

@@ -82,8 +82,9 @@ impl<'t> Field<'t> {
         Ok(Self(match value {
             FieldValue::Function(function) => Made::Function(function),
             FieldValue::Value(Value::String(text)) => {
-                let program = Program::compile(text, &Form::Template(syntax()));
-                Made::Text(text, program.map_err(|error| what(&error))?)
+                let program = Program::compile(text, &Form::Template(syntax())).map_err(|error| what(&error))?;
+                program.check_names(&ENVIRONMENT).map_err(|error| what(&error))?;
+                Made::Text(text, program)
             }
             FieldValue::Value(value) => Made::Value(value),
         }))
@@ -165,4 +166,20 @@ fn digits(text: &str) -> Option<i64> {
 
 fn what(error: &minijinja::Error) -> String {
     error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_does_not_exist_is_told_before_any_row() {
+        let error = Field::new(&FieldValue::from("{{ question|uper }}")).err().unwrap();
+        assert!(error.contains("there is no filter `uper` (did you mean `upper`?)"), "{error}");
+        for known in
+            ["{{ q|regex_replace('a', 'b')|tojson }}", "question", "{% if q is defined %}{{ q|int }}{% endif %}"]
+        {
+            assert!(Field::new(&FieldValue::from(known)).is_ok(), "{known}");
+        }
+    }
 }

@@ -93,12 +93,46 @@ fn a_row_that_gives_no_request_is_named_with_the_key() {
     assert_eq!(said, "task.yaml, row 2, `doc_to_target`: there are 2 choices, and the right one is 2");
     let said = refused_row(TASK, row(json!(["a", "b"]), json!("c")));
     assert_eq!(said, "task.yaml, row 2, `doc_to_target`: the target `c` is not one of the 2 choices");
-    let said = refused_row(TASK, row(json!(["a", ""]), json!(0)));
+    let said = refused_row(&format!("{TASK}target_delimiter: ''\n"), row(json!(["a", ""]), json!(0)));
     assert_eq!(said, "task.yaml, row 2, `doc_to_choice`: a choice has no text");
+    let by_length = TASK.replace("{ metric: acc }", "{ metric: acc }, { metric: acc_norm }");
+    let said = refused_row(&by_length, row(json!(["a", ""]), json!(0)));
+    assert_eq!(said, "task.yaml, row 2, `doc_to_choice`: a choice has no text, and `acc_norm` divides by its length");
     let said = refused_row(TASK, json!({ "options": ["a"], "answer": 0 }));
     assert!(said.starts_with("task.yaml, row 2, `doc_to_text`: undefined value"), "{said}");
     let said = refusal_of_template("{{ question");
     assert!(said.starts_with("task.yaml, `doc_to_text`: syntax error"), "{said}");
+}
+
+#[test]
+fn an_empty_choice_is_asked_for_as_the_delimiter() {
+    let row = json!({ "question": "Which?", "options": ["a", ""], "answer": 1 });
+    let samples = samples(TASK, &[row]).unwrap();
+    let Request::Continuation { continuation, .. } = &samples[0].requests[1] else { panic!("no continuation") };
+    assert_eq!(continuation, " ");
+}
+
+#[test]
+fn a_task_without_a_list_has_the_metrics_of_its_output_type() {
+    let metrics = |text: &str| -> Vec<(String, bool)> {
+        let metrics = read(text).unwrap().metrics;
+        metrics.into_iter().map(|metric| (metric.name, metric.higher_is_better)).collect()
+    };
+    let named = |names: &[&str], higher| -> Vec<(String, bool)> {
+        names.iter().map(|name| ((*name).to_owned(), higher)).collect()
+    };
+    let choices = TASK.replace("metric_list: [{ metric: acc }]\n", "");
+    assert_eq!(metrics(&choices), named(&["acc", "acc_norm"], true));
+    assert_eq!(metrics(&format!("{choices}metric_list:\n")), named(&["acc", "acc_norm"], true));
+    let words = GENERATES.replace("metric_list: [{ metric: exact_match }]\n", "");
+    assert_eq!(metrics(&words), named(&["exact_match"], true));
+    let words = words.replace("generation_kwargs: { until: ['.'] }\n", "");
+    let of = |output_type: &str| metrics(&format!("{words}output_type: {output_type}\n"));
+    let both = [named(&["perplexity"], false), named(&["acc"], true)].concat();
+    assert_eq!(of("loglikelihood"), both);
+    assert_eq!(of("loglikelihood_rolling"), named(&["word_perplexity", "byte_perplexity", "bits_per_byte"], false));
+    let said = refusal(&format!("{choices}metric_list: []\n"));
+    assert!(said.ends_with("`metric_list`: is empty: what the task is measured by"), "{said}");
 }
 
 fn refusal_of_template(template: &str) -> String {

@@ -15,6 +15,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::kind::{OutputKind, Packs, Rows, Tokens};
 use super::parts::{Listed, listed_parts};
+use super::said;
 
 /// Parts whose rows are compared at most, on both sides together: a million rows, of which a digest of 8 bytes each is
 /// held.
@@ -108,9 +109,14 @@ fn each_row(files: &BTreeMap<String, PathBuf>, part: &Listed, see: &mut dyn FnMu
 /// million.
 fn row_digest(batch: &RecordBatch, row: usize) -> Option<u64> {
     let mut hasher = cache::Hasher::new();
-    for column in batch.columns() {
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
         if let Some(texts) = column.as_any().downcast_ref::<StringArray>() {
-            hasher.value(texts.value(row).as_bytes());
+            let text = texts.value(row);
+            // As earlier versions have it, so that what is equal is equal.
+            match said::is_marked(field) {
+                true => hasher.value(said::json(text).as_bytes()),
+                false => hasher.value(text.as_bytes()),
+            };
             continue;
         }
         let list = column.as_any().downcast_ref::<ListArray>()?.value(row);

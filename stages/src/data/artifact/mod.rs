@@ -9,6 +9,7 @@ pub mod identity;
 pub mod kind;
 pub mod parts;
 pub mod rows;
+pub mod said;
 pub mod tokens;
 
 pub use compare::compare;
@@ -17,7 +18,7 @@ pub use kind::{
     Adapter, CHAT_TEMPLATE_FILE, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES,
     Tokenizer, Tokens, TokensOrPacks,
 };
-pub use parts::{ROWS_PER_PART, TableError};
+pub use parts::{ROWS_PER_PART, TableError, is_part_list};
 pub use rows::{
     HAS_TURNS, Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape, TOOLS,
     need_chat_template,

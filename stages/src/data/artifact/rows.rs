@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::identity::{IdentityHasher, TableHasher};
 use super::kind::{OutputKind, Rows};
 use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError};
+use super::said;
 use crate::data::prompt::Template;
 
 /// What a row is.
@@ -78,7 +79,7 @@ impl Said {
         }
     }
 
-    /// As a cell of a table: JSON, in one form for what is equal.
+    /// As it enters an identity: JSON, in one form for what is equal.
     fn to_cell(&self) -> String {
         match self {
             Self::Text(text) => serde_json::to_string(text).expect("text is JSON"),
@@ -119,7 +120,7 @@ impl Judged {
             }
             (Some(only), None) | (None, Some(only)) => {
                 let label = self.chosen.is_some().to_string();
-                cells.extend([("completion", only.to_cell()), ("label", label)]);
+                cells.extend([("completion", only.to_cell()), (LABEL, label)]);
             }
             (None, None) => {}
         }
@@ -227,6 +228,9 @@ pub struct RowsFacts {
     pub empty: u64,
 }
 
+/// The column of judged responses that says whether one is desirable.
+const LABEL: &str = "label";
+
 /// What is foreseen of rows with judged responses: that the first of them have turns of a conversation.
 pub const HAS_TURNS: &str = "has_turns";
 
@@ -276,7 +280,7 @@ impl RowsFacts {
 
     /// Facts about no rows yet, of judged responses.
     pub fn judged() -> Self {
-        Self::none(Shape::Judged, ["completion", "label", "prompt"].map(str::to_owned).to_vec())
+        Self::none(Shape::Judged, ["completion", LABEL, "prompt"].map(str::to_owned).to_vec())
     }
 
     fn single(shape: Shape, column: &str) -> Self {
@@ -400,7 +404,11 @@ pub struct RowsWriter {
 impl RowsWriter {
     /// Begins a table in an empty folder.
     pub fn create(folder: &Path, facts: RowsFacts) -> Self {
-        let fields: Vec<Field> = facts.columns.iter().map(|name| Field::new(name, DataType::Utf8, false)).collect();
+        let field = |name: &String| match facts.shape.is_preference() && name != LABEL {
+            true => said::marked(name),
+            false => Field::new(name, DataType::Utf8, false),
+        };
+        let fields: Vec<Field> = facts.columns.iter().map(field).collect();
         let schema = Arc::new(Schema::new(fields));
         let parts = PartsWriter::new(folder, schema.clone(), Encoding::PLAIN);
         let identities = TableHasher::new(facts.hasher());
@@ -431,8 +439,9 @@ impl RowsWriter {
         assert_eq!(values.len(), self.waiting.len(), "a row has the declared shape");
         for (column, value) in self.waiting.iter_mut().zip(values) {
             self.identities.take(|hasher| hasher.text(&value));
-            self.waiting_bytes += value.len();
-            column.push(value);
+            let cell = if self.facts.shape.is_preference() { said::stored(value) } else { value };
+            self.waiting_bytes += cell.len();
+            column.push(cell);
         }
         self.facts.rows += 1;
         let waiting = self.waiting[0].len();
@@ -577,13 +586,15 @@ fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row
         Shape::Text => text("text").map(Row::Text),
         Shape::Pairs | Shape::Judged => {
             let said = |column: &str| -> Result<Said, String> {
-                serde_json::from_str(&text(column)?)
-                    .map_err(|error| format!("column `{column}` is not what this version writes: {error}"))
+                let cell = text(column)?;
+                let is_marked = batch.schema_ref().field_with_name(column).is_ok_and(said::is_marked);
+                let read = if is_marked { said::said(cell) } else { serde_json::from_str(&cell) };
+                read.map_err(|error| format!("column `{column}` is not what this version writes: {error}"))
             };
             let prompt = said("prompt")?;
             let (chosen, rejected) = match facts.shape {
                 Shape::Pairs => (Some(said("chosen")?), Some(said("rejected")?)),
-                _ if text("label")? == "true" => (Some(said("completion")?), None),
+                _ if text(LABEL)? == "true" => (Some(said("completion")?), None),
                 _ => (None, Some(said("completion")?)),
             };
             Ok(Row::Judged(Box::new(Judged { prompt, chosen, rejected })))

@@ -11,7 +11,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
 use super::measure::{measure, settled};
 use super::meter::{self, Limit};
-use super::{fold, instrument};
+use super::{fold, instrument, names};
 
 /// The longest text of a template: the longest chat templates have some 30 KB.
 const LONGEST: usize = 1 << 20;
@@ -75,6 +75,14 @@ impl<'s> Program<'s> {
             }
             Ok(Self { instructions: instrument::with_checks(&instructions)?, size_hint })
         })
+    }
+
+    /// Refuses a filter or a test that an environment lacks, which else fails when it is met.
+    ///
+    /// # Errors
+    /// Fails where the text names one.
+    pub(crate) fn check_names(&self, environment: &Environment<'_>) -> Result<(), Error> {
+        names::check(&self.instructions, environment)
     }
 
     /// The names that a text looks for and does not give itself, with what it looks for in them: `row.name`.

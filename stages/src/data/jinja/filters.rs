@@ -3,11 +3,13 @@
 
 use minijinja::functions::Function;
 use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, State, Value, filters, functions, tests};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions, tests};
 
 use super::checks::{Word, compare, in_words, look};
 use super::measure::{ENTRY, Size, entries, measure, settled, text_size};
 use super::meter;
+use super::methods::{ends_line, is_space};
+use super::space::Space;
 
 /// Steps that any call takes: about as long as so many instructions.
 pub(super) const CALL: u64 = 5;
@@ -191,6 +193,19 @@ fn is_chained(object: &minijinja::value::DynObject) -> bool {
     object.type_name().ends_with("MergeDict")
 }
 
+/// Jinja's `attr`: the keys of an object are none of its attributes. Namespaces, loops and macros have some.
+pub(crate) fn attribute(value: &Value, name: &Value) -> Result<Value, Error> {
+    let Some(text) = name.as_str() else {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the name of an attribute is a string"));
+    };
+    meter::looked_at(text.len() as u64)?;
+    let has_attributes = value.as_object().is_none_or(|object| {
+        let is_of = |kind: &str| object.type_name().ends_with(kind);
+        object.downcast_ref::<Space>().is_some() || is_of("::Loop") || is_of("::Macro")
+    });
+    if has_attributes { filters::attr(value, name) } else { Ok(Value::UNDEFINED) }
+}
+
 fn free(_: &[Value]) -> Result<(), Error> {
     Ok(())
 }
@@ -258,7 +273,7 @@ pub(super) fn split(values: &[Value]) -> Result<(), Error> {
     meter::looked_at(bytes)?;
     let count = match (value.as_str(), values.get(1).and_then(Value::as_str)) {
         (Some(text), Some(between)) => text.matches(between).count() + 1,
-        (Some(text), None) => text.split_whitespace().count(),
+        (Some(text), None) => text.split(is_space).filter(|piece| !piece.is_empty()).count(),
         (None, _) => usize::try_from(bytes).unwrap_or(usize::MAX),
     };
     pieces(bytes, count)
@@ -268,7 +283,7 @@ pub(super) fn lines(values: &[Value]) -> Result<(), Error> {
     let Some(value) = values.first() else { return Ok(()) };
     let bytes = text_size(value)?;
     meter::looked_at(bytes)?;
-    pieces(bytes, value.as_str().map_or(bytes as usize, |text| text.matches('\n').count() + 1))
+    pieces(bytes, value.as_str().map_or(bytes as usize, |text| text.matches(ends_line).count() + 1))
 }
 
 /// The number that stands at a place, or under a name.

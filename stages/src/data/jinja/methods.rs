@@ -1,18 +1,24 @@
 //! Python's methods on texts, lists and objects, with their price.
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
 use super::checks::look;
 use super::filters::{CALL, cased, formatted, lines, listed_text, materialized, replaced, split, trimmed};
 use super::measure::{ENTRY, entries, settled};
-use super::meter;
+use super::{meter, strings};
 
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, values: &[Value]) -> Result<Value, Error> {
     meter::steps(CALL)?;
     let values = values.iter().cloned().map(settled).collect::<Result<Vec<Value>, Error>>()?;
+    let values = if value.as_str().is_some() { in_order(method, values)? } else { values };
     charge(value, method, &values)?;
+    if let Some(text) = value.as_str()
+        && let Some(result) = strings::call(text, method, &values)?
+    {
+        return Ok(result);
+    }
     if let ("index", ValueKind::Seq, [sought]) = (method, value.kind(), values.as_slice()) {
         return index(value, sought);
     }
@@ -27,6 +33,25 @@ pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, value
         }
         _ => materialized(pycompat::unknown_method_callback(state, value, method, &values)?),
     }
+}
+
+/// The arguments of a method of strings, those that were given by their names in their places.
+fn in_order(method: &str, values: Vec<Value>) -> Result<Vec<Value>, Error> {
+    let names: &[&str] = match method {
+        "split" | "rsplit" => &["sep", "maxsplit"],
+        "expandtabs" => &["tabsize"],
+        _ => return Ok(values),
+    };
+    if !values.last().is_some_and(Value::is_kwargs) {
+        return Ok(values);
+    }
+    let (given, named): (&[Value], Kwargs) = from_args(&values)?;
+    let mut all = given.to_vec();
+    for name in names.iter().skip(given.len()) {
+        all.push(named.get::<Option<Value>>(name)?.unwrap_or_else(|| Value::from(())));
+    }
+    named.assert_all_used()?;
+    Ok(all)
 }
 
 /// What Python takes for white space: four separators more than Unicode.
@@ -49,11 +74,13 @@ fn title(text: &str) -> String {
     titled
 }
 
-/// The lines of a text, at all that Python takes for the end of one.
+/// Whether Python takes a character for the end of a line.
+pub(super) fn ends_line(letter: char) -> bool {
+    matches!(letter, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// The lines of a text.
 fn lines_of(text: &str, keeps_ends: bool) -> Vec<Value> {
-    let ends_line = |letter: char| {
-        matches!(letter, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
-    };
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends_line) {
@@ -87,12 +114,27 @@ fn charge(value: &Value, method: &str, values: &[Value]) -> Result<(), Error> {
     };
     let whole: Vec<Value> = std::iter::once(value).chain(values).cloned().collect();
     match method {
-        "upper" | "lower" | "title" | "capitalize" => cased(&whole),
+        "upper" | "lower" | "title" | "capitalize" | "swapcase" | "casefold" => cased(&whole),
         "replace" => replaced(&whole),
-        "split" => split(&whole),
+        "split" | "rsplit" | "partition" | "rpartition" => split(&whole),
         "splitlines" => lines(&whole),
         "format" => formatted(&whole),
         "strip" | "lstrip" | "rstrip" => trimmed(&whole),
+        "center" | "ljust" | "rjust" | "zfill" => {
+            let width = values.first().and_then(Value::as_usize).unwrap_or(0) as u64;
+            // A character has four bytes at most.
+            meter::made(width.saturating_mul(4).saturating_add(text.len() as u64))
+        }
+        "expandtabs" => {
+            meter::looked_at(text.len() as u64)?;
+            let size = values.first().map_or(Some(strings::TAB), Value::as_usize).unwrap_or(0) as u64;
+            let tabs = text.matches('\t').count() as u64;
+            meter::made(tabs.saturating_mul(size).saturating_add(text.len() as u64))
+        }
+        "removeprefix" | "removesuffix" => {
+            values.iter().try_for_each(look)?;
+            meter::made(text.len() as u64)
+        }
         "join" => {
             let Some(list) = values.first() else { return Ok(()) };
             let between = entries(list).saturating_mul(text.len() as u64);

@@ -9,7 +9,7 @@
 //!
 //! - [`compile`]: from text to instructions, in bounded depth; [`fold`]: constants that the compiler would work out.
 //! - [`instrument`]: which instruction is preceded by which check; [`checks`]: the checks.
-//! - [`filters`], [`methods`]: what is built in, with its price.
+//! - [`filters`], [`methods`], [`strings`]: what is built in, with its price; [`names`]: whether what is named exists.
 //! - [`measure`]: how large and deep a value is; [`meter`]: the account.
 //!
 //! The limits are those of one rendering: [`meter::MOST_STEPS`] and [`meter::MOST_BYTES`], the bytes of everything that
@@ -23,13 +23,15 @@ mod instrument;
 mod measure;
 mod meter;
 mod methods;
+mod names;
 mod space;
+mod strings;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use checks::{compare as compared, look as looked_at, print, printed};
 pub(crate) use compile::{Form, Program};
-pub(crate) use filters::{escaped, priced_as_json};
+pub(crate) use filters::{attribute, escaped, priced_as_json};
 pub(crate) use meter::made;
 pub(crate) use methods::is_space;
 

@@ -85,6 +85,13 @@ fn what_makes_too_much_is_refused_before_it_is_made() {
         "{{ (text * 1000000).join(range(1000)) }}",
         "{{ text|batch(1000000000, 1)|list|length }}",
         "{{ text|slice(1000000000)|list|length }}",
+        "{{ text.center(2000000000) }}",
+        "{{ text.ljust(2000000000, '→') }}",
+        "{{ text.rjust(2000000000) }}",
+        "{{ text.zfill(2000000000) }}",
+        "{{ ('\t' * 100000).expandtabs(100000) }}",
+        "{{ ('\t' * 100000).expandtabs(tabsize=100000) }}",
+        "{{ (long * 100).rsplit('l')|length }}",
         "{{ text|indent(2000000000) }}",
         "{{ text|indent(width=2000000000, first=true) }}",
         "{{ object|tojson(indent=2000000000) }}",
@@ -134,6 +141,10 @@ fn what_looks_through_too_much_takes_too_many_steps() {
         "{% for a in range(100000) %}{% if loop.changed(long) %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% if long.count('x') %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% if long.find('x') %}{% endif %}{% endfor %}",
+        "{% for a in range(100000) %}{% if long.rindex('l', 5) %}{% endif %}{% endfor %}",
+        "{% for a in range(100000) %}{% if long.partition('x') %}{% endif %}{% endfor %}",
+        "{% for a in range(100000) %}{% if long.removeprefix('x') %}{% endif %}{% endfor %}",
+        "{% for a in range(100000) %}{% if long.casefold() %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{{ long|length }}{% endfor %}",
         "{% for a in range(100000) %}{{ long.isalpha() }}{% endfor %}",
         "{% for a in range(100000) %}{{ {long: 1}|length }}{% endfor %}",
@@ -351,6 +362,64 @@ fn titles_and_lines_are_pythons() {
         ("{{ ''.splitlines()|length }}", "0"),
     ] {
         assert_eq!(rendered(source).as_deref(), Ok(expected), "{source}");
+    }
+}
+
+/// As jinja2 renders them, set up as transformers does.
+#[test]
+fn methods_of_strings_are_pythons() {
+    for (source, expected) in [
+        (
+            "{{ 'ab'.center(5) }}|{{ 'ab'.center(5, '*') }}|{{ 'abc'.center(6, '*') }}|{{ 'é'.center(4, '→') }}",
+            "  ab |**ab*|*abc**|→é→→",
+        ),
+        (
+            "{{ 'abc'.center(2) }}|{{ 'ab'.center(-1) }}|{{ 'ab'.ljust(4, '.') }}|{{ 'ab'.rjust(4) }}",
+            "abc|ab|ab..|  ab",
+        ),
+        ("{{ 'é'.rjust(3, '0') }}|{{ '-7'.zfill(4) }}|{{ '+é'.zfill(4) }}|{{ ''.zfill(2) }}", "00é|-007|+00é|00"),
+        ("{{ '42'.zfill(1) }}|{{ '7'.zfill(3) }}", "42|007"),
+        ("{{ 'a=b=c'.partition('=') }}{{ 'a=b=c'.rpartition('=') }}", "('a', '=', 'b=c')('a=b', '=', 'c')"),
+        ("{{ 'abc'.partition('=') }}{{ 'abc'.rpartition('=') }}", "('abc', '', '')('', '', 'abc')"),
+        ("{{ '<|x|>y'.removeprefix('<|x|>') }}{{ 'y'.removeprefix('z') }}", "yy"),
+        ("{{ 'ab.txt'.removesuffix('.txt') }}{{ 'ab'.removesuffix('') }}", "abab"),
+        ("{{ 'héllo'.find('l') }}{{ 'héllo'.rfind('l') }}{{ 'héllo'.index('l') }}{{ 'héllo'.rindex('l') }}", "2323"),
+        ("{{ 'héllo'.index('l', 3) }}{{ 'héllo'.find('l', 0, 2) }}{{ 'héllo'.find('h', -5, -4) }}", "3-10"),
+        ("{{ 'abc'.find('', 3) }}{{ 'abc'.find('', 4) }}{{ 'abc'.rfind('') }}{{ 'abc'.find('a', -99) }}", "3-130"),
+        ("{{ 'abc'.rfind('c', none, -1) }}{{ 'abc'.find('c', 2, none) }}{{ 'abcabc'.rindex('a', 0, 4) }}", "-123"),
+        ("{{ 'abc'.find('a', 2, 1) }}", "-1"),
+        ("{{ 'Straße ẞ ſ ı İ ς'.casefold() }}|{{ 'aB ßÄé1'.swapcase() }}", "strasse ss s ı i\u{307} σ|Ab SSäÉ1"),
+        ("{{ 'a\\tb\\n\\tc'.expandtabs() }}|{{ 'a\\tb'.expandtabs(4) }}", "a       b\n        c|a   b"),
+        ("{{ 'ab\\tc'.expandtabs(0) }}|{{ '\\té\\tc\\r\\td'.expandtabs(3) }}", "abc|   é  c\r   d"),
+        ("{{ 'a\\tb'.expandtabs(-2) }}|{{ 'a\\tb'.expandtabs(tabsize=2) }}", "ab|a b"),
+        ("{{ 'a b  c '.rsplit() }}{{ ''.rsplit() }}{{ ''.rsplit('-') }}", "['a', 'b', 'c'][]['']"),
+        ("{{ 'a-b-c'.rsplit('-', 1) }}{{ ' a b  c '.rsplit(none, 1) }}", "['a-b', 'c'][' a b', 'c']"),
+        ("{{ 'aaa'.rsplit('aa') }}{{ 'a b c'.rsplit(none, 0) }}", "['a', '']['a b c']"),
+        ("{{ 'a-b-c'.rsplit('-', -1) }}{{ 'a-b-c'.rsplit('-', maxsplit=1) }}", "['a', 'b', 'c']['a-b', 'c']"),
+        ("{{ 'a-b-c'.split('-', maxsplit=1) }}{{ 'a-b-c'.split(sep='-', maxsplit=1) }}", "['a', 'b-c']['a', 'b-c']"),
+        ("{{ 'a b c'.split(maxsplit=1) }}{{ 'a-b'.split(sep='-') }}", "['a', 'b c']['a', 'b']"),
+    ] {
+        assert_eq!(rendered(source).as_deref(), Ok(expected), "{source}");
+    }
+    for call in [
+        "index('y')",
+        "rindex('y')",
+        "partition('')",
+        "rsplit('')",
+        "center('5')",
+        "center(5, 'ab')",
+        "center(5, '')",
+        "center(1.5)",
+        "center()",
+        "zfill('a')",
+        "removeprefix(1)",
+        "find()",
+        "swapcase(1)",
+        "split('x', sep='x')",
+        "rsplit(seperator='x')",
+    ] {
+        let source: &'static str = Box::leak(format!("{{{{ 'x'.{call} }}}}").into_boxed_str());
+        assert!(rendered(source).is_err(), "{source}");
     }
 }
 

@@ -18,6 +18,9 @@ use super::train_on::TrainOn;
 use crate::data::artifact::{Message, TOOLS};
 use crate::data::jinja::{self, Form, Program};
 
+/// The filter that stands for `{% generation %}`.
+const MARK_FILTER: &str = "generation_mark";
+
 /// Noncharacters, which no text holds, around what `{% generation %}` marks.
 const MARK_BEGIN: char = '\u{FDD0}';
 const MARK_END: char = '\u{FDD1}';
@@ -33,7 +36,7 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     let mut environment = Environment::new();
     jinja::bound(&mut environment);
     python::install(&mut environment);
-    environment.add_filter("generation_mark", |text: &str| -> Result<String, Error> {
+    environment.add_filter(MARK_FILTER, |text: &str| -> Result<String, Error> {
         jinja::made(text.len() as u64)?;
         Ok(format!("{MARK_BEGIN}{text}{MARK_END}"))
     });
@@ -63,6 +66,9 @@ pub enum ChatError {
     /// The template has a mistake.
     #[error("the chat template cannot be read: {0}")]
     Template(String),
+    /// The template of conversations with tools has a mistake.
+    #[error("conversations with tools have the template `tool_use`, and {0}")]
+    ToolUse(String),
     /// The template refused the conversation, or failed over it.
     #[error("the chat template rejects the conversation: {0}")]
     Refused(String),
@@ -128,10 +134,11 @@ enum Then {
 /// A compiled chat template.
 pub struct ChatTemplate {
     program: Program<'static>,
+    /// The template of conversations with tools, where that is another one. A mistake in it counts where it is used.
+    tool_use: Option<Box<Result<Self, ChatError>>>,
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
     marks_turns: OnceLock<bool>,
-    wants_parts: OnceLock<bool>,
     spelling: OnceLock<Spelling>,
     frame: OnceLock<Option<Frame>>,
     end_of_reasoning: OnceLock<Option<String>>,
@@ -145,22 +152,46 @@ impl ChatTemplate {
     /// Fails where it is no template.
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, ChatError> {
         // Jinja reads each of the three ends of lines as this one.
-        let source = marks_as_filters(&source.replace("\r\n", "\n").replace('\r', "\n"));
-        let has_marks = source.contains("endfilter");
+        let (source, has_marks) = as_the_engine_reads(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let form = Form::Template(syntax.expect("the default delimiters are fine"));
         let program =
             Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
         Ok(Self {
             program,
+            tool_use: None,
             special_tokens,
             has_marks,
             marks_turns: OnceLock::new(),
-            wants_parts: OnceLock::new(),
             spelling: OnceLock::new(),
             frame: OnceLock::new(),
             end_of_reasoning: OnceLock::new(),
         })
+    }
+
+    /// The same, with another template for conversations with tools. transformers takes the one called `tool_use`.
+    #[must_use]
+    pub fn with_tool_use(self, source: &str) -> Self {
+        let tool_use = Self::new(source, self.special_tokens.clone());
+        Self { tool_use: Some(Box::new(tool_use)), ..self }
+    }
+
+    /// The template of these messages.
+    ///
+    /// # Errors
+    /// Fails where it is one with a mistake.
+    pub fn of(&self, messages: &[Message]) -> Result<&Self, ChatError> {
+        Ok(self.tool_use(messages)?.unwrap_or(self))
+    }
+
+    /// The other template, where it is that of these messages.
+    fn tool_use(&self, messages: &[Message]) -> Result<Option<&Self>, ChatError> {
+        let has_tools = messages.first().and_then(|first| first.other.get(TOOLS)).is_some_and(|tools| !tools.is_null());
+        match self.tool_use.as_deref().filter(|_| has_tools) {
+            None => Ok(None),
+            Some(Ok(template)) => Ok(Some(template)),
+            Some(Err(error)) => Err(ChatError::ToolUse(error.to_string())),
+        }
     }
 
     /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
@@ -174,6 +205,9 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.render_with_marks(messages, add_generation_prompt);
+        }
         self.render_as_spelled(&self.spelled(messages)?, add_generation_prompt)
     }
 
@@ -181,18 +215,15 @@ impl ChatTemplate {
         self.spelling.get_or_init(|| Spelling::of(|probe| self.render_as_spelled(probe, false).ok()))
     }
 
-    /// Whether it writes parts alone, so that every text is to become one.
-    fn wants_parts(&self) -> bool {
-        let told = || Spelling::wants_parts(|probe| self.render_as_spelled(probe, false).ok());
-        *self.wants_parts.get_or_init(told)
-    }
-
     /// Messages in the spelling that the template writes as it should; rendering does the same.
     ///
     /// # Errors
     /// Fails where there is none.
     pub fn spelled<'a>(&self, messages: &'a [Message]) -> Result<Cow<'a, [Message]>, ChatError> {
-        let matters = Spelling::matters(messages) || self.wants_parts();
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.spelled(messages);
+        }
+        let matters = Spelling::matters(messages) || self.spelling().wants_parts();
         if matters { self.spelling().apply(messages) } else { Ok(Cow::Borrowed(messages)) }
     }
 
@@ -202,6 +233,9 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where it would leave them out.
     pub fn check(&self, messages: &[Message]) -> Result<(), ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.check(messages);
+        }
         if Spelling::matters(messages) { self.spelling().check(messages) } else { Ok(()) }
     }
 
@@ -236,6 +270,9 @@ impl ChatTemplate {
     /// Fails where the template refuses the conversation, marks some turns of it alone, or rewrites earlier turns so
     /// that they are not found.
     pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.turns(messages, train_on);
+        }
         let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
         let mut learned: Vec<usize> = match train_on {
             TrainOn::Last => spoken().next_back().into_iter().collect(),
@@ -276,6 +313,9 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where the template refuses the conversation, or the turns that are learned cannot be told apart.
     pub fn turns_from(&self, messages: &[Message], first: usize) -> Result<Vec<Turn>, ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.turns_from(messages, first);
+        }
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         let after: Vec<usize> = spoken.iter().copied().filter(|index| *index >= first).collect();
         let learned: Vec<usize> = after.iter().copied().filter(|index| has_weight(&messages[*index])).collect();
@@ -294,6 +334,9 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where the template refuses the conversation.
     pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.asked(messages);
+        }
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         match self.marked(messages, Then::Answer, &[]) {
             Ok(Some(turns)) => return Ok(turns),
@@ -413,6 +456,9 @@ impl ChatTemplate {
     /// What an assistant says in its last message, as the template writes it, without the end of the turn: what a model
     /// is to answer where it is asked with `asked`. None where that is not how the conversation begins.
     pub fn answer_to(&self, asked: &str, messages: &[Message]) -> Result<Option<String>, ChatError> {
+        if let Some(tool_use) = self.tool_use(messages)? {
+            return tool_use.answer_to(asked, messages);
+        }
         let whole = self.render(messages, false)?;
         let Some(said) = whole.strip_prefix(asked) else { return Ok(None) };
         let end = self.end_of_turn().map_or("", str::trim_end);
@@ -534,24 +580,75 @@ fn first_line(error: &Error) -> String {
     }
 }
 
-/// `{% generation %}` is an extension of transformers; a filter block has the same form and can be defined here.
-fn marks_as_filters(source: &str) -> String {
-    let mut result = String::with_capacity(source.len());
+/// A template as minijinja has to be given it, and whether it has marks of assistants' turns. `{% generation %}` is an
+/// extension of transformers: a filter block with a scope of its own. Behind `{% raw %}` Jinja keeps a line break,
+/// which minijinja trims.
+fn as_the_engine_reads(source: &str) -> (String, bool) {
+    let (mut result, mut has_marks) = (String::with_capacity(source.len()), false);
     let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        let Some(end) = tag.find("%}").map(|end| end + 2) else { break };
-        let (tag, after) = tag.split_at(end);
-        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+    while let Some(at) = ["{#", "{{", "{%"].iter().filter_map(|open| rest.find(open)).min() {
+        let (before, from) = rest.split_at(at);
         result.push_str(before);
-        match name {
-            "generation" => result.push_str(&tag.replacen("generation", "filter generation_mark", 1)),
-            "endgeneration" => result.push_str(&tag.replacen("endgeneration", "endfilter", 1)),
+        rest = from;
+        let end = match &from[..2] {
+            "{#" => from.find("#}").map(|end| end + 2),
+            "{{" => end_behind_strings(from, "}}"),
+            _ => end_behind_strings(from, "%}"),
+        };
+        let Some(end) = end else { break };
+        let (tag, after) = from.split_at(end);
+        rest = after;
+        let open = tag.trim_end_matches("%}");
+        match name_of_tag(tag) {
+            Some("generation") => {
+                has_marks = true;
+                result.push_str(&tag.replacen("generation", &format!("filter {MARK_FILTER} %}}{{% with"), 1));
+            }
+            Some("endgeneration") => result.push_str(&tag.replacen("endgeneration", "endwith %}{% endfilter", 1)),
+            Some("raw") => {
+                let keeps = !open.ends_with(['-', '+']);
+                result.extend(if keeps { [open, "+%}"] } else { [tag, ""] });
+                let (text, behind) = after.split_at(end_of_raw(after));
+                result.push_str(text);
+                rest = behind;
+            }
             _ => result.push_str(tag),
         }
-        rest = after;
     }
-    result + rest
+    (result + rest, has_marks)
+}
+
+/// What stands in a tag, between `{%` and `%}`; none for what is no tag.
+fn name_of_tag(tag: &str) -> Option<&str> {
+    let inside = tag.strip_prefix("{%")?.strip_suffix("%}")?;
+    Some(inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim())
+}
+
+/// Where what has been opened is closed, which a string within it does not do.
+fn end_behind_strings(text: &str, close: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut letters = text.char_indices().skip(2);
+    while let Some((at, letter)) = letters.next() {
+        match quote {
+            Some(_) if letter == '\\' => drop(letters.next()),
+            Some(open) if letter == open => quote = None,
+            Some(_) => {}
+            None if text[at..].starts_with(close) => return Some(at + close.len()),
+            None if matches!(letter, '\'' | '"') => quote = Some(letter),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Where `{% endraw %}` begins, or the text ends.
+fn end_of_raw(text: &str) -> usize {
+    let tags = text.match_indices("{%").map(|(at, _)| at);
+    let is_end = |at: &usize| {
+        let end = text[*at..].find("%}").map(|end| at + end + 2);
+        end.is_some_and(|end| name_of_tag(&text[*at..end]) == Some("endraw"))
+    };
+    tags.into_iter().find(is_end).unwrap_or(text.len())
 }
 
 #[cfg(test)]
@@ -573,6 +670,28 @@ mod tests {
 
     fn pieces(turns: &[Turn]) -> Vec<(&str, bool)> {
         turns.iter().map(|turn| (turn.text.as_str(), turn.learn)).collect()
+    }
+
+    /// As jinja2 renders them.
+    #[test]
+    fn tags_in_strings_comments_and_raw_text_are_none() {
+        for (source, expected) in [
+            ("{{ '{% raw %}' }}", "{% raw %}"),
+            ("{{ \"{% generation %}\" }}", "{% generation %}"),
+            ("{{ '\\'{% raw %}' }}", "'{% raw %}"),
+            ("{% raw %}a {% raw %} b{% endraw %}", "a {% raw %} b"),
+            ("{% raw %}{% generation %}{{ x }}{% endraw %}", "{% generation %}{{ x }}"),
+            ("{# a {% b #}{% raw %}\nx{% endraw %}", "\nx"),
+            ("{{ '{%' }}{% raw %}\nq{% endraw %}", "{%\nq"),
+            ("{# {% generation %} #}x{% set a = '%}' %}{{ a }}", "x%}"),
+        ] {
+            let template = template(source);
+            assert_eq!(template.render(&[], false).unwrap(), expected, "{source}");
+            assert!(!template.has_marks, "{source}");
+        }
+        let marked = template("{# {% #}{% generation %}x{% endgeneration %}");
+        assert!(marked.has_marks);
+        assert_eq!(marked.render(&[], false).unwrap(), "x");
     }
 
     #[test]
@@ -738,6 +857,115 @@ mod tests {
         let error =
             template("{{ raise_exception('roles must alternate') }}").render(&conversation(), false).unwrap_err();
         assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+
+    /// As transformers renders them, which takes the template `tool_use` where there are tools.
+    #[test]
+    fn conversations_with_tools_have_a_template_of_their_own() {
+        let turns = |begin: &str, end: &str, said: &str| {
+            format!(
+                "{{% for m in messages %}}{begin}{{{{ m.role }}}}{end}{{% if m.role == 'assistant' %}}{said}{{% else %}}\
+                 {{{{ m.content }}}};{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{begin}assistant{end}{{% endif %}}"
+            )
+        };
+        let tool_use = turns("[", "]", "{% generation %}{{ m.content }};{% endgeneration %}");
+        let template =
+            template(&turns("<", ">", "{{ m.content }}|")).with_tool_use(&format!("{{{{ tools|tojson }}}}{tool_use}"));
+        let mut messages = [Message::new("user", "Rain?"), Message::new("assistant", "No.")];
+        let pieces_of = |messages: &[Message]| {
+            let turns = template.turns(messages, TrainOn::Assistant).unwrap();
+            turns.into_iter().map(|turn| (turn.text, turn.learn)).collect::<Vec<_>>()
+        };
+        let piece = |text: &str, learn| (text.to_owned(), learn);
+        let plain = "<user>Rain?;<assistant>";
+        assert_eq!(template.render(&messages[..1], true).unwrap(), plain);
+        assert_eq!(pieces_of(&messages), [piece(plain, false), piece("No.|", true)]);
+        messages[0].other.insert(TOOLS.to_owned(), json!([]));
+        assert_eq!(template.render(&messages, false).unwrap(), "[][user]Rain?;[assistant]No.;");
+        let tool = json!([{ "type": "function", "function": { "name": "weather", "parameters": {} } }]);
+        messages[0].other.insert(TOOLS.to_owned(), tool);
+        let with_tools = "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {}}}]\
+                          [user]Rain?;[assistant]";
+        assert_eq!(template.render(&messages[..1], true).unwrap(), with_tools);
+        assert_eq!(pieces_of(&messages), [piece(with_tools, false), piece("No.;", true)]);
+        assert_eq!(pieces(&template.asked(&messages[..1]).unwrap()), [(with_tools, false)]);
+        assert_eq!(template.answer_to(with_tools, &messages).unwrap().as_deref(), Some("No."));
+        // The default template would leave the tools out.
+        assert!(template.check(&messages).is_ok());
+        assert!(matches!(self::template("{{ messages }}").check(&messages), Err(ChatError::Tools)));
+    }
+
+    #[test]
+    fn a_mistake_in_the_template_of_tools_counts_where_there_are_tools() {
+        let template = template("{{ messages[0].content }}").with_tool_use("{% for");
+        let mut messages = [Message::new("user", "x")];
+        assert_eq!(template.render(&messages, false).unwrap(), "x");
+        messages[0].other.insert(TOOLS.to_owned(), json!([]));
+        let error = template.render(&messages, false).unwrap_err();
+        assert!(matches!(error, ChatError::ToolUse(_)) && error.to_string().contains("line 1"), "{error}");
+    }
+
+    /// Texts are as transformers renders them.
+    #[test]
+    fn generation_marks_are_a_scope() {
+        for (source, expected) in [
+            (
+                "{% set x = 1 %}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set x = x + 1 %}\
+                 {{ m.content }}{{ x }}{{ loop.index }}{% endgeneration %}{% endif %}{{ x }}{% endfor %}{{ x }}",
+                "1two2211",
+            ),
+            (
+                "{% set n = namespace(x=1) %}{%- generation -%} {% set n.x = 2 %}{% set y = 3 %}{{ y }}\n\
+                 {%- endgeneration -%} {{ n.x }}{{ y is defined }}",
+                "32False",
+            ),
+            ("{% generation %}{% macro f() %}m{% endmacro %}{{ f() }}{% endgeneration %}{{ f is defined }}", "mFalse"),
+            ("a{% if true %}\n  {% generation %}\n  b\n  {% endgeneration %}\n{% endif %}c", "a  b\nc"),
+        ] {
+            assert_eq!(template(source).render(&conversation()[..2], false).unwrap(), expected, "{source}");
+        }
+        let filters = "{% filter upper %}{{ messages[0].content }}{% endfilter %}";
+        assert!(!template(filters).has_idle_marks());
+    }
+
+    /// Texts are as transformers renders them.
+    #[test]
+    fn a_line_break_behind_raw_stays() {
+        for (source, expected) in [
+            ("{% raw %}\n  {{ a }}\n{% endraw %}\nb", "\n  {{ a }}\nb"),
+            ("  {%- raw -%}\n {{ a }}\n  {%- endraw %}\nb", "{{ a }}b"),
+            ("x{%raw%}\n\n{{ a }}{% endraw %}\n\nb", "x\n\n{{ a }}\nb"),
+        ] {
+            assert_eq!(template(source).render(&conversation(), false).unwrap(), expected, "{source}");
+        }
+    }
+
+    /// Texts and errors are those of transformers.
+    #[test]
+    fn what_is_not_defined_is_no_json_and_keys_are_no_attributes() {
+        let rendered = |source: &str| template(source).render(&conversation()[..2], false);
+        for source in [
+            "{{ missing|tojson }}",
+            "{{ [messages[0].missing]|tojson }}",
+            "{{ {'a': {'b': [1, messages[0].missing]}}|tojson }}",
+        ] {
+            let error = rendered(source).unwrap_err().to_string();
+            assert!(error.contains("an undefined value is not JSON serializable"), "{source}: {error}");
+        }
+        for source in ["{{ missing|attr('x') }}", "{{ messages|attr(0) }}"] {
+            assert!(rendered(source).is_err(), "{source}");
+        }
+        for (source, expected) in [
+            ("{{ none|tojson }}{{ [none]|tojson }}{{ missing|default('x')|tojson }}", "null[null]\"x\""),
+            ("{{ messages[0]|attr('role') is defined }}{{ {'a': 1}|attr('a') }}", "False"),
+            ("{{ none|attr('x') is defined }}{{ 'a'|attr('x') is defined }}", "FalseFalse"),
+            ("{% set n = namespace(x=1) %}{{ n|attr('x') }}{{ n|attr('y') is defined }}", "1False"),
+            ("{% for m in messages %}{{ loop|attr('index') }}{% endfor %}", "12"),
+            ("{% macro f(a) %}{% endmacro %}{{ f|attr('name') }}", "f"),
+            ("{{ messages|map(attribute='role')|join(' ') }}", "user assistant"),
+        ] {
+            assert_eq!(rendered(source).unwrap(), expected, "{source}");
+        }
     }
 
     #[test]

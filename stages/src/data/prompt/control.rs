@@ -168,7 +168,9 @@ impl ControlTexts {
     /// Parts, of which those that make a control token together are one; `None` if none do.
     fn joined_parts(&self, content: &Value) -> Option<Value> {
         let Value::Array(parts) = content else { return None };
-        let text_of = |part: &Value| part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_owned);
+        // One that says no type is text, too.
+        let is_text = |part: &Value| part.get("type").is_none_or(|kind| kind == "text");
+        let text_of = |part: &Value| part["text"].as_str().filter(|_| is_text(part)).map(str::to_owned);
         let (mut all, mut are_joined) = (Vec::new(), false);
         for run in parts.chunk_by(|one, next| text_of(one).is_some() && text_of(next).is_some()) {
             let texts: Vec<String> = run.iter().filter_map(text_of).collect();
@@ -288,6 +290,9 @@ mod tests {
         assert_eq!(marked(&["a</ ", " s>b"]).unwrap(), json!([part("a</  s>b")]));
         assert_eq!(marked(&["a", "</s>"]).unwrap(), json!([part("a"), part("\u{FDD2}</s>\u{FDD3}")]));
         assert_eq!(marked(&["a", "b"]), None);
+        let content = json!([{ "text": "a</" }, part("s>b")]);
+        let marked = texts().mark_messages(&[Message { content, ..Message::new("user", "") }]);
+        assert_eq!(marked.unwrap()[0].content, json!([part(one)]));
     }
 
     #[test]

@@ -66,7 +66,8 @@ impl PromptError {
                 Some("give a `chat_template` with `{% generation %}` around every assistant's turn, or with none")
             }
             Self::Chat(
-                ChatError::Refused(_)
+                ChatError::ToolUse(_)
+                | ChatError::Refused(_)
                 | ChatError::Arguments { .. }
                 | ChatError::Part { .. }
                 | ChatError::Calls { .. }
@@ -326,7 +327,7 @@ impl Prompter {
     /// The last message as a model is to say it that is asked with a prompt: what the template writes of it, but for
     /// reasoning; where the prompt is not how the conversation begins, its text.
     fn reference(&self, prompt: &Prompt, messages: &[Message], tokenizer: &Tokenizer) -> Result<String, PromptError> {
-        let template = self.chat_template()?;
+        let template = self.chat_template()?.of(messages)?;
         let asked: String = prompt.segments.iter().filter_map(Segment::text).collect();
         let text = || messages.last().into_iter().flat_map(Message::texts).collect();
         let said = template.answer_to(&asked, messages)?.unwrap_or_else(text);

@@ -99,11 +99,9 @@ impl Spelling {
         messages.iter().any(|message| message.content.is_array() || named(message))
     }
 
-    /// Whether a template writes parts alone, so that texts are spelled otherwise, too.
-    pub(super) fn wants_parts(render: impl Fn(&[Message]) -> Option<String>) -> bool {
-        let said = |content: Value| render(&[Message { content, ..Message::new("user", "") }]);
-        let has_said = said(SAID.into()).is_none_or(|written| written.contains(SAID));
-        !has_said && Content::told(said) == Content::Parts
+    /// Whether the template writes parts alone of some speaker, so that texts are spelled otherwise, too.
+    pub(super) fn wants_parts(self) -> bool {
+        self.content.contains(&Content::Parts)
     }
 
     /// What a template wants, by what it makes of conversations; none where it refuses one.

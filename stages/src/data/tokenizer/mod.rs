@@ -352,26 +352,32 @@ pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
 
 fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplate>>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
-    let source = match std::fs::read_to_string(&path) {
-        Ok(text) => Some(text),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => template_in_config(config),
+    let (source, tool_use) = match std::fs::read_to_string(&path) {
+        // The file replaces all templates of the configuration.
+        Ok(text) => (Some(text), None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            (template_in_config(config), named_template(config, "tool_use"))
+        }
         Err(source) => return Err(TokenizerError::Read { path, source }),
     };
     let Some(source) = source else { return Ok(None) };
     let template = ChatTemplate::new(&source, special_tokens(config)).map_err(TokenizerError::ChatTemplate)?;
-    Ok(Some(Arc::new(template)))
+    Ok(Some(Arc::new(match tool_use {
+        Some(tool_use) => template.with_tool_use(tool_use),
+        None => template,
+    })))
 }
 
-/// `chat_template` is a text, or a list of named ones of which `default` counts.
+/// `chat_template` is a text, or a list of named ones, of which `default` is for conversations without tools.
 pub(crate) fn template_in_config(config: &Map<String, Value>) -> Option<String> {
-    match config.get("chat_template")? {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(named) => {
-            let default = named.iter().find(|one| one["name"] == "default")?;
-            default["template"].as_str().map(str::to_owned)
-        }
-        _ => None,
-    }
+    let text = config.get("chat_template")?.as_str().or_else(|| named_template(config, "default"))?;
+    Some(text.to_owned())
+}
+
+/// The template of this name, where the configuration has several.
+fn named_template<'a>(config: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
+    let named = config.get("chat_template")?.as_array()?.iter().find(|one| one["name"] == name)?;
+    named["template"].as_str()
 }
 
 #[cfg(test)]
@@ -379,6 +385,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::data::artifact::{Message, TOOLS};
 
     fn golden(name: &str) -> PathBuf {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers")).join(name)
@@ -420,6 +427,30 @@ mod tests {
         let expected =
             [("audio_token", "<audio>"), ("bos_token", "<s>"), ("eos_token", "</s>"), ("image_token", "<image>")];
         assert_eq!(tokens, expected);
+    }
+
+    /// Texts are as transformers renders them.
+    #[test]
+    fn of_named_templates_one_is_for_tools() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(golden("bytelevel/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let named = |name: &str, template: &str| json!({ "name": name, "template": template });
+        let written = |templates: Value| {
+            let config = json!({ "chat_template": templates }).to_string();
+            std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+            let mut messages = [Message::new("user", "x")];
+            let plain = tokenizer.chat_template().unwrap().render(&messages, false).unwrap();
+            messages[0].other.insert(TOOLS.to_owned(), json!([{ "name": "f" }]));
+            (plain, tokenizer.chat_template().unwrap().render(&messages, false).unwrap())
+        };
+        let (default, tool_use) = (named("default", "default"), named("tool_use", "{{ tools[0].name }}"));
+        let pair = |plain: &str, tools: &str| (plain.to_owned(), tools.to_owned());
+        assert_eq!(written(json!([tool_use, default])), pair("default", "f"));
+        assert_eq!(written(json!([default, named("rag", "rag")])), pair("default", "default"));
+        assert_eq!(written(json!("one")), pair("one", "one"));
+        std::fs::write(folder.path().join("chat_template.jinja"), "file").unwrap();
+        assert_eq!(written(json!([tool_use, default])), pair("file", "file"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `filter` and `map`: minijinja expressions and templates over the columns of a row.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use engine::error::StageError;
 use engine::file::tree::{Node, Value as NodeValue};
@@ -40,7 +40,7 @@ struct Source {
 impl Parameter for Condition {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Source::read(text, checked, |text| Code::expression(text).map(drop)) {
+        match Source::read(text, checked, |text| Code::expression(text)?.check_names()) {
             Ok(source) => Some(Self(source)),
             Err(error) => {
                 let expected = "an expression such as `lang == \'en\' and text|length > 10`";
@@ -62,7 +62,7 @@ impl Parameter for Condition {
 impl Parameter for NewColumn {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Source::read(text, checked_template, |text| Code::compile(text).map(drop)) {
+        match Source::read(text, checked_template, |text| Code::compile(text)?.check_names()) {
             Ok(source) => Some(Self(source)),
             Err(error) => {
                 reader.bad_value(node, what(&error), "a string such as `{{ title }}: {{ body }}`");
@@ -147,6 +147,11 @@ impl<'a> Code<'a> {
         }
         let form = Form::Template(syntax());
         Ok(Self { program: Program::compile(text, &form)?, form, source: text })
+    }
+
+    fn check_names(&self) -> Result<(), minijinja::Error> {
+        static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(environment);
+        self.program.check_names(&ENVIRONMENT)
     }
 
     /// What it looks for in the row as a whole, `row.name`.
@@ -427,7 +432,6 @@ mod tests {
     fn what_cannot_be_worked_out_is_a_flaw_of_the_row() {
         for (filter, problem) in [
             ("text + 1 > 2", "`filter`: "),
-            ("text|nosuch", "`filter`: "),
             ("(range(100000)|list|length) + (range(100000)|map('abs')|list|length) > n and row.x", "`filter`: "),
         ] {
             let flaw = apply(json!({"filter": filter}), json!({"text": "a", "n": 1})).unwrap_err();
@@ -452,6 +456,17 @@ mod tests {
             let problems = params(with.clone()).unwrap_err();
             assert_eq!(problems.len(), 1, "{with}");
         }
+        for (with, problem) in [
+            (json!({"filter": "text|nosuch"}), "there is no filter `nosuch`"),
+            (json!({"map": {"x": "{{ answer|uper }}"}}), "there is no filter `uper` (did you mean `upper`?)"),
+            (json!({"map": {"x": "a: {% filter uper %}b{% endfilter %}"}}), "there is no filter `uper`"),
+            (json!({"filter": "a is not definde"}), "there is no test `definde` (did you mean `defined`?)"),
+        ] {
+            let problems = params(with.clone()).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains(problem), "{with}: {problems:?}");
+        }
+        let asks = "{{ (a|uper) if 'uper' is filter else a|tojson }}";
+        assert!(params(json!({"map": {"x": asks}, "filter": "a < 3 and b is gt(2) and c is not none"})).is_ok());
     }
 
     #[test]

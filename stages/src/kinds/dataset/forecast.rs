@@ -22,7 +22,7 @@ use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
 use super::{counts, expression, first_with_columns, mapping, take};
-use crate::data::artifact::{HAS_TURNS, Row, RowsFacts};
+use crate::data::artifact::{HAS_TURNS, Row, RowsFacts, is_part_list};
 
 const ROWS_TRIED: u64 = 64;
 
@@ -143,6 +143,7 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
         let named = files.files(&source.role);
         for file in named {
             match SourceFile::new(file.path.clone(), file.name.clone()) {
+                Some(file) if named.len() > 1 && is_part_list(&file.path) => {}
                 Some(file) => found.push(SourceFile { at_most: Some(MOST_READ), ..file }),
                 None if named.len() > 1 => {}
                 None => {
@@ -172,7 +173,7 @@ fn lines(files: &[SourceFile]) -> Option<u64> {
             return None;
         }
         let mut begin = Vec::new();
-        let opened = fs::File::open(&file.path).ok()?;
+        let opened = cache::regular::open(&file.path).ok()?;
         let length = opened.metadata().ok()?.len();
         opened.take(MOST_READ).read_to_end(&mut begin).ok()?;
         let found = begin.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).count() as u64;

@@ -107,7 +107,7 @@ impl Generate {
 
 impl StageKind for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 9; // 9: as `tokenize` 7.
+    const VERSION: u32 = 10; // 10: as `tokenize` 8.
     const ABOUT: &'static str = "Generates completions of prompts.";
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;

@@ -171,7 +171,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 7; // 7: turns end where their own end is; parts reach templates that read them; a template's marks decide in every row or in none.
+    const VERSION: u32 = 8; // 8: `tool_use` renders conversations with tools; marks, `raw` and `attr` of chat templates are Jinja's.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
 }
 

@@ -33,6 +33,10 @@ pub(super) const BYTES_PER_GROUP: usize = 512 << 10;
 const GROUPS_ENCODED: usize = 8;
 
 pub(super) const PARTS_FILE: &str = "parts.json";
+
+/// Whom Parquet files name as their author.
+pub(super) const CREATED_BY: &str = "pipeline";
+
 const FORMAT: u32 = 1;
 
 /// Why a table cannot be written or read.
@@ -159,6 +163,19 @@ pub(super) fn listed_parts(path: &Path) -> Result<Vec<Listed>, TableError> {
     Ok(list.parts.into_iter().map(|Part { file, rows, identity }| Listed { file, rows, identity }).collect())
 }
 
+/// A longer file is not looked at as a list of parts: this is one of billions of rows.
+const LONGEST_LIST: u64 = 64 << 20;
+
+/// Whether a file is the list of parts of a table that lie beside it.
+pub fn is_part_list(path: &Path) -> bool {
+    let is_named = path.file_name().is_some_and(|name| name == PARTS_FILE);
+    if !is_named || !path.metadata().is_ok_and(|found| found.is_file() && found.len() <= LONGEST_LIST) {
+        return false;
+    }
+    let parts = listed_parts(path).unwrap_or_default();
+    !parts.is_empty() && parts.iter().all(|part| path.with_file_name(&part.file).is_file())
+}
+
 /// Writes a table part by part.
 pub(super) struct PartsWriter {
     folder: PathBuf,
@@ -182,7 +199,7 @@ impl PartsWriter {
     pub(super) fn new(folder: &Path, schema: SchemaRef, encoding: Encoding) -> Self {
         let list = PartList { format: FORMAT, rows: 0, parts: Vec::new() };
         let properties = WriterProperties::builder()
-            .set_created_by("pipeline".to_owned())
+            .set_created_by(CREATED_BY.to_owned())
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             // Texts hardly repeat, and ids take less time and space as they are.
             .set_dictionary_enabled(false)

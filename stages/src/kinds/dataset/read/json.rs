@@ -49,7 +49,8 @@ fn parse(line: &[u8]) -> Result<Value, Flaw> {
         serde_json::from_str(json).map_err(|error| {
             let message = error.to_string();
             let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
-            Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}", error.column()))
+            let hint = if error.is_eof() && opens_value(json) { ONE_PER_LINE } else { "" };
+            Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}{hint}", error.column()))
         })
     };
     match parse(line) {
@@ -60,6 +61,15 @@ fn parse(line: &[u8]) -> Result<Value, Flaw> {
         }
         parsed => parsed,
     }
+}
+
+/// What is told of a value that goes over several lines.
+const ONE_PER_LINE: &str =
+    "; each line is to be a JSON value, and a file of values over several lines is named `.json`";
+
+/// Whether a line opens a value that goes on in the next one, as those of indented JSON do.
+fn opens_value(line: &str) -> bool {
+    line.chars().all(|letter| letter.is_ascii_whitespace() || letter == '{' || letter == '[')
 }
 
 fn object(value: Value) -> Result<Fields, Flaw> {

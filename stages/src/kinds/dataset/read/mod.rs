@@ -107,6 +107,14 @@ pub enum ReadError {
     /// It is text of another encoding.
     #[error("it is UTF-16, and UTF-8 is expected")]
     Utf16,
+    /// It is compressed, and its name does not say so.
+    #[error("it is compressed with {kind}, and its name does not end in `.{extension}`")]
+    Compressed {
+        /// With what.
+        kind: &'static str,
+        /// What its name should end in.
+        extension: &'static str,
+    },
 }
 
 impl ReadError {
@@ -115,6 +123,7 @@ impl ReadError {
             Self::Io(_) => None,
             Self::Malformed(_) => Some("correct the file, generate or fetch it again, or leave it out of `source`"),
             Self::Utf16 => Some("convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE`"),
+            Self::Compressed { .. } => Some("add that ending to its name"),
         }
     }
 }
@@ -245,7 +254,7 @@ impl SourceFile {
     fn failed(&self, error: ReadError) -> StageError {
         let cause = match &error {
             ReadError::Io(_) => Cause::Machine,
-            ReadError::Malformed(_) | ReadError::Utf16 => Cause::BadData,
+            ReadError::Malformed(_) | ReadError::Utf16 | ReadError::Compressed { .. } => Cause::BadData,
         };
         let help = error.help().map(str::to_owned);
         StageError { help, ..StageError::new(cause, format!("cannot read `{}`", self.name)).with_source(error) }

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
@@ -16,9 +17,20 @@ pub(super) const LONGEST: u64 = 256 << 20;
 
 const BUFFER: usize = 1 << 16;
 
+/// How files begin that are compressed; neither is UTF-8.
+const COMPRESSED: [(&[u8], &str, &str); 2] = [(b"\x1F\x8B", "gzip", "gz"), (b"\x28\xB5\x2F\xFD", "zstd", "zst")];
+
+/// Opens a file without waiting for what is none.
+pub(super) fn regular(path: &Path) -> Result<File, ReadError> {
+    cache::regular::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => ReadError::Malformed(format!("{error}, where a regular file is needed")),
+        _ => error.into(),
+    })
+}
+
 /// Opens a file behind its byte order mark.
 pub(super) fn open(file: &SourceFile) -> Result<Box<dyn BufRead>, ReadError> {
-    let stored = BufReader::with_capacity(BUFFER, File::open(&file.path)?);
+    let stored = BufReader::with_capacity(BUFFER, regular(&file.path)?);
     let mut reader: Box<dyn BufRead> = match file.form.compression {
         Compression::None => Box::new(stored),
         Compression::Gzip => decompressed("gzip", MultiGzDecoder::new(stored)),
@@ -32,6 +44,10 @@ pub(super) fn open(file: &SourceFile) -> Result<Box<dyn BufRead>, ReadError> {
         reader.consume(3);
     } else if start.starts_with(b"\xFF\xFE") || start.starts_with(b"\xFE\xFF") {
         return Err(ReadError::Utf16);
+    } else if file.form.compression == Compression::None
+        && let Some(&(_, kind, extension)) = COMPRESSED.iter().find(|(magic, ..)| start.starts_with(magic))
+    {
+        return Err(ReadError::Compressed { kind, extension });
     }
     Ok(reader)
 }

@@ -1,5 +1,6 @@
 //! Parquet and Arrow files, read in batches of rows.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
 use std::ops::{ControlFlow, Range};
@@ -18,7 +19,9 @@ use serde_json::{Map, Value};
 
 use super::super::flaw::{Flaw, Reason};
 use super::super::form::{Format, SourceFile};
+use super::open::regular;
 use super::{BadRecord, ReadError, Record, Visit, Wanted};
+use crate::data::artifact::said::{self, Cells};
 use crate::data::number;
 
 /// Rows that are decoded together, where they are short.
@@ -31,6 +34,15 @@ const BYTES_PER_BATCH: i64 = 16 << 20;
 const ROWS_PER_SLICE: usize = 128;
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>>>;
+
+/// Batches of rows.
+struct Table {
+    batches: Batches,
+    /// The number of rows before the first batch.
+    before: u64,
+    /// The columns of preferences that this program has written.
+    said: HashMap<String, Cells>,
+}
 
 fn malformed(error: impl std::fmt::Display) -> ReadError {
     let message = error.to_string();
@@ -83,13 +95,13 @@ pub(super) fn read(
     wanted: &Wanted,
     visit: &mut Visit<'_>,
 ) -> Result<u64, ReadError> {
-    let (mut batches, mut seen) = unpanicked(|| batches(file, &range, wanted))?;
+    let Table { mut batches, before: mut seen, said } = unpanicked(|| table(file, &range, wanted))?;
     while let Some(batch) = unpanicked(|| batches.next().transpose().map_err(malformed))? {
         let rows = batch.num_rows() as u64;
         let from = range.start.saturating_sub(seen).min(rows);
         let to = range.end.saturating_sub(seen).min(rows);
         let batch = batch.slice(from as usize, (to - from) as usize);
-        if visit_batch(&batch, seen + from, wanted, visit)?.is_break() {
+        if visit_batch(&batch, seen + from, wanted, &said, visit)?.is_break() {
             return Ok(seen);
         }
         seen += rows;
@@ -105,11 +117,12 @@ fn visit_batch(
     batch: &RecordBatch,
     before: u64,
     wanted: &Wanted,
+    said: &HashMap<String, Cells>,
     visit: &mut Visit<'_>,
 ) -> Result<ControlFlow<()>, ReadError> {
     for first in (0..batch.num_rows()).step_by(ROWS_PER_SLICE) {
         let slice = batch.slice(first, ROWS_PER_SLICE.min(batch.num_rows() - first));
-        for (offset, fields) in unpanicked(|| records(&slice, wanted))?.into_iter().enumerate() {
+        for (offset, fields) in unpanicked(|| records(&slice, wanted, said))?.into_iter().enumerate() {
             let number = before + (first + offset) as u64 + 1;
             let record = fields.map(|fields| Record { fields, number }).map_err(|flaw| BadRecord { number, flaw });
             if visit(record).is_break() {
@@ -120,13 +133,15 @@ fn visit_batch(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Batches of rows, and the number of rows before the first batch.
-fn batches(file: &SourceFile, range: &Range<u64>, wanted: &Wanted) -> Result<(Batches, u64), ReadError> {
+fn table(file: &SourceFile, range: &Range<u64>, wanted: &Wanted) -> Result<Table, ReadError> {
     if file.form.format != Format::Parquet {
-        return Ok((arrow_batches(file)?.1, 0));
+        let (schema, batches) = arrow_batches(file)?;
+        return Ok(Table { batches, before: 0, said: said::columns(&schema, None) });
     }
     let builder = parquet(file)?;
-    let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).map_err(malformed)?;
+    let metadata = builder.metadata().file_metadata();
+    let said = said::columns(builder.schema(), metadata.created_by());
+    let rows = u64::try_from(metadata.num_rows()).map_err(malformed)?;
     let from = range.start.min(rows);
     let roots: Vec<usize> = (0..builder.schema().fields().len())
         .filter(|index| wanted.has(builder.schema().field(*index).name()))
@@ -140,7 +155,7 @@ fn batches(file: &SourceFile, range: &Range<u64>, wanted: &Wanted) -> Result<(Ba
         .with_batch_size(batch_size)
         .build()
         .map_err(malformed)?;
-    Ok((Box::new(reader), from))
+    Ok(Table { batches: Box::new(reader), before: from, said })
 }
 
 /// Few rows where they are long, so that a batch of them stays small.
@@ -155,12 +170,12 @@ fn rows_per_batch(builder: &ParquetRecordBatchReaderBuilder<File>, mask: &Projec
 }
 
 fn parquet(file: &SourceFile) -> Result<ParquetRecordBatchReaderBuilder<File>, ReadError> {
-    ParquetRecordBatchReaderBuilder::try_new(File::open(&file.path)?).map_err(malformed)
+    ParquetRecordBatchReaderBuilder::try_new(regular(&file.path)?).map_err(malformed)
 }
 
 /// An Arrow file begins with a magic word; what Hugging Face caches is a stream and does not.
 fn arrow_batches(file: &SourceFile) -> Result<(Arc<Schema>, Batches), ReadError> {
-    let mut reader = BufReader::new(File::open(&file.path)?);
+    let mut reader = BufReader::new(regular(&file.path)?);
     let is_file = reader.fill_buf()?.starts_with(b"ARROW1");
     reader.rewind()?;
     if is_file {
@@ -175,7 +190,11 @@ fn arrow_batches(file: &SourceFile) -> Result<(Arc<Schema>, Batches), ReadError>
 type Fields = Map<String, Value>;
 
 /// The rows of a batch as JSON objects.
-fn records(batch: &RecordBatch, wanted: &Wanted) -> Result<Vec<Result<Fields, Flaw>>, ReadError> {
+fn records(
+    batch: &RecordBatch,
+    wanted: &Wanted,
+    said: &HashMap<String, Cells>,
+) -> Result<Vec<Result<Fields, Flaw>>, ReadError> {
     let schema = batch.schema();
     if let Some(twice) = wanted.ambiguous(schema.fields().iter().map(|field| field.name().as_str())) {
         return Err(ReadError::Malformed(format!("it has several columns `{twice}`")));
@@ -184,7 +203,13 @@ fn records(batch: &RecordBatch, wanted: &Wanted) -> Result<Vec<Result<Fields, Fl
     for (field, column) in schema.fields().iter().zip(batch.columns()).filter(|(field, _)| wanted.has(field.name())) {
         for (row, value) in rows.iter_mut().zip(values(field.name(), column)?) {
             match (value, row.as_mut()) {
-                (Ok(value), Ok(fields)) => drop(fields.insert(field.name().clone(), value)),
+                (Ok(value), Ok(fields)) => {
+                    let value = match (value, said.get(field.name())) {
+                        (Value::String(cell), Some(cells)) => cells.value(cell),
+                        (value, _) => value,
+                    };
+                    fields.insert(field.name().clone(), value);
+                }
                 (Err(flaw), Ok(_)) => *row = Err(flaw),
                 (_, Err(_)) => {}
             }

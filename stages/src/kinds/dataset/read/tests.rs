@@ -83,6 +83,42 @@ fn a_line_that_is_no_row_is_told_by_its_number() {
 }
 
 #[test]
+fn a_value_over_several_lines_is_told_apart_from_a_broken_one() {
+    let files_in = Files::new();
+    let hint = |text: &[u8]| {
+        let bad = files_in.file("a.jsonl", text).first_bad_row(&by(SampleBy::Line)).unwrap().unwrap();
+        bad.flaw.problem.contains("each line is to be a JSON value")
+    };
+    assert!(hint(b"{\n  \"a\": 1\n}\n") && hint(b"[\n  {\"a\": 1}\n]\n"));
+    assert!(!hint(b"{\"a\": \n") && !hint(b"}\n"));
+}
+
+/// Why a file cannot be read.
+fn failure(file: &SourceFile) -> String {
+    let error = file.count(&by(SampleBy::Line)).unwrap_err();
+    std::error::Error::source(&error).unwrap().to_string()
+}
+
+#[test]
+fn compression_that_the_name_does_not_tell_is_told() {
+    let files_in = Files::new();
+    let gzip = failure(&files_in.file("a.jsonl", b"\x1F\x8B\x08\0"));
+    assert_eq!(gzip, "it is compressed with gzip, and its name does not end in `.gz`");
+    assert!(failure(&files_in.file("a.csv", b"\x28\xB5\x2F\xFD\0")).contains("zstd"));
+}
+
+#[test]
+fn a_pipe_is_not_waited_for() {
+    let files_in = Files::new();
+    for name in ["a.jsonl", "a.csv.gz", "a.parquet", "a.arrow"] {
+        let path = files_in.folder.path().join(name);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let file = SourceFile::new(path, name.to_owned()).unwrap();
+        assert_eq!(failure(&file), "it is a named pipe, where a regular file is needed", "{name}");
+    }
+}
+
+#[test]
 fn bytes_that_are_no_utf8_are_told_by_their_line() {
     let files_in = Files::new();
     let file = files_in.file("a.txt", b"one\ntwo\nth\xFFree\n");

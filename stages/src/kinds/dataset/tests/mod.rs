@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, DictionaryArray, LargeStringArray, ListBuilder, RecordBatch, StringArray, StringBuilder};
+use arrow::array::{
+    ArrayRef, AsArray, DictionaryArray, LargeStringArray, ListBuilder, RecordBatch, StringArray, StringBuilder,
+};
 use arrow::datatypes::Int32Type;
 use engine::context::Artifact;
 use engine::error::Cause;
@@ -13,6 +15,8 @@ use engine::file::tree::Node;
 use engine::parameter::{Parameter, Reader};
 use engine::test_bench::TestBench;
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
 
 use super::*;
@@ -380,6 +384,67 @@ fn the_tools_of_a_preference_stand_with_its_first_message() {
     let text = json!({"prompt": "Weather?", "chosen": "Dry.", "rejected": "Wet.", "functions": [tool]});
     let message = made(text).unwrap_err().message;
     assert!(message.contains("column `functions` has tools, which are for conversations"), "{message}");
+}
+
+/// The texts of a column as any reader of Parquet finds them.
+fn stored_texts(artifact: &Artifact, name: &str) -> Vec<String> {
+    let file = std::fs::File::open(artifact.folder.join("part-00000.parquet")).unwrap();
+    let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+    let batch = batches.next().unwrap().unwrap();
+    let texts = batch.column_by_name(name).unwrap().as_string::<i32>();
+    texts.iter().map(|text| text.unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_the_stage_has_written_is_read_as_the_same_rows() {
+    let turns = |role: &str, content: &str| json!([{"role": role, "content": content}]);
+    let lines = |rows: &[Value]| rows.iter().map(|row| format!("{row}\n")).collect::<String>();
+    let pairs = [
+        json!({"prompt": "Who?\n", "chosen": "\"Me.\"", "rejected": "[]"}),
+        json!({"prompt": turns("user", "Who?"), "chosen": turns("assistant", "Me."), "rejected": turns("assistant", "[]")}),
+    ];
+    let judged = [json!({"prompt": "Who?", "completion": " Me.", "label": false})];
+    let conversation = [json!({"messages": [turns("user", "Who?")[0], turns("assistant", "Me.")[0]]})];
+    for rows_of in [pairs.as_slice(), &judged, &conversation] {
+        let [folder, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let written = run(folder.path(), &[write(folder.path(), "a.jsonl", lines(rows_of))], json!({})).unwrap();
+        // A folder is read without the list of its parts.
+        let files = ["part-00000.parquet", "parts.json"].map(|name| written.folder.join(name));
+        let read = run(other.path(), &files, json!({})).unwrap();
+        assert_eq!(rows(&read), rows(&written));
+        if rows_of == pairs {
+            assert_eq!(stored_texts(&written, "prompt"), ["Who?\n", r#"[{"role":"user","content":"Who?"}]"#]);
+            assert_eq!(stored_texts(&written, "chosen")[0], "\"Me.\"");
+            assert_eq!(stored_texts(&written, "rejected")[0], "\"[]\"", "it would be taken for turns");
+        }
+    }
+}
+
+#[test]
+fn preferences_of_an_earlier_version_are_read_without_their_quotes() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |cell: &str| Arc::new(StringArray::from(vec![cell])) as ArrayRef;
+    let columns = [("chosen", text("\" Me.\"")), ("prompt", text("\"Who?\\n\"")), ("rejected", text("\" You.\""))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let prompt = |author: &str| {
+        let properties = WriterProperties::builder().set_created_by(author.to_owned()).build();
+        let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+        parquet.write(&batch).unwrap();
+        let file = write(folder.path(), "a.parquet", parquet.into_inner().unwrap());
+        let made = run(folder.path(), &[file], json!({})).unwrap();
+        let Row::Judged(row) = rows(&made).remove(0) else { panic!("no preference") };
+        row.prompt
+    };
+    assert_eq!(prompt("pipeline"), Said::Text("Who?\n".to_owned()));
+    assert_eq!(prompt("somebody"), Said::Text("\"Who?\\n\"".to_owned()));
+}
+
+#[test]
+fn a_list_of_parts_without_them_is_a_file_as_any_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let files =
+        [write(folder.path(), "a.json", r#"{"text":"a"}"#), write(folder.path(), "parts.json", r#"{"text":"b"}"#)];
+    assert_eq!(column(&run(folder.path(), &files, json!({})).unwrap(), "text"), ["a", "b"]);
 }
 
 #[test]
