@@ -40,6 +40,6 @@ pub(crate) fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
         Format::Mermaid => GraphFormat::Mermaid,
         Format::Dot => GraphFormat::Dot,
     };
-    write!(crate::screen::stdout(), "{}", engine::plan::graph_text(&plan, format))?;
+    write!(crate::screen::stdout_of_others(), "{}", engine::plan::graph_text(&plan, format))?;
     Ok(())
 }

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
     if args.format == Format::Json {
         return print_json(args, &recorded, &stage.attempts, &log);
     }
-    let mut out = Lines::new(crate::screen::stdout());
+    let mut out = Lines::new(crate::screen::stdout_of_others());
     let mut printer = Printer::new(&stage.attempts, Look::stdout());
     let mut file = File::open(&log)?;
     printer.begin(&mut file, args.tail)?;
@@ -132,7 +132,7 @@ fn print_json(args: &LogsArgs, recorded: &Recorded, attempts: &[Attempt], log: &
 fn follow(args: &LogsArgs, recorded: &Recorded, log: &Path) -> Result<(), Failure> {
     let mut events = EventTail::open(recorded.folder(), Words::Skip)?;
     let mut following = Following { log: log.to_owned(), file: None, printer: Printer::new(&[], Look::stdout()) };
-    let mut out = Lines::new(crate::screen::stdout());
+    let mut out = Lines::new(crate::screen::stdout_of_others());
     let mut told = false;
     loop {
         // Looked at before the log: what was printed before the end is then in the log.

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &ReportArgs, global: &Global) -> Result<(), Failure> {
     };
     let Some(path) = &args.output else {
         use std::io::Write as _;
-        return Ok(write!(crate::screen::stdout(), "{text}")?);
+        return Ok(write!(crate::screen::stdout_of_others(), "{text}")?);
     };
     std::fs::write(path, text)
         .map_err(|error| Failure::machine(error).with_help(format!("`{}` could not be written", path.display())))?;

@@ -18,6 +18,11 @@ pub(crate) fn stdout() -> Screen<StdoutLock<'static>> {
     Screen::new(io::stdout().lock(), Look::stdout())
 }
 
+/// Standard output for texts of others: what they wrote stays as it is, be it in letters that the locale lacks.
+pub(crate) fn stdout_of_others() -> Screen<StdoutLock<'static>> {
+    Screen::new(io::stdout().lock(), Look { unicode: true, ..Look::stdout() })
+}
+
 /// A stream in which nothing is hidden.
 pub(crate) struct Screen<W: Write> {
     out: W,
@@ -63,7 +68,7 @@ impl<W: Write> Drop for Screen<W> {
 }
 
 /// Marks of this program's sentences, and what stands for them where Unicode is not used.
-const IN_ASCII: [(char, &str); 4] = [('→', "->"), ('…', "..."), ('×', "x"), ('·', "-")];
+const IN_ASCII: [(char, &str); 6] = [('→', "->"), ('…', "..."), ('×', "x"), ('·', "-"), ('±', "+-"), ('°', "")];
 
 /// A text with nothing hidden in it, in which this program's own marks are of ASCII where Unicode is not used.
 pub(crate) fn shown(text: &str, look: Look) -> String {

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
         (Format::Json, several) => crate::print_json(&several),
         (Format::Text, several) => {
             let steps = args.rows.unwrap_or(DEFAULT_STEPS);
-            let mut out = crate::screen::stdout();
+            let mut out = crate::screen::stdout_of_others();
             for (at, shown) in several.iter().enumerate() {
                 if at > 0 {
                     writeln!(out)?;

@@ -345,7 +345,7 @@ fn nobody_else_may_write_to_a_home_whatever_the_mask() {
 #[test]
 fn a_locale_without_unicode_gets_arrows_of_ascii() {
     let project = Project::new();
-    write(&project, "echo x >$OUTPUT_o/x");
+    write(&project, "echo '1 → 2 …'; echo x >$OUTPUT_o/x");
     project.run(&["run", "p.yaml"]).ends_with(0);
     write(&project, "echo y >$OUTPUT_o/x");
     for (locale, arrow) in [("C", "->"), ("C.UTF-8", "→")] {
@@ -353,5 +353,9 @@ fn a_locale_without_unicode_gets_arrows_of_ascii() {
         command.env("LC_ALL", locale);
         let ran = Ran::of(command, &["plan"]).ends_with(0).says(arrow);
         assert_eq!(ran.stdout.is_ascii(), locale == "C", "{ran}");
+        // What others wrote is theirs.
+        let mut command = project.command(&["logs", "s"]);
+        command.env("LC_ALL", locale);
+        Ran::of(command, &["logs"]).ends_with(0).says("1 → 2 …");
     }
 }
