@@ -108,6 +108,9 @@ pub enum ExplainError {
     History(#[from] HistoryError),
 }
 
+/// Asks for a result where others keep theirs.
+pub type Elsewhere<'a> = &'a mut dyn FnMut(&Digest) -> Option<ResultRecord>;
+
 /// What would become of each stage, in the order of the plan. Nothing is run, fetched or made; what is learnt about
 /// source files is remembered where the home can be written.
 ///
@@ -124,7 +127,7 @@ pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainEr
 pub fn explain_with(
     plan: &Plan,
     home: &Home,
-    mut elsewhere: Option<&mut dyn FnMut(&Digest) -> Option<ResultRecord>>,
+    mut elsewhere: Option<Elsewhere<'_>>,
 ) -> Result<Vec<StageForecast>, ExplainError> {
     let store = Store::look(home.store())?;
     let lock = LockFile::read(&home.lock_file())?;
