@@ -132,6 +132,23 @@ fn what_is_damaged_there_is_refused_named_and_made_here() {
 }
 
 #[test]
+fn a_damaged_record_there_fails_a_pull_of_what_reads_it_alone() {
+    let server = S3::start();
+    let ran = Machine::new(&server).run(&["--push"]).ends_with(0).json();
+    let fresh = ran["stages"].as_array().unwrap().iter().find(|stage| stage["stage"] == "fresh").unwrap();
+    let record = server.file(&format!("team/results/{}.json", fresh["key"].as_str().unwrap()));
+    let mut bytes = fs::read(&record).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(record, bytes).unwrap();
+    let second = Machine::new(&server);
+    let pull = |stage: &str| second.pipeline(&["cache", "pull", "data.yaml", stage, "--remote", REMOTE]);
+    pull("text").ends_with(0);
+    let refused = pull("text_packs").ends_with(1).to_string();
+    assert!(refused.contains("fresh"), "{refused}");
+}
+
+#[test]
 fn a_remote_that_is_not_there_costs_one_warning() {
     let server = S3::start();
     let machine = Machine::new(&server);
