@@ -513,12 +513,45 @@ mod tests {
         }
     }
 
+    /// Shapes of products: rows, outputs and inputs.
+    const SHAPES: [(usize, usize, usize); 7] =
+        [(1, 1, 1), (3, 17, 33), (16, 50, 31), (17, 97, 64), (40, 48, 96), (9, 33, 1), (30, 20, 2100)];
+
+    /// Asserts that products with two weights, in both directions and of a part, have the same bits.
+    fn assert_same_products(cpu: &Cpu, rows: usize, shape: [usize; 2], [one, other]: [&Weight; 2], name: &str) {
+        let [out_features, in_features] = shape;
+        for (sense, inner, columns) in
+            [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
+        {
+            let a: Vec<f32> = (0..rows * inner).map(|index| (0.7 * index as f32).cos()).collect();
+            let mut buffer = OperandBuffer::default();
+            let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
+            let bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let product = |weight: &Weight| {
+                let mut c = vec![0.5; rows * columns];
+                let target = ViewMut::new(&mut c, rows, columns, columns);
+                cpu.weight_product(a, weight, sense, None, Write::Add, target);
+                bits(c)
+            };
+            assert_eq!(product(one), product(other), "{rows}x{out_features}x{in_features} {name}");
+            let part = |weight: &Weight| {
+                let columns = columns / 3..columns;
+                let mut c = vec![0.5; rows * columns.len()];
+                let c_target = Target::new(&mut c, columns.len());
+                let part = WeightPart { weight, columns, bias: None, c: c_target };
+                // SAFETY: nobody else has these elements.
+                unsafe { cpu.products_along(weight.path(a, sense), a, sense, &[part]) };
+                bits(c)
+            };
+            assert_eq!(part(one), part(other), "a part of {rows}x{out_features}x{in_features} {name}");
+        }
+    }
+
     /// Whatever the set, the direction, the number of rows and the part: a product in bf16 with trained values has the
     /// bits of that with the rounded ones.
     #[test]
     fn a_product_with_trained_values_is_that_with_rounded_ones() {
-        let shapes = [(1, 1, 1), (3, 17, 33), (16, 50, 31), (17, 97, 64), (40, 48, 96), (9, 33, 1), (30, 20, 2100)];
-        for (rows, out_features, in_features) in shapes {
+        for (rows, out_features, in_features) in SHAPES {
             let weight: Vec<f32> =
                 (0..out_features * in_features).map(|index| (0.37 * index as f32).cos() * 0.1).collect();
             for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
@@ -534,38 +567,8 @@ mod tests {
                     row
                 };
                 assert_eq!(row(&trained), row(&rounded), "{}", set.name());
-                for (sense, inner, columns) in
-                    [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
-                {
-                    let a: Vec<f32> = (0..rows * inner).map(|index| (0.7 * index as f32).cos()).collect();
-                    let mut buffer = OperandBuffer::default();
-                    let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
-                    let bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-                    let product = |weight: &Weight| {
-                        let mut c = vec![0.5; rows * columns];
-                        cpu.weight_product(
-                            a,
-                            weight,
-                            sense,
-                            None,
-                            Write::Add,
-                            ViewMut::new(&mut c, rows, columns, columns),
-                        );
-                        bits(c)
-                    };
-                    let shape = format!("{rows}x{out_features}x{in_features} {}", set.name());
-                    assert_eq!(product(&trained), product(&rounded), "{shape}");
-                    let part = |weight: &Weight| {
-                        let columns = columns / 3..columns;
-                        let mut c = vec![0.5; rows * columns.len()];
-                        let c_target = Target::new(&mut c, columns.len());
-                        let part = WeightPart { weight, columns, bias: None, c: c_target };
-                        // SAFETY: nobody else has these elements.
-                        unsafe { cpu.products_along(weight.path(a, sense), a, sense, &[part]) };
-                        bits(c)
-                    };
-                    assert_eq!(part(&trained), part(&rounded), "a part of {shape}");
-                }
+                let shape = [out_features, in_features];
+                assert_same_products(&cpu, rows, shape, [&trained, &rounded], set.name());
             }
         }
     }
@@ -574,9 +577,8 @@ mod tests {
     /// has the bits of that with its dequantised values.
     #[test]
     fn a_product_with_a_quantised_weight_is_that_with_the_dequantised_one() {
-        let shapes = [(1, 1, 1), (3, 17, 33), (16, 50, 31), (17, 97, 64), (40, 48, 96), (9, 33, 1), (30, 20, 2100)];
         for format in BlockFormat::ALL {
-            for (rows, out_features, in_features) in shapes {
+            for (rows, out_features, in_features) in SHAPES {
                 let value = |index: usize| (0.37 * index as f32).cos() * 0.1;
                 let weight: Vec<f32> = (0..out_features * in_features).map(value).collect();
                 let computes = [
@@ -597,38 +599,9 @@ mod tests {
                     assert_ne!(values, weight, "something was rounded");
                     let dequantised = ValueRows::new(&values, in_features);
                     let dequantised = cpu.weight_of_rows([out_features, in_features], &dequantised).unwrap();
-                    for (sense, inner, columns) in
-                        [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
-                    {
-                        let a: Vec<f32> = (0..rows * inner).map(|index| (0.7 * index as f32).cos()).collect();
-                        let mut buffer = OperandBuffer::default();
-                        let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
-                        let bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-                        let product = |weight: &Weight| {
-                            let mut c = vec![0.5; rows * columns];
-                            let target = ViewMut::new(&mut c, rows, columns, columns);
-                            cpu.weight_product(a, weight, sense, None, Write::Add, target);
-                            bits(c)
-                        };
-                        let shape = format!(
-                            "{rows}x{out_features}x{in_features} {} {} {}",
-                            format.name(),
-                            compute.name(),
-                            set.name()
-                        );
-                        assert_eq!(product(&quantized), product(&dequantised), "{shape}");
-                        let part = |weight: &Weight| {
-                            let columns = columns / 3..columns;
-                            let mut c = vec![0.5; rows * columns.len()];
-                            let c_target = Target::new(&mut c, columns.len());
-                            let path = weight.path(a, sense);
-                            let part = WeightPart { weight, columns, bias: None, c: c_target };
-                            // SAFETY: nobody else has these elements.
-                            unsafe { cpu.products_along(path, a, sense, &[part]) };
-                            bits(c)
-                        };
-                        assert_eq!(part(&quantized), part(&dequantised), "a part of {shape}");
-                    }
+                    let shape = [out_features, in_features];
+                    let name = format!("{} {} {}", format.name(), compute.name(), set.name());
+                    assert_same_products(&cpu, rows, shape, [&quantized, &dequantised], &name);
                 }
             }
         }
