@@ -343,7 +343,8 @@ impl Chat<'_> {
                     .with_source(error),
                 )
             })?;
-            let stops = StopStrings::new(model.stop_text.as_slice());
+            let stop_text = model.stop_text(&self.turns).map(str::to_owned);
+            let stops = StopStrings::new(stop_text.as_slice());
             growing.push(Growing { id, stops, text: CompletionText::default(), ids: Vec::new(), is_over: false });
         }
         let done = self.grow(&mut growing, shown);

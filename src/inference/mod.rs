@@ -22,7 +22,7 @@ use stages::compute::kernels::Dtype;
 use stages::compute::precision::Precision;
 use stages::compute::quantize::{BlockFormat, WeightFormat, difference};
 use stages::data::artifact::Message;
-use stages::data::prompt::{ChatTemplateChoice, PROMPT, PromptError, PromptParams, Prompter, ToolForm};
+use stages::data::prompt::{ChatTemplateChoice, PROMPT, PromptError, PromptParams, Prompter, StopTexts, ToolForm};
 use stages::data::tokenizer::Tokenizer;
 
 use crate::progress::Verbosity;
@@ -210,11 +210,15 @@ pub(crate) struct Named {
     pub(crate) number: usize,
     prompter: Prompter,
     tool_form: Option<ToolForm>,
-    /// The text that ends a turn, where it is no token that ends a completion by itself.
-    pub(crate) stop_text: Option<String>,
+    stop_texts: StopTexts,
 }
 
 impl Named {
+    /// The text that ends the answer to a conversation, where it is no token that ends a completion by itself.
+    pub(crate) fn stop_text(&self, messages: &[Message]) -> Option<&str> {
+        self.stop_texts.of(messages)
+    }
+
     /// How it writes calls of tools, if its chat template has any in a form that can be read.
     pub(crate) fn tool_form(&self) -> Option<ToolForm> {
         self.tool_form
@@ -421,8 +425,8 @@ impl Vocabulary {
         }
         let prompter = Prompter::new(&prompt, &self.tokenizer)?;
         let tool_form = prompter.tool_form();
-        let stop_text = prompter.stop_text(&self.tokenizer);
-        Ok(Named { name: name.to_owned(), number, prompter, tool_form, stop_text })
+        let stop_texts = prompter.stop_texts(&self.tokenizer);
+        Ok(Named { name: name.to_owned(), number, prompter, tool_form, stop_texts })
     }
 
     /// What is known of the base.

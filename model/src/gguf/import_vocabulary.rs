@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value as Json, json};
 
 use super::import::integer;
-use super::vocabulary::TokenKind;
+use super::vocabulary::{DEFAULT_TEMPLATE, TEMPLATE, TokenKind};
 use super::{GgufError, GgufFile, Value, pre_tokenizer};
 
 /// The two files.
@@ -255,6 +255,25 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
+    /// The chat template, or where there are several a list of them by name.
+    fn chat_template(&self) -> Option<Json> {
+        let template = |(key, value): &'a (String, Value)| match value {
+            Value::String(text) if key == TEMPLATE => Some((DEFAULT_TEMPLATE, text)),
+            Value::String(text) => Some((key.strip_prefix(TEMPLATE)?.strip_prefix('.')?, text)),
+            _ => None,
+        };
+        let mut named: Vec<(&str, &String)> = self.file.metadata().iter().filter_map(template).collect();
+        named.sort_by_key(|(name, _)| *name != DEFAULT_TEMPLATE);
+        match named.as_slice() {
+            [] => None,
+            [(DEFAULT_TEMPLATE, text)] => Some(json!(text)),
+            named => {
+                let named = named.iter().map(|(name, text)| json!({"name": name, "template": text}));
+                Some(named.collect())
+            }
+        }
+    }
+
     fn settings(&self) -> Json {
         let mut settings = Map::new();
         for (role, key) in [("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")] {
@@ -268,9 +287,7 @@ impl<'a> Vocabulary<'a> {
         if let Some(prefix) = self.flag("add_space_prefix") {
             settings.insert("add_prefix_space".to_owned(), json!(prefix));
         }
-        if let Some(Value::String(template)) = self.file.get("tokenizer.chat_template") {
-            settings.insert("chat_template".to_owned(), json!(template));
-        }
+        settings.extend(self.chat_template().map(|template| ("chat_template".to_owned(), template)));
         settings.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
         Json::Object(settings)
     }

@@ -1,5 +1,6 @@
 //! The vocabulary of a file, from the tokenizer's files beside a checkpoint.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -19,6 +20,11 @@ pub(super) enum TokenKind {
     Unused = 5,
     Byte = 6,
 }
+
+/// The key of the default chat template, which those of all others begin with.
+pub(super) const TEMPLATE: &str = "tokenizer.chat_template";
+/// The name of the default chat template among others.
+pub(super) const DEFAULT_TEMPLATE: &str = "default";
 
 /// Scores of tokens that no merge makes, and of ids without a token.
 const ADDED_SCORE: f32 = -1000.0;
@@ -48,6 +54,8 @@ pub(super) struct TokenizerFiles {
     tokenizer: Json,
     settings: Json,
     chat_template: Option<String>,
+    /// Those of the folder of others, by name.
+    more_templates: BTreeMap<String, String>,
     sentencepiece: Option<Vec<u8>>,
 }
 
@@ -73,6 +81,7 @@ impl TokenizerFiles {
                 true => Some(fs::read_to_string(&template).map_err(GgufError::read(&template))?),
                 false => None,
             },
+            more_templates: templates_of(&folder.join("additional_chat_templates"))?,
             sentencepiece: match model.exists() {
                 true => Some(fs::read(&model).map_err(GgufError::read(&model))?),
                 false => None,
@@ -114,9 +123,7 @@ impl TokenizerFiles {
             said.add("add_space_prefix", Value::Bool(prefix));
         }
         let mut metadata = said.0;
-        if let Some(template) = self.chat_template() {
-            metadata.push(("tokenizer.chat_template".to_owned(), Value::String(template)));
-        }
+        metadata.extend(self.chat_templates());
         Ok(metadata)
     }
 
@@ -320,18 +327,41 @@ impl TokenizerFiles {
         (is_sentencepiece && !is_put).then_some(false)
     }
 
-    fn chat_template(&self) -> Option<String> {
-        if let Some(template) = &self.chat_template {
-            return Some(template.clone());
-        }
-        match &self.settings["chat_template"] {
-            Json::String(template) => Some(template.clone()),
+    /// The chat templates under the keys that llama.cpp's converter gives them, in its order. The file of the default
+    /// one replaces all those of the settings, and each file of the folder of others the one of its name.
+    fn chat_templates(&self) -> Vec<(String, Value)> {
+        let of_settings: Vec<(&str, &str)> = match &self.settings["chat_template"] {
+            _ if self.chat_template.is_some() => Vec::new(),
+            Json::String(template) => vec![(DEFAULT_TEMPLATE, template.as_str())],
             Json::Array(named) => {
-                let default = named.iter().find(|one| one["name"] == "default")?;
-                default["template"].as_str().map(str::to_owned)
+                named.iter().filter_map(|one| Some((one["name"].as_str()?, one["template"].as_str()?))).collect()
             }
-            _ => None,
+            _ => Vec::new(),
+        };
+        let of_file = self.chat_template.as_deref().map(|template| (DEFAULT_TEMPLATE, template));
+        let of_folder = self.more_templates.iter().map(|(name, template)| (name.as_str(), template.as_str()));
+        let mut default = None;
+        let mut others: Vec<(String, &str)> = Vec::new();
+        for (name, template) in of_settings.into_iter().chain(of_file).chain(of_folder) {
+            let letter = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
+            let name: String = name.chars().map(letter).collect();
+            if name == DEFAULT_TEMPLATE {
+                default = Some(template);
+            } else if let Some((_, known)) = others.iter_mut().find(|(known, _)| *known == name) {
+                *known = template;
+            } else if !name.is_empty() {
+                others.push((name, template));
+            }
         }
+        let text = |text: &str| Value::String(text.to_owned());
+        let mut written: Vec<(String, Value)> =
+            others.iter().map(|(name, template)| (format!("{TEMPLATE}.{name}"), text(template))).collect();
+        if !others.is_empty() {
+            let names = others.into_iter().map(|(name, _)| name);
+            written.push(("tokenizer.chat_templates".to_owned(), Value::strings(names)));
+        }
+        written.extend(default.map(|template| (TEMPLATE.to_owned(), text(template))));
+        written
     }
 }
 
@@ -349,6 +379,23 @@ impl Added {
         };
         Token { text, kind, score: ADDED_SCORE }
     }
+}
+
+/// The templates in a folder, `NAME.jinja` each. The default one has its place elsewhere.
+fn templates_of(folder: &Path) -> Result<BTreeMap<String, String>, GgufError> {
+    let mut templates = BTreeMap::new();
+    if !folder.is_dir() {
+        return Ok(templates);
+    }
+    for entry in fs::read_dir(folder).map_err(GgufError::read(folder))? {
+        let path = entry.map_err(GgufError::read(folder))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja"));
+        if let Some(name) = name.filter(|name| *name != DEFAULT_TEMPLATE && path.is_file()) {
+            let text = fs::read_to_string(&path).map_err(GgufError::read(&path))?;
+            templates.insert(name.to_owned(), text);
+        }
+    }
+    Ok(templates)
 }
 
 /// Keys below `tokenizer.ggml`.
@@ -370,4 +417,59 @@ fn place(tokens: &mut [Token], id: usize) -> Result<&mut Token, GgufError> {
 /// A special token in `tokenizer_config.json`: its text, or an object with it.
 fn token_name(named: &Json) -> Option<&str> {
     named.as_str().or_else(|| named["content"].as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The templates of a tokenizer with these files, as text.
+    fn templates(files: &[(&str, &str)]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+        let written = TokenizerFiles::read(folder.path()).unwrap().chat_templates().into_iter();
+        let text = |value: Value| match value {
+            Value::String(text) => text,
+            Value::Array(_, values) => format!("{values:?}"),
+            other => panic!("{other:?}"),
+        };
+        written.map(|(key, value)| format!("{key} = {}", text(value))).collect()
+    }
+
+    /// What `add_chat_template` of llama.cpp's gguf-py writes.
+    #[test]
+    fn chat_templates_have_the_keys_of_the_converter() {
+        let settings = |template: Json| json!({"chat_template": template}).to_string();
+        let one = settings(json!("in settings"));
+        let all = settings(json!([
+            {"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"},
+            {"name": "rag-2", "template": "c"}, {"name": "", "template": "d"}, {"name": "none"},
+        ]));
+        let (one, all) = (one.as_str(), all.as_str());
+        let tool_use = ("additional_chat_templates/tool_use.jinja", "of tools");
+        let default = "tokenizer.chat_template = in file";
+        let tools = "tokenizer.chat_template.tool_use = of tools";
+        let tools_alone = r#"tokenizer.chat_templates = [String("tool_use")]"#;
+        assert_eq!(templates(&[]), [""; 0]);
+        assert_eq!(templates(&[("tokenizer_config.json", one)]), ["tokenizer.chat_template = in settings"]);
+        assert_eq!(templates(&[("tokenizer_config.json", all), ("chat_template.jinja", "in file")]), [default]);
+        let of_list = [
+            "tokenizer.chat_template.tool_use = b",
+            "tokenizer.chat_template.rag_2 = c",
+            r#"tokenizer.chat_templates = [String("tool_use"), String("rag_2")]"#,
+            "tokenizer.chat_template = a",
+        ];
+        assert_eq!(templates(&[("tokenizer_config.json", all)]), of_list);
+        let other = [("additional_chat_templates/note.txt", ""), ("additional_chat_templates/default.jinja", "no")];
+        let found = templates(&[("chat_template.jinja", "in file"), tool_use, other[0], other[1]]);
+        assert_eq!(found, [tools, tools_alone, default]);
+        let found = templates(&[("tokenizer_config.json", one), tool_use]);
+        assert_eq!(found, [tools, tools_alone, "tokenizer.chat_template = in settings"]);
+        let found = templates(&[("tokenizer_config.json", all), tool_use]);
+        assert_eq!(found[0], tools);
+    }
 }

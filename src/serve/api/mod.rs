@@ -219,7 +219,8 @@ impl Api {
     async fn chat(&self, body: &[u8]) -> Result<Response, ApiError> {
         let request = ChatRequest::read(body, &self.vocabulary)?;
         let model = self.model(&request.model)?;
-        let request = request.ending_at(model.stop_text.as_deref());
+        let stop_text = model.stop_text(&request.messages);
+        let request = request.ending_at(stop_text);
         let form = request.tool_form(&model)?;
         let prompt = self.vocabulary.conversation(&model, &request.messages).map_err(|error| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();

@@ -17,7 +17,7 @@ use model::config::{Architecture, sizes_by_other_names};
 use model::gguf::{GgufError, GgufFile};
 use serde_json::{Map, Value};
 
-use crate::data::artifact::{CHAT_TEMPLATE_FILE, TOKENIZER_FILES};
+use crate::data::artifact::{CHAT_TEMPLATE_FILE, CHAT_TEMPLATES_FOLDER, TOKENIZER_FILES, is_tokenizer_file};
 use crate::data::prompt::{PROMPT, PromptParams};
 use crate::data::tokenizer::has_chat_template;
 
@@ -204,17 +204,42 @@ fn weights(draft: &mut Draft) -> Result<Digest, StageError> {
 /// # Errors
 /// Fails if the disk refuses.
 pub fn carry_along(from: &Path, to: &Path) -> Result<(), StageError> {
-    for name in TOKENIZER_FILES.iter().chain(CARRIED_FILES) {
-        if from.join(name).exists() {
-            copy(&from.join(name), &to.join(name))?;
+    copy_tokenizer(from, to)?;
+    copy_those_there(CARRIED_FILES, from, to)
+}
+
+/// Copies the files of a tokenizer from one folder to another, as far as they are there.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), StageError> {
+    copy_those_there(TOKENIZER_FILES, from, to)?;
+    let others = from.join(CHAT_TEMPLATES_FOLDER);
+    if !others.is_dir() {
+        return Ok(());
+    }
+    let unreadable = || format!("cannot read `{}`", others.display());
+    for entry in fs::read_dir(&others).or_fail(Cause::Machine, unreadable)? {
+        let entry = entry.or_fail(Cause::Machine, unreadable)?;
+        let name = format!("{CHAT_TEMPLATES_FOLDER}/{}", entry.file_name().to_string_lossy());
+        if is_tokenizer_file(&name) && entry.path().is_file() {
+            let folder = to.join(CHAT_TEMPLATES_FOLDER);
+            let unwritable = || format!("cannot create folder `{}`", folder.display());
+            fs::create_dir_all(&folder).or_fail(Cause::Machine, unwritable)?;
+            copy(&entry.path(), &to.join(name))?;
         }
     }
     Ok(())
 }
 
+fn copy_those_there(names: &[&str], from: &Path, to: &Path) -> Result<(), StageError> {
+    let mut there = names.iter().filter(|name| from.join(name).exists());
+    there.try_for_each(|name| copy(&from.join(name), &to.join(name)))
+}
+
 /// Gives a model or an adapter the chat template that it was trained with where `prompt`, the fact of that name, has
 /// one that is not the base's own: whoever loads the folder then asks as was trained. Whether there is one; it is in
-/// the file that transformers looks at first, and nowhere else.
+/// the file that transformers looks at first, and no other template is left, not even one for tools.
 ///
 /// # Errors
 /// Fails if the disk refuses.
@@ -225,6 +250,10 @@ pub fn save_chat_template(folder: &Path, prompt: Option<&Value>) -> Result<bool,
         fs::write(path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
     };
     write(&folder.join(CHAT_TEMPLATE_FILE), template.text())?;
+    let others = folder.join(CHAT_TEMPLATES_FOLDER);
+    if others.exists() {
+        fs::remove_dir_all(&others).or_fail(Cause::Machine, || format!("cannot remove `{}`", others.display()))?;
+    }
     let path = folder.join("tokenizer_config.json");
     let config = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
     if let Some(mut config) = config
@@ -298,5 +327,22 @@ mod tests {
             assert!(told(name, pointer.as_bytes()).unwrap().contains("is a git-LFS pointer"));
         }
         assert_eq!(told("tokenizer.json", b"{}"), None);
+    }
+
+    #[test]
+    fn a_tokenizer_brings_its_other_templates_until_one_replaces_them_all() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir(from.path().join(CHAT_TEMPLATES_FOLDER)).unwrap();
+        let [tool_use, notes] = ["tool_use.jinja", "notes.txt"].map(|name| format!("{CHAT_TEMPLATES_FOLDER}/{name}"));
+        let carried = ["tokenizer.json", CHAT_TEMPLATE_FILE, "generation_config.json", tool_use.as_str()];
+        for name in carried.into_iter().chain([notes.as_str()]) {
+            fs::write(from.path().join(name), name).unwrap();
+        }
+        carry_along(from.path(), to.path()).unwrap();
+        let is_there = |name: &str| to.path().join(name).exists();
+        assert!(carried.iter().all(|name| is_there(name)) && !is_there(&notes));
+        let prompt = serde_json::json!({ "chat_template": "chatml" });
+        assert!(save_chat_template(to.path(), Some(&prompt)).unwrap());
+        assert!(is_there(CHAT_TEMPLATE_FILE) && !is_there(CHAT_TEMPLATES_FOLDER));
     }
 }

@@ -69,7 +69,7 @@ fn samples(task: &Task, case: &Value, tokenizer: &Tokenizer) -> Vec<Sample> {
         fewshot_as_multiturn: flag("fewshot_as_multiturn"),
         system_instruction: case["options"]["system_instruction"].as_str(),
     };
-    let chat_template = tokenizer.chat_template().map(Arc::as_ref);
+    let chat_template = tokenizer.chat_templates().map(|templates| templates.without_tools());
     let asking = Asking { task, options, chat_template, num_fewshot: None };
     let (rows, shown) = (rows(task.evaluated_split()), rows(task.shown_split()));
     asking.samples(&rows, &shown).unwrap_or_else(|error| panic!("{error}"))

@@ -106,11 +106,32 @@ fn the_tokenizer_of_a_file_is_the_one_that_was_written() {
         assert_eq!(back.eos_token_id(), own.eos_token_id(), "{family}");
         assert_eq!(back.wants_bos(), own.wants_bos(), "{family}");
         assert_eq!(back.stop_token_ids(), own.stop_token_ids(), "{family}");
-        assert_eq!(back.chat_template().is_some(), own.chat_template().is_some(), "{family}");
+        assert_eq!(back.chat_templates().is_some(), own.chat_templates().is_some(), "{family}");
         let facts = &outputs["model"].description.facts;
         assert_eq!(facts["config"]["quantization_config"]["quant_method"], "gguf");
         assert_eq!(facts["chat_template"], true, "{family}");
     }
+}
+
+#[test]
+fn the_chat_template_of_conversations_with_tools_is_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let model = root.path().join("model");
+    fs::create_dir_all(model.join("additional_chat_templates")).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(golden("llama31").join(name), model.join(name)).unwrap();
+    }
+    fs::write(model.join("additional_chat_templates/tool_use.jinja"), "{{ tools }}").unwrap();
+    let file = export(&model, root.path(), "q8_0");
+    let outputs = download(&file, &root.path().join("download"), json!({})).unwrap();
+    let template = |folder: &Path| {
+        let text = fs::read(folder.join("tokenizer_config.json")).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()["chat_template"].clone()
+    };
+    let (default, back) = (template(&model), template(&outputs["tokenizer"].folder));
+    let tools = json!({"name": "tool_use", "template": "{{ tools }}"});
+    assert_eq!(back, json!([{"name": "default", "template": default}, tools]));
+    assert!(Tokenizer::from_folder(&outputs["tokenizer"].folder).unwrap().chat_templates().is_some());
 }
 
 /// A model of one folder with the tokenizer of another, and rows for all of its tokens.

@@ -167,6 +167,29 @@ fn the_figures_of_the_proof_are_no_part_of_the_model() {
 }
 
 #[test]
+fn a_merged_model_has_the_other_chat_templates_of_its_base() {
+    let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
+    let one = saved(folder.path(), "one", &lora(1, 4, &[(Q, 32, 32)]));
+    let base = folder.path().join("base");
+    fs::create_dir_all(base.join("additional_chat_templates")).unwrap();
+    for entry in fs::read_dir(&tiny.model.folder).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), base.join(entry.file_name())).unwrap();
+    }
+    let name = "additional_chat_templates/tool_use.jinja";
+    let [first, other] = ["first", "other"].map(|text| {
+        fs::write(base.join(name), text).unwrap();
+        let facts = tiny.model.description.facts.clone();
+        let bench = TestBench::new(folder.path()).threads(2).input("base.model", "model", &base, facts).unwrap();
+        let bench = bench.input("one.adapter", "adapter", &one, Facts::new()).unwrap();
+        let merged = merge(&bench, json!({"adapter": "one"})).unwrap();
+        assert_eq!(fs::read_to_string(merged.folder.join(name)).unwrap(), text);
+        merged.description.identity
+    });
+    assert_ne!(first, other);
+}
+
+#[test]
 fn a_wrong_adapter_is_refused_by_name() {
     let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
     let good = || lora(1, 4, &[(Q, 32, 32)]);

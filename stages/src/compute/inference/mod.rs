@@ -63,6 +63,7 @@ use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::precision::Precision;
 use crate::compute::quantize::{WeightFormat, weight_format};
 use crate::compute::resources::peak_resident_bytes;
+use crate::compute::variable::VariableText;
 use crate::compute::{adapter, aware};
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
@@ -110,9 +111,10 @@ pub struct InferenceParams {
     /// The kernels of the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
-    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number or
+    /// a boolean is its text.
     #[cosmetic(default)]
-    pub env: Mapping<String>,
+    pub env: Mapping<VariableText>,
 }
 
 /// The shorter answers of a smoke run.
@@ -361,10 +363,12 @@ impl InferenceSession {
         Ok(Self { model, tokenizer, options, stop_strings, of_tasks, stats: GenerationStats::default(), pieces })
     }
 
-    /// Completions end before this text, too, unless they end by `stop_strings` as it is.
-    pub fn end_at(&mut self, params: &InferenceParams, text: Option<String>) {
-        let Some(text) = text else { return };
-        let texts = [params.stop_strings.clone(), vec![text]].concat();
+    /// Completions end before these texts, too, unless they end by `stop_strings` as it is.
+    pub fn end_at(&mut self, params: &InferenceParams, texts: &[String]) {
+        if texts.is_empty() {
+            return;
+        }
+        let texts = [params.stop_strings.as_slice(), texts].concat();
         self.stop_strings = StopStrings::new(&texts);
         self.pieces.complete_as(self.options.max_new_tokens, &texts, self.options.sampling);
     }

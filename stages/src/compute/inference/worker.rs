@@ -19,6 +19,7 @@ use crate::compute::quantize::WeightFormat;
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{Infer, Job, Quantize};
 use crate::compute::torch::{Connection, PEAK_MEMORY_OF_RANKS, Work};
+use crate::compute::variable;
 use crate::data::prompt::Encoded;
 
 /// A model, an adapter perhaps, and the ranks that have loaded them.
@@ -127,7 +128,7 @@ impl Worker {
             dtype,
             quantize: format.of_worker()?,
             batch_size: params.batch_size,
-            env: params.env.clone(),
+            env: variable::texts(&params.env),
             connection: None,
             done: Done::default(),
         })

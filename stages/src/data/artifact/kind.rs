@@ -66,7 +66,11 @@ impl ArtifactKind for TokensOrPacks {
 /// The chat template of a tokenizer, where it is not in `tokenizer_config.json`.
 pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 
-/// The files that make up a Tokenizer artefact, as far as a checkpoint has them.
+/// The folder of a tokenizer's other chat templates, `NAME.jinja` each.
+pub const CHAT_TEMPLATES_FOLDER: &str = "additional_chat_templates";
+
+/// The files that make up a Tokenizer artefact, as far as a checkpoint has them, but for those of
+/// [`CHAT_TEMPLATES_FOLDER`].
 pub const TOKENIZER_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",
@@ -75,3 +79,9 @@ pub const TOKENIZER_FILES: &[&str] = &[
     "added_tokens.json",
     CHAT_TEMPLATE_FILE,
 ];
+
+/// Whether a file of a checkpoint is its tokenizer's; `name` is its path there.
+pub fn is_tokenizer_file(name: &str) -> bool {
+    let is_template = |(folder, file): (&str, &str)| folder == CHAT_TEMPLATES_FOLDER && file.ends_with(".jinja");
+    TOKENIZER_FILES.contains(&name) || name.rsplit_once('/').is_some_and(is_template)
+}

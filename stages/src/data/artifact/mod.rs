@@ -15,8 +15,8 @@ pub mod tokens;
 pub use compare::compare;
 pub use identity::IdentityHasher;
 pub use kind::{
-    Adapter, CHAT_TEMPLATE_FILE, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES,
-    Tokenizer, Tokens, TokensOrPacks,
+    Adapter, CHAT_TEMPLATE_FILE, CHAT_TEMPLATES_FOLDER, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows,
+    Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks, is_tokenizer_file,
 };
 pub use parts::{ROWS_PER_PART, TableError, is_part_list};
 pub use rows::{

@@ -134,8 +134,6 @@ enum Then {
 /// A compiled chat template.
 pub struct ChatTemplate {
     program: Program<'static>,
-    /// The template of conversations with tools, where that is another one. A mistake in it counts where it is used.
-    tool_use: Option<Box<Result<Self, ChatError>>>,
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
     marks_turns: OnceLock<bool>,
@@ -159,7 +157,6 @@ impl ChatTemplate {
             Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
         Ok(Self {
             program,
-            tool_use: None,
             special_tokens,
             has_marks,
             marks_turns: OnceLock::new(),
@@ -167,31 +164,6 @@ impl ChatTemplate {
             frame: OnceLock::new(),
             end_of_reasoning: OnceLock::new(),
         })
-    }
-
-    /// The same, with another template for conversations with tools. transformers takes the one called `tool_use`.
-    #[must_use]
-    pub fn with_tool_use(self, source: &str) -> Self {
-        let tool_use = Self::new(source, self.special_tokens.clone());
-        Self { tool_use: Some(Box::new(tool_use)), ..self }
-    }
-
-    /// The template of these messages.
-    ///
-    /// # Errors
-    /// Fails where it is one with a mistake.
-    pub fn of(&self, messages: &[Message]) -> Result<&Self, ChatError> {
-        Ok(self.tool_use(messages)?.unwrap_or(self))
-    }
-
-    /// The other template, where it is that of these messages.
-    fn tool_use(&self, messages: &[Message]) -> Result<Option<&Self>, ChatError> {
-        let has_tools = messages.first().and_then(|first| first.other.get(TOOLS)).is_some_and(|tools| !tools.is_null());
-        match self.tool_use.as_deref().filter(|_| has_tools) {
-            None => Ok(None),
-            Some(Ok(template)) => Ok(Some(template)),
-            Some(Err(error)) => Err(ChatError::ToolUse(error.to_string())),
-        }
     }
 
     /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
@@ -205,9 +177,6 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.render_with_marks(messages, add_generation_prompt);
-        }
         self.render_as_spelled(&self.spelled(messages)?, add_generation_prompt)
     }
 
@@ -220,9 +189,6 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where there is none.
     pub fn spelled<'a>(&self, messages: &'a [Message]) -> Result<Cow<'a, [Message]>, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.spelled(messages);
-        }
         let matters = Spelling::matters(messages) || self.spelling().wants_parts();
         if matters { self.spelling().apply(messages) } else { Ok(Cow::Borrowed(messages)) }
     }
@@ -233,9 +199,6 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where it would leave them out.
     pub fn check(&self, messages: &[Message]) -> Result<(), ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.check(messages);
-        }
         if Spelling::matters(messages) { self.spelling().check(messages) } else { Ok(()) }
     }
 
@@ -270,9 +233,6 @@ impl ChatTemplate {
     /// Fails where the template refuses the conversation, marks some turns of it alone, or rewrites earlier turns so
     /// that they are not found.
     pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.turns(messages, train_on);
-        }
         let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
         let mut learned: Vec<usize> = match train_on {
             TrainOn::Last => spoken().next_back().into_iter().collect(),
@@ -313,9 +273,6 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where the template refuses the conversation, or the turns that are learned cannot be told apart.
     pub fn turns_from(&self, messages: &[Message], first: usize) -> Result<Vec<Turn>, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.turns_from(messages, first);
-        }
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         let after: Vec<usize> = spoken.iter().copied().filter(|index| *index >= first).collect();
         let learned: Vec<usize> = after.iter().copied().filter(|index| has_weight(&messages[*index])).collect();
@@ -334,9 +291,6 @@ impl ChatTemplate {
     /// # Errors
     /// Fails where the template refuses the conversation.
     pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.asked(messages);
-        }
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         match self.marked(messages, Then::Answer, &[]) {
             Ok(Some(turns)) => return Ok(turns),
@@ -456,9 +410,6 @@ impl ChatTemplate {
     /// What an assistant says in its last message, as the template writes it, without the end of the turn: what a model
     /// is to answer where it is asked with `asked`. None where that is not how the conversation begins.
     pub fn answer_to(&self, asked: &str, messages: &[Message]) -> Result<Option<String>, ChatError> {
-        if let Some(tool_use) = self.tool_use(messages)? {
-            return tool_use.answer_to(asked, messages);
-        }
         let whole = self.render(messages, false)?;
         let Some(said) = whole.strip_prefix(asked) else { return Ok(None) };
         let end = self.end_of_turn().map_or("", str::trim_end);
@@ -857,52 +808,6 @@ mod tests {
         let error =
             template("{{ raise_exception('roles must alternate') }}").render(&conversation(), false).unwrap_err();
         assert!(error.to_string().contains("roles must alternate"), "{error}");
-    }
-
-    /// As transformers renders them, which takes the template `tool_use` where there are tools.
-    #[test]
-    fn conversations_with_tools_have_a_template_of_their_own() {
-        let turns = |begin: &str, end: &str, said: &str| {
-            format!(
-                "{{% for m in messages %}}{begin}{{{{ m.role }}}}{end}{{% if m.role == 'assistant' %}}{said}{{% else %}}\
-                 {{{{ m.content }}}};{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{begin}assistant{end}{{% endif %}}"
-            )
-        };
-        let tool_use = turns("[", "]", "{% generation %}{{ m.content }};{% endgeneration %}");
-        let template =
-            template(&turns("<", ">", "{{ m.content }}|")).with_tool_use(&format!("{{{{ tools|tojson }}}}{tool_use}"));
-        let mut messages = [Message::new("user", "Rain?"), Message::new("assistant", "No.")];
-        let pieces_of = |messages: &[Message]| {
-            let turns = template.turns(messages, TrainOn::Assistant).unwrap();
-            turns.into_iter().map(|turn| (turn.text, turn.learn)).collect::<Vec<_>>()
-        };
-        let piece = |text: &str, learn| (text.to_owned(), learn);
-        let plain = "<user>Rain?;<assistant>";
-        assert_eq!(template.render(&messages[..1], true).unwrap(), plain);
-        assert_eq!(pieces_of(&messages), [piece(plain, false), piece("No.|", true)]);
-        messages[0].other.insert(TOOLS.to_owned(), json!([]));
-        assert_eq!(template.render(&messages, false).unwrap(), "[][user]Rain?;[assistant]No.;");
-        let tool = json!([{ "type": "function", "function": { "name": "weather", "parameters": {} } }]);
-        messages[0].other.insert(TOOLS.to_owned(), tool);
-        let with_tools = "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {}}}]\
-                          [user]Rain?;[assistant]";
-        assert_eq!(template.render(&messages[..1], true).unwrap(), with_tools);
-        assert_eq!(pieces_of(&messages), [piece(with_tools, false), piece("No.;", true)]);
-        assert_eq!(pieces(&template.asked(&messages[..1]).unwrap()), [(with_tools, false)]);
-        assert_eq!(template.answer_to(with_tools, &messages).unwrap().as_deref(), Some("No."));
-        // The default template would leave the tools out.
-        assert!(template.check(&messages).is_ok());
-        assert!(matches!(self::template("{{ messages }}").check(&messages), Err(ChatError::Tools)));
-    }
-
-    #[test]
-    fn a_mistake_in_the_template_of_tools_counts_where_there_are_tools() {
-        let template = template("{{ messages[0].content }}").with_tool_use("{% for");
-        let mut messages = [Message::new("user", "x")];
-        assert_eq!(template.render(&messages, false).unwrap(), "x");
-        messages[0].other.insert(TOOLS.to_owned(), json!([]));
-        let error = template.render(&messages, false).unwrap_err();
-        assert!(matches!(error, ChatError::ToolUse(_)) && error.to_string().contains("line 1"), "{error}");
     }
 
     /// Texts are as transformers renders them.

@@ -5,6 +5,7 @@
 //! training.
 
 mod chat;
+mod chat_templates;
 mod control;
 mod frame;
 mod named;
@@ -18,11 +19,14 @@ mod tool_calls;
 mod train_on;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
+pub use chat_templates::ChatTemplates;
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
 pub use named::NamedTemplate;
 pub use params::{ChatTemplateChoice, PROMPT, PromptParams, UnknownTemplate};
 pub use preference::{Responded, ResponseBorder};
-pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment, behind_reasoning};
+pub use render::{
+    Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment, StopTexts, behind_reasoning,
+};
 pub use template::{NAMED, Template, TemplateError};
 pub use tool_calls::{Calls, SaidWithCalls, Tool, ToolCall, ToolForm};
 pub use train_on::TrainOn;

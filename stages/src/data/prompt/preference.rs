@@ -76,9 +76,10 @@ impl PromptRenderer {
                 let whole: Vec<Message> = prompt.iter().chain(response).cloned().collect();
                 let messages = self.prompter.messages(&whole, tokenizer)?;
                 let first = messages.len() - response.len();
+                let template = self.prompter.chat_template(&messages)?;
                 let turns = match self.train_on {
-                    TrainOn::Response => self.prompter.chat_template()?.turns_from(&messages, first)?,
-                    train_on => self.prompter.chat_template()?.turns(&messages, train_on)?,
+                    TrainOn::Response => template.turns_from(&messages, first)?,
+                    train_on => template.turns(&messages, train_on)?,
                 };
                 let mut lesson = Prompt::default();
                 turns.into_iter().for_each(|turn| lesson.text(turn.text, turn.learn));
@@ -138,14 +139,14 @@ impl PromptRenderer {
             (Said::Turns(prompt), None) => {
                 let messages = prompter.messages(prompt, tokenizer)?;
                 let mut lesson = Prompt::default();
-                lesson.text(prompter.chat_template()?.render(&messages, true)?, false);
+                lesson.text(prompter.chat_template(&messages)?.render(&messages, true)?, false);
                 Ok(lesson)
             }
             (Said::Turns(prompt), Some(Said::Turns(response))) => {
                 let whole: Vec<Message> = prompt.iter().chain(response).cloned().collect();
                 let messages = prompter.messages(&whole, tokenizer)?;
                 let mut lesson = Prompt::default();
-                lesson.text(prompter.chat_template()?.render(&messages, false)?, false);
+                lesson.text(prompter.chat_template(&messages)?.render(&messages, false)?, false);
                 Ok(lesson)
             }
             _ => Err(PromptError::OtherShape),

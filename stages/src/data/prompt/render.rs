@@ -8,6 +8,7 @@ use std::sync::Arc;
 use engine::error::{Cause, StageError};
 
 use super::chat::{ChatError, ChatTemplate, PLACE, Turn, place_in};
+use super::chat_templates::{ChatTemplates, has_tools};
 use super::control::{ControlTexts, is_marked, without_marks, without_our_own};
 use super::params::PromptParams;
 use super::spelling::REASONING;
@@ -253,8 +254,8 @@ impl Prompt {
 #[derive(Clone)]
 pub struct Prompter {
     params: PromptParams,
-    /// The one asked for, else the tokenizer's.
-    chat_template: Option<Arc<ChatTemplate>>,
+    /// The one asked for, else those of the tokenizer.
+    chat_templates: Option<Arc<ChatTemplates>>,
 }
 
 impl Prompter {
@@ -263,14 +264,14 @@ impl Prompter {
     /// # Errors
     /// Fails where `chat_template` does not compile.
     pub fn new(params: &PromptParams, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
-        let chat_template = match &params.chat_template {
+        let chat_templates = match &params.chat_template {
             Some(choice) => {
-                let template = ChatTemplate::new(choice.text(), tokenizer.special_tokens());
-                Some(Arc::new(template.map_err(PromptError::ChatTemplate)?))
+                let templates = ChatTemplates::new(choice.text(), None, tokenizer.special_tokens());
+                Some(Arc::new(templates.map_err(PromptError::ChatTemplate)?))
             }
-            None => tokenizer.chat_template().cloned(),
+            None => tokenizer.chat_templates().cloned(),
         };
-        Ok(Self { params: params.clone(), chat_template })
+        Ok(Self { params: params.clone(), chat_templates })
     }
 
     /// A text as it stands, after the beginning-of-text token where one is wanted.
@@ -312,22 +313,14 @@ impl Prompter {
     /// # Errors
     /// Fails where there is no chat template or it refuses.
     pub fn conversation(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
-        self.asked(&self.messages(messages, tokenizer)?)
-    }
-
-    /// Messages as a chat template gets them, up to the assistant's answer.
-    fn asked(&self, messages: &[Message]) -> Result<Prompt, PromptError> {
-        let mut prompt = Prompt::default();
-        for turn in self.chat_template()?.asked(messages)? {
-            prompt.text(turn.text, false);
-        }
-        Ok(prompt)
+        let messages = self.messages(messages, tokenizer)?;
+        asked(self.chat_template(&messages)?, &messages)
     }
 
     /// The last message as a model is to say it that is asked with a prompt: what the template writes of it, but for
     /// reasoning; where the prompt is not how the conversation begins, its text.
     fn reference(&self, prompt: &Prompt, messages: &[Message], tokenizer: &Tokenizer) -> Result<String, PromptError> {
-        let template = self.chat_template()?.of(messages)?;
+        let template = self.chat_template(messages)?;
         let asked: String = prompt.segments.iter().filter_map(Segment::text).collect();
         let text = || messages.last().into_iter().flat_map(Message::texts).collect();
         let said = template.answer_to(&asked, messages)?.unwrap_or_else(text);
@@ -336,19 +329,24 @@ impl Prompter {
         Ok(behind_reasoning(&said, template.end_of_reasoning()).trim().to_owned())
     }
 
-    /// What ends the reasoning that a chat template lets a model write before its answer.
-    pub fn end_of_reasoning(&self) -> Option<&str> {
-        self.chat_template.as_ref().and_then(|template| template.end_of_reasoning())
+    /// What ends the reasoning that the template of a conversation lets a model write before its answer.
+    fn end_of_reasoning(&self, messages: &[Message]) -> Option<&str> {
+        self.chat_template(messages).ok()?.end_of_reasoning()
     }
 
-    /// The text that ends a turn, where it is no token that ends a completion by itself.
-    pub fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
-        self.chat_template.as_ref()?.end_of_turn().and_then(|end| stop_text(end, tokenizer))
+    /// The texts that end the answers to conversations.
+    pub fn stop_texts(&self, tokenizer: &Tokenizer) -> StopTexts {
+        let of = |template: &ChatTemplate| stop_text(template.end_of_turn()?, tokenizer);
+        let templates = self.chat_templates();
+        StopTexts {
+            without_tools: templates.and_then(|templates| of(templates.without_tools())),
+            with_tools: templates.and_then(|templates| of(templates.with_tools().ok()?)),
+        }
     }
 
-    /// How the chat template writes calls of tools, if it does and in a form that can be read.
+    /// How the template of conversations with tools writes calls of them, if it does and in a form that can be read.
     pub fn tool_form(&self) -> Option<ToolForm> {
-        self.chat_template.as_deref().and_then(ToolForm::of)
+        ToolForm::of(self.chat_templates()?.with_tools().ok()?)
     }
 
     /// Whether prompts and texts begin with the beginning-of-text token.
@@ -356,12 +354,17 @@ impl Prompter {
         self.bos(tokenizer).is_some()
     }
 
-    /// The template of conversations.
+    /// The template of a conversation.
     ///
     /// # Errors
-    /// Fails where there is none.
-    pub fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
-        self.chat_template.as_deref().ok_or(PromptError::NoChatTemplate)
+    /// Fails where there is none, or it is one with a mistake.
+    pub fn chat_template(&self, messages: &[Message]) -> Result<&ChatTemplate, PromptError> {
+        Ok(self.chat_templates().ok_or(PromptError::NoChatTemplate)?.of(messages)?)
+    }
+
+    /// The templates of conversations, if there are any.
+    pub fn chat_templates(&self) -> Option<&ChatTemplates> {
+        self.chat_templates.as_deref()
     }
 
     pub(super) fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
@@ -402,8 +405,9 @@ impl Prompter {
     /// Fails where the template cannot write what they hold.
     pub(super) fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<Message>, PromptError> {
         // First, since control tokens are looked for in what a template is given.
-        let messages = match &self.chat_template {
-            Some(template) => {
+        let messages = match self.chat_templates() {
+            Some(templates) => {
+                let template = templates.of(messages)?;
                 template.check(messages)?;
                 template.spelled(messages)?
             }
@@ -433,10 +437,35 @@ impl Prompter {
     }
 }
 
+/// Messages as a chat template gets them, up to the assistant's answer.
+fn asked(template: &ChatTemplate, messages: &[Message]) -> Result<Prompt, PromptError> {
+    let mut prompt = Prompt::default();
+    for turn in template.asked(messages)? {
+        prompt.text(turn.text, false);
+    }
+    Ok(prompt)
+}
+
 /// What a model said, without the reasoning that it wrote before; `end` is what ends that.
 pub fn behind_reasoning<'a>(said: &'a str, end: Option<&str>) -> &'a str {
     let behind = end.and_then(|end| said.rsplit_once(end));
     behind.map_or(said, |(_, behind)| behind.trim_start())
+}
+
+/// The texts that end the answers to conversations, where they are no tokens that end a completion by themselves.
+#[derive(Debug, Clone)]
+pub struct StopTexts {
+    /// Where a conversation has no tools.
+    pub without_tools: Option<String>,
+    /// Where it has tools.
+    pub with_tools: Option<String>,
+}
+
+impl StopTexts {
+    /// That of a conversation.
+    pub fn of(&self, messages: &[Message]) -> Option<&str> {
+        if has_tools(messages) { self.with_tools.as_deref() } else { self.without_tools.as_deref() }
+    }
 }
 
 /// The text that a completion ends with, where it is learned as plain text: no token of it ends one.
@@ -479,6 +508,45 @@ fn pieces<'a>(turn: &'a Turn, begins: usize, masked: &[Range<usize>]) -> Vec<(&'
     pieces
 }
 
+/// Where in a conversation the reasoning of what is learned is written, in order.
+fn places_of_reasoning(
+    template: &ChatTemplate,
+    messages: &[Message],
+    turns: &[Turn],
+) -> Result<Vec<Range<usize>>, PromptError> {
+    let is_learned = |index| turns.iter().find(|turn| turn.message == Some(index)).is_none_or(|turn| turn.learn);
+    let reasons = |message: &Message| {
+        let reasoning = message.other.get(REASONING[0]).and_then(serde_json::Value::as_str);
+        message.role == "assistant" && reasoning.is_some_and(|reasoning| !reasoning.trim().is_empty())
+    };
+    let whole: String = turns.iter().map(|turn| turn.text.as_str()).collect();
+    let mut places = Vec::new();
+    for index in (0..messages.len()).filter(|index| reasons(&messages[*index]) && is_learned(*index)) {
+        let mut messages = messages.to_vec();
+        let fields = &mut messages[index].other;
+        REASONING.iter().for_each(|name| drop(fields.insert((*name).to_owned(), PLACE.into())));
+        let with_place = template.render(&messages, false)?;
+        // A template need not write it.
+        if with_place.contains(PLACE) {
+            places.push(place_in(&whole, &with_place).ok_or(PromptError::Reasoning)?);
+        }
+    }
+    places.sort_by_key(|place| place.start);
+    Ok(places)
+}
+
+/// The conversation that a row asks, as far as it is one.
+fn asked_in(row: &Row) -> &[Message] {
+    match row {
+        Row::Messages(messages) => messages,
+        Row::Judged(judged) => match &judged.prompt {
+            Said::Turns(turns) => turns,
+            Said::Text(_) => &[],
+        },
+        Row::Columns(_) | Row::Text(_) => &[],
+    }
+}
+
 impl PromptRenderer {
     /// A renderer for rows with these facts; it teaches what the model is to say. Every call takes the same tokenizer.
     ///
@@ -519,41 +587,65 @@ impl PromptRenderer {
         Self { learn_reasoning, ..self }
     }
 
-    /// Whether the headers of assistants' turns are learned because the chat template does not tell them apart.
-    pub fn learns_headers(&self) -> bool {
-        let template = self.of_conversations();
-        self.train_on != TrainOn::All && template.is_some_and(|template| !template.has_generation_prompt())
+    /// The chat templates whose headers of assistants' turns are learned because they do not tell them apart: of each
+    /// what a sentence about it begins with.
+    pub fn learns_headers(&self) -> Vec<&'static str> {
+        self.templates_where(|template| self.train_on != TrainOn::All && !template.has_generation_prompt())
     }
 
-    /// Whether the chat template has marks that decide nothing, since they are not one for each assistant's turn.
-    pub fn has_idle_marks(&self) -> bool {
-        self.of_conversations().is_some_and(ChatTemplate::has_idle_marks)
+    /// The chat templates with marks that decide nothing, since they are not one for each assistant's turn.
+    pub fn has_idle_marks(&self) -> Vec<&'static str> {
+        self.templates_where(ChatTemplate::has_idle_marks)
     }
 
-    /// Whether the chat template writes nothing behind a conversation, so that the end of an answer is not learned.
-    pub fn leaves_the_end_open(&self) -> bool {
-        self.of_conversations().is_some_and(ChatTemplate::leaves_the_end_open)
+    /// The chat templates that write nothing behind a conversation, so that the end of an answer is not learned.
+    pub fn leaves_the_end_open(&self) -> Vec<&'static str> {
+        self.templates_where(ChatTemplate::leaves_the_end_open)
     }
 
-    /// The template of rows that are conversations.
-    fn of_conversations(&self) -> Option<&ChatTemplate> {
-        self.prompter.chat_template.as_deref().filter(|_| self.shape == Shape::Messages)
+    /// The templates of rows that are conversations of which something holds. Whether any of them has tools is not
+    /// known before they are read.
+    fn templates_where(&self, holds: impl Fn(&ChatTemplate) -> bool) -> Vec<&'static str> {
+        let templates = self.prompter.chat_templates().filter(|_| self.shape == Shape::Messages);
+        templates.map(|templates| templates.subjects(holds)).unwrap_or_default()
     }
 
-    /// What ends the reasoning before an answer, where the rows may be conversations.
-    pub fn end_of_reasoning(&self) -> Option<&str> {
-        match self.shape {
-            Shape::Prompt | Shape::Text => None,
-            Shape::Messages | Shape::Pairs | Shape::Judged => self.prompter.end_of_reasoning(),
+    /// What ends the reasoning before the answer to a row, where it may be a conversation.
+    pub fn end_of_reasoning_in(&self, row: &Row) -> Option<&str> {
+        match (self.shape, row) {
+            (Shape::Prompt | Shape::Text, _) => None,
+            (Shape::Messages | Shape::Pairs | Shape::Judged, row) => self.prompter.end_of_reasoning(asked_in(row)),
         }
     }
 
-    /// The text that ends an answer, where it is no token that ends a completion by itself.
-    pub fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+    /// What ends the reasoning before an answer, as it is noted for a whole stage, where the rows may be conversations:
+    /// what the default template says, or else that of conversations with tools. Where the two write it in different
+    /// tags, that is not known of the answers to conversations with tools.
+    pub fn end_of_reasoning(&self) -> Option<&str> {
         match self.shape {
-            Shape::Prompt => stop_text(self.template.as_ref()?.response_end.as_ref()?, tokenizer),
-            Shape::Text => None,
-            Shape::Messages | Shape::Pairs | Shape::Judged => self.prompter.stop_text(tokenizer),
+            Shape::Prompt | Shape::Text => None,
+            Shape::Messages | Shape::Pairs | Shape::Judged => {
+                self.prompter.chat_templates()?.all().find_map(ChatTemplate::end_of_reasoning)
+            }
+        }
+    }
+
+    /// The texts that end an answer, where they are no tokens that end a completion by themselves. Of two chat
+    /// templates they are those of both: completions of many rows are made together and end by the same texts, and an
+    /// answer hardly says what ends a turn of the other template.
+    pub fn stop_texts(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        match self.shape {
+            Shape::Prompt => {
+                let end = self.template.as_ref().and_then(|template| template.response_end.as_deref());
+                end.and_then(|end| stop_text(end, tokenizer)).into_iter().collect()
+            }
+            Shape::Text => Vec::new(),
+            Shape::Messages | Shape::Pairs | Shape::Judged => {
+                let StopTexts { without_tools, with_tools } = self.prompter.stop_texts(tokenizer);
+                let mut texts: Vec<String> = without_tools.into_iter().chain(with_tools).collect();
+                texts.dedup();
+                texts
+            }
         }
     }
 
@@ -607,9 +699,10 @@ impl PromptRenderer {
                 let messages = prompter.messages(messages, tokenizer)?;
                 let mut prompt = Prompt::default();
                 let weights = messages.iter().map(|message| self.weight_of(message)).collect::<Result<Vec<_>, _>>()?;
-                let turns = prompter.chat_template()?.turns(&messages, self.train_on)?;
+                let template = prompter.chat_template(&messages)?;
+                let turns = template.turns(&messages, self.train_on)?;
                 let masked =
-                    if self.learn_reasoning { Vec::new() } else { self.places_of_reasoning(&messages, &turns)? };
+                    if self.learn_reasoning { Vec::new() } else { places_of_reasoning(template, &messages, &turns)? };
                 let are_weighted = weights.iter().any(|weight| *weight != 1.0);
                 if are_weighted && turns.iter().all(|turn| turn.message.is_none()) {
                     return Err(PromptError::WeightOfUnknownTurn);
@@ -630,29 +723,6 @@ impl PromptRenderer {
             }
             _ => Err(PromptError::OtherShape),
         }
-    }
-
-    /// Where in a conversation the reasoning of what is learned is written, in order.
-    fn places_of_reasoning(&self, messages: &[Message], turns: &[Turn]) -> Result<Vec<Range<usize>>, PromptError> {
-        let is_learned = |index| turns.iter().find(|turn| turn.message == Some(index)).is_none_or(|turn| turn.learn);
-        let reasons = |message: &Message| {
-            let reasoning = message.other.get(REASONING[0]).and_then(serde_json::Value::as_str);
-            message.role == "assistant" && reasoning.is_some_and(|reasoning| !reasoning.trim().is_empty())
-        };
-        let whole: String = turns.iter().map(|turn| turn.text.as_str()).collect();
-        let mut places = Vec::new();
-        for index in (0..messages.len()).filter(|index| reasons(&messages[*index]) && is_learned(*index)) {
-            let mut messages = messages.to_vec();
-            let fields = &mut messages[index].other;
-            REASONING.iter().for_each(|name| drop(fields.insert((*name).to_owned(), PLACE.into())));
-            let with_place = self.prompter.chat_template()?.render(&messages, false)?;
-            // A template need not write it.
-            if with_place.contains(PLACE) {
-                places.push(place_in(&whole, &with_place).ok_or(PromptError::Reasoning)?);
-            }
-        }
-        places.sort_by_key(|place| place.start);
-        Ok(places)
     }
 
     /// The weight that an assistant's message gives itself; 1 where it gives none, and of every other message.
@@ -691,7 +761,7 @@ impl PromptRenderer {
                 let all = self.prompter.messages(messages, tokenizer)?;
                 let behind = messages.len() - answer.unwrap_or(messages.len());
                 let (asks, answers) = all.split_at(all.len() - behind);
-                let prompt = self.prompter.asked(asks)?;
+                let prompt = asked(self.prompter.chat_template(&all)?, asks)?;
                 let reference = match answers.is_empty() {
                     true => None,
                     false => Some(self.prompter.reference(&prompt, &all[..=asks.len()], tokenizer)?),

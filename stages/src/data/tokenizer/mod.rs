@@ -10,7 +10,7 @@ mod limits;
 mod pieces;
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
 
-use crate::data::prompt::{ChatError, ChatTemplate, ControlTexts};
+use crate::data::artifact::{CHAT_TEMPLATE_FILE, CHAT_TEMPLATES_FOLDER};
+use crate::data::prompt::{ChatError, ChatTemplates, ControlTexts};
 use bulk::BulkEncoder;
 pub(crate) use bulk::{Candidate, Unfit};
 pub use extend::{AddTokensError, NewToken, add_tokens};
@@ -64,7 +65,7 @@ impl From<TokenizerError> for StageError {
     fn from(error: TokenizerError) -> Self {
         let missing = match &error {
             TokenizerError::Read { path, source } => {
-                source.kind() == std::io::ErrorKind::NotFound && path.ends_with("tokenizer.json")
+                source.kind() == ErrorKind::NotFound && path.ends_with("tokenizer.json")
             }
             _ => false,
         };
@@ -77,7 +78,7 @@ impl From<TokenizerError> for StageError {
     }
 }
 
-/// A tokenizer with its special tokens and its chat template.
+/// A tokenizer with its special tokens and its chat templates.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bulk: Option<BulkEncoder>,
@@ -87,7 +88,7 @@ pub struct Tokenizer {
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
-    chat_template: Option<Arc<ChatTemplate>>,
+    chat_templates: Option<Arc<ChatTemplates>>,
     control_texts: ControlTexts,
 }
 
@@ -120,7 +121,7 @@ impl Tokenizer {
         let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
         let is_named = ["bos_token", "add_bos_token"].iter().any(|name| config.contains_key(*name));
         let bos_token_id = if is_named { bos_token_id } else { beginning(&inner) };
-        let chat_template = chat_template(folder, &config)?;
+        let chat_templates = chat_templates(folder, &config)?;
         let added = inner.get_added_tokens_decoder();
         let special = added.into_values().filter(|token| token.special).map(|token| token.content);
         let control_texts = ControlTexts::new(special);
@@ -132,7 +133,7 @@ impl Tokenizer {
             bos_token_id,
             eos_token_id,
             pad_token_id,
-            chat_template,
+            chat_templates,
             control_texts,
         })
     }
@@ -257,9 +258,9 @@ impl Tokenizer {
         ids
     }
 
-    /// The chat template, if the model has one.
-    pub fn chat_template(&self) -> Option<&Arc<ChatTemplate>> {
-        self.chat_template.as_ref()
+    /// The chat templates, if the model has any.
+    pub fn chat_templates(&self) -> Option<&Arc<ChatTemplates>> {
+        self.chat_templates.as_ref()
     }
 
     /// The texts of its special tokens, to find them in data.
@@ -308,7 +309,7 @@ fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
 fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
     let bytes = match read_bounded(path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Map::new()),
         Err(source) => return Err(TokenizerError::Read { path: path.to_owned(), source }),
     };
     serde_json::from_slice(&bytes)
@@ -347,25 +348,37 @@ fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
 pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
     let mut config = read_object(&folder.join("special_tokens_map.json")).ok()?;
     config.extend(read_object(&folder.join("tokenizer_config.json")).ok()?);
-    Some(folder.join("chat_template.jinja").is_file() || template_in_config(&config).is_some())
+    Some(folder.join(CHAT_TEMPLATE_FILE).is_file() || template_in_config(&config).is_some())
 }
 
-fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplate>>, TokenizerError> {
-    let path = folder.join("chat_template.jinja");
-    let (source, tool_use) = match std::fs::read_to_string(&path) {
-        // The file replaces all templates of the configuration.
-        Ok(text) => (Some(text), None),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            (template_in_config(config), named_template(config, "tool_use"))
+/// The name of the template of conversations with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// The chat templates of a tokenizer in a folder, as transformers reads them: the file of the default one replaces all
+/// those of the configuration, and each file of the folder of others replaces the one of its name. Where that folder
+/// alone is there, transformers has no default template; here it is the configuration's.
+fn chat_templates(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplates>>, TokenizerError> {
+    let file = template_in_file(folder.join(CHAT_TEMPLATE_FILE))?;
+    let tool_use = template_in_file(folder.join(CHAT_TEMPLATES_FOLDER).join(format!("{TOOL_USE}.jinja")))?;
+    let (default, tool_use) = match file {
+        Some(file) => (Some(file), tool_use),
+        None => {
+            let in_config = || named_template(config, TOOL_USE).map(str::to_owned);
+            (template_in_config(config), tool_use.or_else(in_config))
         }
-        Err(source) => return Err(TokenizerError::Read { path, source }),
     };
-    let Some(source) = source else { return Ok(None) };
-    let template = ChatTemplate::new(&source, special_tokens(config)).map_err(TokenizerError::ChatTemplate)?;
-    Ok(Some(Arc::new(match tool_use {
-        Some(tool_use) => template.with_tool_use(tool_use),
-        None => template,
-    })))
+    let Some(default) = default else { return Ok(None) };
+    let templates = ChatTemplates::new(&default, tool_use.as_deref(), special_tokens(config));
+    Ok(Some(Arc::new(templates.map_err(TokenizerError::ChatTemplate)?)))
+}
+
+/// The text of a template's file, if it is there.
+fn template_in_file(path: PathBuf) -> Result<Option<String>, TokenizerError> {
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(source) => Err(TokenizerError::Read { path, source }),
+    }
 }
 
 /// `chat_template` is a text, or a list of named ones, of which `default` is for conversations without tools.
@@ -429,6 +442,19 @@ mod tests {
         assert_eq!(tokens, expected);
     }
 
+    /// What the tokenizer of a folder makes of a conversation without tools and of one with a tool.
+    fn rendered(folder: &Path) -> [String; 2] {
+        let tokenizer = Tokenizer::from_folder(folder).unwrap();
+        let mut messages = [Message::new("user", "x")];
+        let text = |messages: &[Message]| {
+            let template = tokenizer.chat_templates().unwrap().of(messages).unwrap();
+            template.render(messages, false).unwrap()
+        };
+        let plain = text(&messages);
+        messages[0].other.insert(TOOLS.to_owned(), json!([{ "name": "f" }]));
+        [plain, text(&messages)]
+    }
+
     /// Texts are as transformers renders them.
     #[test]
     fn of_named_templates_one_is_for_tools() {
@@ -438,19 +464,39 @@ mod tests {
         let written = |templates: Value| {
             let config = json!({ "chat_template": templates }).to_string();
             std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
-            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
-            let mut messages = [Message::new("user", "x")];
-            let plain = tokenizer.chat_template().unwrap().render(&messages, false).unwrap();
-            messages[0].other.insert(TOOLS.to_owned(), json!([{ "name": "f" }]));
-            (plain, tokenizer.chat_template().unwrap().render(&messages, false).unwrap())
+            rendered(folder.path())
         };
         let (default, tool_use) = (named("default", "default"), named("tool_use", "{{ tools[0].name }}"));
-        let pair = |plain: &str, tools: &str| (plain.to_owned(), tools.to_owned());
-        assert_eq!(written(json!([tool_use, default])), pair("default", "f"));
-        assert_eq!(written(json!([default, named("rag", "rag")])), pair("default", "default"));
-        assert_eq!(written(json!("one")), pair("one", "one"));
+        assert_eq!(written(json!([tool_use, default])), ["default", "f"]);
+        assert_eq!(written(json!([default, named("rag", "rag")])), ["default", "default"]);
+        assert_eq!(written(json!("one")), ["one", "one"]);
         std::fs::write(folder.path().join("chat_template.jinja"), "file").unwrap();
-        assert_eq!(written(json!([tool_use, default])), pair("file", "file"));
+        assert_eq!(written(json!([tool_use, default])), ["file", "file"]);
+    }
+
+    /// As transformers 5 saves several templates, and reads them; but it has no default one where `chat_template.jinja`
+    /// is missing.
+    #[test]
+    fn a_folder_has_the_templates_beside_the_default_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::copy(golden("bytelevel/tokenizer.json"), path("tokenizer.json")).unwrap();
+        std::fs::create_dir(path("additional_chat_templates")).unwrap();
+        let tool_use = path("additional_chat_templates/tool_use.jinja");
+        std::fs::write(&tool_use, "{{ tools[0].name }} of the folder").unwrap();
+        std::fs::write(path("additional_chat_templates/rag.jinja"), "{% for").unwrap();
+        std::fs::write(path("chat_template.jinja"), "file").unwrap();
+        assert_eq!(rendered(folder.path()), ["file", "f of the folder"]);
+        let named = |name: &str| json!({ "name": name, "template": format!("{name} of the configuration") });
+        let config = json!({ "chat_template": [named("default"), named("tool_use")] }).to_string();
+        std::fs::write(path("tokenizer_config.json"), config).unwrap();
+        assert_eq!(rendered(folder.path()), ["file", "f of the folder"]);
+        std::fs::remove_file(path("chat_template.jinja")).unwrap();
+        assert_eq!(rendered(folder.path()), ["default of the configuration", "f of the folder"]);
+        std::fs::remove_file(tool_use).unwrap();
+        assert_eq!(rendered(folder.path()), ["default of the configuration", "tool_use of the configuration"]);
+        std::fs::write(path("chat_template.jinja"), "file").unwrap();
+        assert_eq!(rendered(folder.path()), ["file", "file"]);
     }
 
     #[test]

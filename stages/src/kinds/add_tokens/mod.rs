@@ -19,7 +19,7 @@ use model::resize::{ResizeError, ResizeOptions};
 
 use crate::compute::aware;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, CHAT_TEMPLATE, CONFIG, QUANTIZATION, SAVED_TEMPLATE};
-use crate::data::artifact::{Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::data::artifact::{Model, OutputKind, Tokenizer};
 use crate::data::prompt::PROMPT;
 use crate::data::tokenizer::{AddTokensError, NewToken, add_tokens};
 use crate::forecast::PROCESS_BYTES;
@@ -51,7 +51,7 @@ impl AddTokens {
 
 impl StageKind for AddTokens {
     const NAME: &'static str = "add_tokens";
-    const VERSION: u32 = 2; // 2: models trained with QAT are refused.
+    const VERSION: u32 = 3; // 3: as `merge` 3.
     const ABOUT: &'static str = "Adds tokens to a model and its tokenizer.";
     const ALSO_CALLED: &'static [&'static str] = &["resize_token_embeddings", "added_tokens", "new_tokens"];
 }
@@ -135,9 +135,7 @@ impl Stage for AddTokens {
         let ids: Vec<u32> = (before..).take(tokens.len()).collect();
 
         let tokenizer_draft = context.create("tokenizer")?;
-        for name in TOKENIZER_FILES.iter().filter(|name| draft.folder.join(name).exists()) {
-            checkpoint::copy(&draft.folder.join(name), &tokenizer_draft.folder.join(name))?;
-        }
+        checkpoint::copy_tokenizer(&draft.folder, &tokenizer_draft.folder)?;
         let mut facts: Facts = checkpoint::facts(&mut draft)?;
         facts.insert(ADDED_TOKENS.to_owned(), ids.clone().into());
         let of_base = |name: &str| Some((name.to_owned(), base.description.facts.get(name)?.clone()));

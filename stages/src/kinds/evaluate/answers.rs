@@ -40,18 +40,18 @@ impl Answers {
         let prompts: Vec<Vec<u32>> =
             group.iter_mut().map(|(row, example)| ask(subject, row, example)).collect::<Result<_, _>>()?;
         let (mut examples, mut requests) = (Vec::new(), Vec::new());
-        for ((_, example), prompt) in group.iter_mut().zip(&prompts) {
+        for ((row, example), prompt) in group.iter_mut().zip(&prompts) {
             if example.reference.is_none() || subject.session.misfit(prompt).is_some() {
                 self.skipped_rows += 1;
                 continue;
             }
             requests.push(Request { prompt, row: example.row });
-            examples.push(example);
+            examples.push((&*row, example));
         }
         let progress = BatchProgress { unit: "rows", done: first, total: Some(subject.count), mode: StreamMode::Count };
         let answers = subject.session.answer(&requests, progress, context)?;
-        for (example, answer) in examples.into_iter().zip(answers) {
-            self.add(example, answer, subject.renderer.end_of_reasoning(), measures);
+        for ((row, example), answer) in examples.into_iter().zip(answers) {
+            self.add(example, answer, subject.renderer.end_of_reasoning_in(row), measures);
         }
         Ok(())
     }

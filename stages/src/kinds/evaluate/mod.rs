@@ -113,9 +113,10 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 15; // 15: as `tokenize` 8; rows without a token do not count in standard errors.
+    const VERSION: u32 = 16; // 16: as `tokenize` 9; each of two templates ends completions and reasoning where it ends them.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
+    const TEXTS: &'static [&'static str] = &["env"];
     const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
 
@@ -331,7 +332,7 @@ impl Subject {
         }
         let mut session = InferenceSession::open(&params.inference, Sampling::GREEDY, context)?;
         let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &session.tokenizer)?;
-        session.end_at(&params.inference, renderer.stop_text(&session.tokenizer));
+        session.end_at(&params.inference, &renderer.stop_texts(&session.tokenizer));
         Ok(Self { renderer, session, count: params.limit.unwrap_or(u64::MAX).min(rows.len()), rows, next: 0 })
     }
 

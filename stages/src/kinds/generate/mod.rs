@@ -107,8 +107,9 @@ impl Generate {
 
 impl StageKind for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 10; // 10: as `tokenize` 8.
+    const VERSION: u32 = 11; // 11: as `evaluate` 16.
     const ABOUT: &'static str = "Generates completions of prompts.";
+    const TEXTS: &'static [&'static str] = &["env"];
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
 
@@ -185,7 +186,7 @@ impl Stage for Generate {
         let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
         let mut session = InferenceSession::open(&self.inference, self.sampling(), context)?;
         let mut prompts = Prompts::open(self, &session.tokenizer, context)?;
-        session.end_at(&self.inference, prompts.stop_text(&session.tokenizer));
+        session.end_at(&self.inference, &prompts.stop_texts(&session.tokenizer));
 
         let draft = context.create("samples")?;
         let mut writer = SamplesWriter::create(&draft.folder, self.samples_per_prompt)?;

@@ -177,12 +177,15 @@ impl Prompts {
         self.identity.as_deref()
     }
 
-    /// The text that ends an answer, where it is no token that ends a completion by itself.
-    pub(super) fn stop_text(&self, tokenizer: &Tokenizer) -> Option<String> {
+    /// The texts that end an answer, where they are no tokens that end a completion by themselves.
+    pub(super) fn stop_texts(&self, tokenizer: &Tokenizer) -> Vec<String> {
         match &self.source {
-            Source::Texts { form: Form::Chat, prompter, .. } => prompter.stop_text(tokenizer),
-            Source::Texts { .. } => None,
-            Source::Rows { renderer, .. } => renderer.stop_text(tokenizer),
+            // What the pipeline file lists are conversations without tools.
+            Source::Texts { form: Form::Chat, prompter, .. } => {
+                prompter.stop_texts(tokenizer).without_tools.into_iter().collect()
+            }
+            Source::Texts { .. } => Vec::new(),
+            Source::Rows { renderer, .. } => renderer.stop_texts(tokenizer),
         }
     }
 

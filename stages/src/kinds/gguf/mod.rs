@@ -87,7 +87,7 @@ impl Type {
 
 impl StageKind for Gguf {
     const NAME: &'static str = "gguf";
-    const VERSION: u32 = 2; // 2: the first gemma's end of turn has its key.
+    const VERSION: u32 = 3; // 3: chat templates besides the default one are written.
     const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
     const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
     const GOAL: bool = true;

@@ -7,6 +7,7 @@ mod rows;
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cache::{Digest, Hasher};
@@ -40,7 +41,7 @@ const REPORT_FILE: &str = "merge_report.json";
 
 impl StageKind for Merge {
     const NAME: &'static str = "merge";
-    const VERSION: u32 = 2; // 2: the chat template that the adapter was trained with is saved.
+    const VERSION: u32 = 3; // 3: a folder of chat templates stays with the model.
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const GOAL: bool = true;
@@ -219,22 +220,31 @@ fn seal(
 /// A digest of the weights and of the contents of all other files that are there.
 fn identity(weights: &str, draft: &mut Draft) -> Result<Digest, StageError> {
     let folder = draft.folder.clone();
-    let unreadable = || format!("cannot read `{}`", folder.display());
     let mut files = Vec::new();
-    for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
-        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
-        if path.extension().is_none_or(|extension| extension != "safetensors") {
-            files.push(path);
-        }
-    }
+    add_other_files(&folder, &mut files)?;
     files.sort();
     let mut hasher = Hasher::new();
     hasher.value(weights.as_bytes());
     for path in files {
         let digest = draft.digest(&path)?;
-        hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
+        let name = path.strip_prefix(&folder).expect("it is in the folder");
+        hasher.value(name.as_os_str().as_encoded_bytes()).value(digest.as_bytes());
     }
     Ok(hasher.finish())
+}
+
+/// Adds the files of a folder, and of those in it, that are no weights.
+fn add_other_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), StageError> {
+    let unreadable = || format!("cannot read `{}`", folder.display());
+    for entry in fs::read_dir(folder).or_fail(Cause::Machine, unreadable)? {
+        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
+        if path.is_dir() {
+            add_other_files(&path, files)?;
+        } else if path.extension().is_none_or(|extension| extension != "safetensors") {
+            files.push(path);
+        }
+    }
+    Ok(())
 }
 
 fn failure(error: MergeError, message: &str) -> StageError {

@@ -87,7 +87,7 @@ impl Quantize {
 
 impl StageKind for Quantize {
     const NAME: &'static str = "quantize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: as `merge` 3.
     const ABOUT: &'static str = "Stores a model's linear layers in 4 or 8 bits, for transformers with bitsandbytes.";
     const ALSO_CALLED: &'static [&'static str] = &["quantise", "bitsandbytes", "bnb"];
     const GOAL: bool = true;

@@ -171,7 +171,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 8; // 8: `tool_use` renders conversations with tools; marks, `raw` and `attr` of chat templates are Jinja's.
+    const VERSION: u32 = 9; // 9: `tool_use` is read from a folder of templates, too.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
 }
 
@@ -263,23 +263,23 @@ impl Stage for Tokenize {
             return Err(StageError::new(Cause::BadParameters, problem.message));
         }
         let renderer = renderer.weighted_by(self.weight.clone()).learning_reasoning(self.train_on_reasoning);
-        if renderer.learns_headers() {
-            context.warn(
-                "the chat template ignores `add_generation_prompt` and has no `{% generation %}` marks around each \
-                 assistant's turn: the header of an assistant's turn is trained with the turn",
-            );
+        for template in renderer.learns_headers() {
+            context.warn(format!(
+                "{template} ignores `add_generation_prompt` and has no `{{% generation %}}` marks around each \
+                 assistant's turn: the header of an assistant's turn is trained with the turn"
+            ));
         }
-        if renderer.has_idle_marks() {
-            context.warn(
-                "the chat template's `{% generation %}` marks are not one for each assistant's turn: they are ignored, \
-                 and `train_on` alone decides what is trained",
-            );
+        for template in renderer.has_idle_marks() {
+            context.warn(format!(
+                "{template}'s `{{% generation %}}` marks are not one for each assistant's turn: they are ignored, and \
+                 `train_on` alone decides what is trained"
+            ));
         }
-        if renderer.leaves_the_end_open() {
-            context.warn(
-                "the chat template writes nothing behind the last turn of a conversation: its end is not trained, so \
-                 the model may not learn where to stop",
-            );
+        for template in renderer.leaves_the_end_open() {
+            context.warn(format!(
+                "{template} writes nothing behind the last turn of a conversation: its end is not trained, so the \
+                 model may not learn where to stop"
+            ));
         }
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
@@ -390,7 +390,7 @@ fn begins_turns(tokenizer: &Tokenizer) -> bool {
         return false;
     }
     let turns = [Message::new("user", "x")];
-    let rendered = tokenizer.chat_template().and_then(|template| template.render(&turns, true).ok());
+    let rendered = tokenizer.chat_templates().and_then(|templates| templates.without_tools().render(&turns, true).ok());
     let bos = tokenizer.special_tokens().remove("bos_token").unwrap_or_default();
     rendered.is_some_and(|text| !bos.is_empty() && text.matches(&bos).count() > 1)
 }

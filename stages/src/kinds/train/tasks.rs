@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use engine::context::StageContext;
 use engine::error::StageError;
@@ -102,8 +101,8 @@ impl TaskValidator {
             Some(tokenizer) => Tokenizer::from_folder(&context.open(tokenizer)?.folder)?,
             None => Tokenizer::from_folder(model)?,
         };
-        let (prepared, groups) =
-            prepare(&params.choice, params.limit, tokenizer.chat_template().map(Arc::as_ref), context)?;
+        let template = tokenizer.chat_templates().map(|templates| templates.without_tools());
+        let (prepared, groups) = prepare(&params.choice, params.limit, template, context)?;
         if let Some(of) = prepared.iter().find(|of| of.task.output_type == OutputType::GenerateUntil) {
             let message = format!("`{}` {GENERATES}", of.task.name);
             return Err(StageError::from(TaskError::of(&of.task.file, "output_type", message))

@@ -21,7 +21,7 @@ use super::Evaluate;
 use crate::compute::inference::{self, InferenceSession};
 use crate::compute::journal;
 use crate::data::artifact::RowsReader;
-use crate::data::prompt::Prompter;
+use crate::data::prompt::{ChatTemplates, Prompter};
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::forget_working_files;
 use crate::tasks::results::Answer;
@@ -47,7 +47,8 @@ pub(super) fn run(params: &Evaluate, context: &mut StageContext) -> Result<(), S
     let tokenizer = Tokenizer::from_folder(&folder)?;
     let prompter = Prompter::new(&params.prompt, &tokenizer)
         .or_fail(Cause::BadParameters, || "the chat template cannot be used".to_owned())?;
-    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, prompter.chat_template().ok(), context)?;
+    let template = prompter.chat_templates().map(ChatTemplates::without_tools);
+    let (prepared, groups) = prepare(&params.task.0.choice, params.limit, template, context)?;
     let contamination = match &params.task.0.train_data {
         None => Vec::new(),
         Some(input) => contamination::look(&prepared, &mut RowsReader::open(&context.open(input)?)?, context)?,
