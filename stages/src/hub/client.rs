@@ -1,7 +1,7 @@
 //! The Hub as the stages see it: three questions, each a blocking call.
 
 use std::fs;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,18 +16,15 @@ use engine::protocol::Network;
 use reqwest::Url;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use super::connection::{Connection, Retry, Token};
 use super::error::HubError;
 use super::listing::RemoteFile;
 use super::locked;
+use super::parallel::{PARALLEL_FILES, in_tasks};
 use super::repository::{Repository, Snapshot, is_commit};
 use super::service::Service;
 use super::transfer::{Source, Transfer};
-
-/// How many files are fetched at a time.
-pub(super) const PARALLEL_FILES: usize = 4;
 
 /// How often the caller hears how far a download is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -80,7 +77,7 @@ impl Hub {
     /// # Errors
     /// Fails where it is not a web address.
     pub fn new(endpoint: &str) -> Result<Self, HubError> {
-        let bad = || HubError::BadEndpoint(endpoint.to_owned());
+        let bad = || HubError::BadEndpoint(without_credentials(endpoint.trim()));
         let url = Url::parse(endpoint.trim()).map_err(|_| bad())?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad());
@@ -217,13 +214,11 @@ impl Hub {
         let total = files.iter().map(|file| file.size).sum();
         let done = Arc::new(AtomicU64::new(0));
         let (stop, mut stopped) = watch::channel(false);
-        let work = async {
-            tokio::select! {
-                result = self.fetch_all(snapshot, files, folder, &finished, &done) => result,
-                _ = stopped.wait_for(|stopped| *stopped) => Err(HubError::Stopped),
-            }
+        let until_stopped = async move {
+            // The sender is there as long as the download.
+            let _ = stopped.wait_for(|stopped| *stopped).await;
         };
-        self.block_on_observed(work, || {
+        self.block_on_observed(self.fetch_all(snapshot, files, folder, &finished, &done, until_stopped), || {
             if observe(Progress { done: done.load(Ordering::Relaxed), total }).is_break() {
                 stop.send_replace(true);
             }
@@ -239,7 +234,7 @@ impl Hub {
     pub fn download_into(&self, snapshot: &Snapshot, files: &[RemoteFile], folder: &Path) -> Result<(), HubError> {
         let unfinished = folder.with_added_extension("unfinished");
         let done = Arc::new(AtomicU64::new(0));
-        let fetched = self.block_on(self.fetch_all(snapshot, files, &unfinished, folder, &done));
+        let fetched = self.block_on(self.fetch_all(snapshot, files, &unfinished, folder, &done, pending()));
         match std::fs::remove_dir_all(&unfinished) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 fetched.and(Err(HubError::Disk { path: unfinished, source: error }))
@@ -255,6 +250,7 @@ impl Hub {
         folder: &Path,
         finished: &Path,
         done: &Arc<AtomicU64>,
+        stop: impl Future<Output = ()>,
     ) -> Result<(), HubError> {
         let source = Arc::new(Source {
             connection: self.connect()?,
@@ -262,26 +258,14 @@ impl Hub {
             snapshot: snapshot.clone(),
             done: Arc::clone(done),
         });
-        let mut waiting = files.iter();
-        let mut running = JoinSet::new();
-        loop {
-            while running.len() < PARALLEL_FILES {
-                let Some(file) = waiting.next() else { break };
-                let unfinished = folder.join("unfinished").join(&file.path);
-                let transfer = Transfer {
-                    source: Arc::clone(&source),
-                    finished: finished.join(&file.path),
-                    unfinished,
-                    file: file.clone(),
-                };
-                running.spawn(transfer.run());
-            }
-            match running.join_next().await {
-                None => return Ok(()),
-                Some(Ok(result)) => result?,
-                Some(Err(failure)) => std::panic::resume_unwind(failure.into_panic()),
-            }
-        }
+        let transfer = |file: &RemoteFile| Transfer {
+            source: Arc::clone(&source),
+            file: file.clone(),
+            finished: finished.join(&file.path),
+            unfinished: folder.join("unfinished").join(&file.path),
+        };
+        let transfers: Vec<Transfer> = files.iter().map(transfer).collect();
+        in_tasks(transfers, Transfer::run, stop).await
     }
 
     pub(super) fn connect(&self) -> Result<Connection, HubError> {
@@ -320,6 +304,13 @@ impl Hub {
             }
         })
     }
+}
+
+/// An address that may be none, without what may be a password in it.
+fn without_credentials(address: &str) -> String {
+    let Some((before, host)) = address.rsplit_once('@') else { return address.to_owned() };
+    let scheme = before.split_once("://").map_or_else(String::new, |(scheme, _)| format!("{scheme}://"));
+    format!("{scheme}…@{host}")
 }
 
 fn runtime() -> Result<Runtime, HubError> {

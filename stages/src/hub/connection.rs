@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use engine::protocol::Network;
 use reqwest::header::{
@@ -281,6 +281,9 @@ impl Connection {
     }
 
     fn unreachable(&self, source: reqwest::Error) -> HubError {
+        if source.is_redirect() {
+            return HubError::Redirects { endpoint: self.endpoint_text() };
+        }
         // An address may be signed, and then it is as good as a token.
         HubError::Unreachable { endpoint: self.endpoint_text(), source: source.without_url() }
     }
@@ -333,7 +336,8 @@ impl Connection {
                     Subject::File { path, .. } => format!("{name}/{path}"),
                     Subject::Revision(_) | Subject::Listing(_) => name,
                 };
-                let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                let asked = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+                let seconds = asked.and_then(|value| seconds_until(value, SystemTime::now()));
                 HubError::Status { what, status, retry_after_seconds: seconds }
             }
         }
@@ -352,6 +356,18 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
 }
 
+/// What a `Retry-After` asks for: seconds, or the time until a date.
+fn seconds_until(value: &str, now: SystemTime) -> Option<u64> {
+    let value = value.trim();
+    if let Ok(seconds) = value.parse() {
+        return Some(seconds);
+    }
+    let date = httpdate::parse_http_date(value).ok()?;
+    // One that has passed asks for no wait.
+    let wait = date.duration_since(now).unwrap_or_default();
+    Some(wait.as_secs() + u64::from(wait.subsec_nanos() > 0))
+}
+
 /// Certificates that are trusted besides the machine's, from the file that `REQUESTS_CA_BUNDLE` names, as Python's
 /// tools know it. (`SSL_CERT_FILE` and `SSL_CERT_DIR` take the place of the machine's; the TLS library reads them
 /// itself.)
@@ -367,4 +383,20 @@ fn certificates() -> Result<Vec<reqwest::Certificate>, HubError> {
 
 fn is_loopback(url: &Url) -> bool {
     matches!(url.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_asks_to_wait_for_seconds_or_until_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        let asked = |value: &str| seconds_until(value, now);
+        assert_eq!(asked("120"), Some(120));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:50:37 GMT"), Some(60));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:49:00 GMT"), Some(0));
+        assert_eq!(seconds_until("Sun, 06 Nov 1994 08:49:39 GMT", now + Duration::from_millis(1)), Some(2));
+        assert_eq!(asked("later"), None);
+    }
 }

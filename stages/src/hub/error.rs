@@ -96,6 +96,12 @@ pub enum HubError {
         #[source]
         source: reqwest::Error,
     },
+    /// The server leads from address to address.
+    #[error("the Hub at {endpoint} redirects in a loop, or more than 10 times in a row")]
+    Redirects {
+        /// The server asked.
+        endpoint: String,
+    },
     /// The machine cannot open secure connections.
     #[error("cannot set up an HTTP client")]
     Client(#[source] reqwest::Error),
@@ -157,6 +163,17 @@ pub enum HubError {
     Offline {
         /// What would have been asked for.
         what: String,
+    },
+    /// Nothing may be fetched, and what the Hub cache has of a file is not what is listed.
+    #[error(
+        "nothing may be fetched (`--offline` or HF_HUB_OFFLINE), and `{path}` in the Hub cache is not the `{name}` \
+         that the Hub lists: its length or content differs, or it cannot be read"
+    )]
+    OtherInCache {
+        /// The file.
+        name: String,
+        /// Where it lies in the cache.
+        path: PathBuf,
     },
     /// What `pipeline.lock` says of a file makes no sense.
     #[error("`pipeline.lock` says of `{path}`: `{line}`, which is no checksum and length")]
@@ -220,6 +237,9 @@ impl HubError {
                         .to_owned(),
                 )
             }
+            Self::Redirects { .. } => {
+                Some("check HF_ENDPOINT: addresses of a mirror or a proxy on the way lead to each other".to_owned())
+            }
             Self::Status { .. } | Self::Cut { .. } => {
                 Some("run again later: what was fetched already is kept".to_owned())
             }
@@ -234,6 +254,9 @@ impl HubError {
             Self::Offline { .. } => Some(
                 "run once without `--offline`, or take the result from a machine that has it: `pipeline cache pull`"
                     .to_owned(),
+            ),
+            Self::OtherInCache { .. } => Some(
+                "remove it and run without `--offline`, or fetch it again with the tool that put it there".to_owned(),
             ),
             Self::BadLock { .. } => Some("take `pipeline.lock` from git again, or remove the entry".to_owned()),
             _ => None,
@@ -254,6 +277,7 @@ impl HubError {
             Self::Gated { .. }
             | Self::Refused { .. }
             | Self::Unreachable { .. }
+            | Self::Redirects { .. }
             | Self::Status { .. }
             | Self::Cut { .. }
             | Self::BadAnswer { .. }
@@ -263,7 +287,8 @@ impl HubError {
             | Self::Disk { .. }
             | Self::NoToken(_)
             | Self::BadCertificates { .. }
-            | Self::Offline { .. } => Cause::Machine,
+            | Self::Offline { .. }
+            | Self::OtherInCache { .. } => Cause::Machine,
             Self::Stopped => Cause::Cancelled,
         }
     }
@@ -304,5 +329,36 @@ impl From<HubError> for StageError {
             _ => None,
         };
         failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_the_message_and_the_exit_code_of_each_answer() {
+        let page = include_str!("../../../docs/hub.md");
+        let [name, elsewhere] = ["a/b", "…"].map(str::to_owned);
+        let with_token = false;
+        let (kind, endpoint, what) = (RepositoryKind::Model, elsewhere.clone(), elsewhere.clone());
+        for error in [
+            HubError::BadEndpoint(elsewhere.clone()),
+            HubError::RepositoryNotFound { endpoint: endpoint.clone(), kind, name: name.clone(), with_token },
+            HubError::RevisionNotFound { name: name.clone(), revision: "x".to_owned() },
+            HubError::FileNotFound { name: name.clone(), commit: elsewhere.clone(), path: "x".to_owned() },
+            HubError::Gated { name, page: elsewhere, with_token },
+            HubError::Refused { what: what.clone(), status: 403, with_token },
+            HubError::Status { what, status: 500, retry_after_seconds: None },
+            HubError::Redirects { endpoint },
+        ] {
+            let code = match error.cause() {
+                Cause::BadParameters => 2,
+                Cause::Network => 3,
+                other => panic!("{error}: {other:?}"),
+            };
+            let row = page.lines().find(|line| line.starts_with('|') && line.contains(&error.to_string()));
+            assert!(row.is_some_and(|row| row.ends_with(&format!("| {code} |"))), "{error}: {row:?}");
+        }
     }
 }

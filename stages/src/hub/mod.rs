@@ -16,6 +16,7 @@ mod hugging_face;
 mod listing;
 mod locked;
 mod modelscope;
+mod parallel;
 mod pieces;
 #[cfg(any(test, fuzzing))]
 pub mod properties;

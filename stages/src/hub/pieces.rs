@@ -6,6 +6,7 @@
 //! whole.
 
 use std::fs::{self, File};
+use std::future::pending;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,13 @@ use std::sync::Arc;
 use engine::local_files::MOST_READ;
 use engine::protocol::Network;
 use reqwest::StatusCode;
-use tokio::task::JoinSet;
 
 use super::cache;
-use super::client::{Hub, PARALLEL_FILES};
+use super::client::Hub;
 use super::connection::{Connection, Subject, content_range};
 use super::error::HubError;
 use super::listing::RemoteFile;
+use super::parallel::in_tasks;
 use super::repository::Snapshot;
 
 /// A file of no more bytes is fetched whole: it may be a pointer that stands for another.
@@ -55,25 +56,16 @@ impl Hub {
         self.block_on(async {
             let cache = self.cache.clone().filter(|_| self.network == Network::Offline);
             let source = Arc::new((self.connect()?, cache, snapshot.clone()));
-            let mut waiting = wanted.into_iter();
-            let mut running = JoinSet::new();
-            loop {
-                while running.len() < PARALLEL_FILES {
-                    let Some((file, piece)) = waiting.next() else { break };
-                    let (source, to) = (Arc::clone(&source), folder.join(&file.path));
-                    running.spawn(async move {
-                        let (connection, cache, snapshot) = &*source;
-                        // What lies there is not compared with its checksum: where the Hub can be asked, it is.
-                        let here = cache.as_ref().and_then(|cache| cache::find(cache, snapshot, &file));
-                        Origin { connection, snapshot, file: &file, here }.write(piece, &to).await
-                    });
+            let fetch = |(file, piece): (RemoteFile, Piece)| {
+                let (source, to) = (Arc::clone(&source), folder.join(&file.path));
+                async move {
+                    let (connection, cache, snapshot) = &*source;
+                    // What lies there is not compared with its checksum: where the Hub can be asked, it is.
+                    let here = cache.as_ref().and_then(|cache| cache::find(cache, snapshot, &file));
+                    Origin { connection, snapshot, file: &file, here }.write(piece, &to).await
                 }
-                match running.join_next().await {
-                    None => return Ok(()),
-                    Some(Ok(result)) => result?,
-                    Some(Err(failure)) => std::panic::resume_unwind(failure.into_panic()),
-                }
-            }
+            };
+            in_tasks(wanted, fetch, pending()).await
         })
     }
 }

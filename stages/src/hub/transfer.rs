@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use reqwest::{Response, StatusCode};
 
-use super::cache;
+use super::cache::{self, Cached};
 use super::checksum::ContentHasher;
 use super::connection::{Connection, Subject, content_range};
 use super::error::HubError;
@@ -46,16 +46,27 @@ struct Partial {
 
 impl Transfer {
     pub(super) async fn run(self) -> Result<(), HubError> {
-        if tokio::task::block_in_place(|| self.is_finished())?
-            || tokio::task::block_in_place(|| self.take_from_cache())?
-        {
-            self.source.done.fetch_add(self.file.size, Ordering::Relaxed);
-            return Ok(());
-        }
+        let cached = match tokio::task::block_in_place(|| self.is_finished())? {
+            true => Cached::Same,
+            false => tokio::task::block_in_place(|| self.take_from_cache())?,
+        };
+        let other = match cached {
+            Cached::Same => {
+                self.source.done.fetch_add(self.file.size, Ordering::Relaxed);
+                return Ok(());
+            }
+            Cached::Other(path) => Some(path),
+            Cached::Nothing => None,
+        };
         let mut found = String::new();
         for _ in 0..TRIES_PER_CONTENT {
             let mut partial = tokio::task::block_in_place(|| self.open_partial())?;
-            self.fill(&mut partial).await?;
+            self.fill(&mut partial).await.map_err(|error| match (error, &other) {
+                (HubError::Offline { .. }, Some(path)) => {
+                    HubError::OtherInCache { name: self.file.path.clone(), path: path.clone() }
+                }
+                (error, _) => error,
+            })?;
             found = partial.hasher.clone().finish();
             if partial.length == self.file.size && found == self.file.checksum.hex() {
                 return tokio::task::block_in_place(|| self.finish(&partial.file));
@@ -84,18 +95,19 @@ impl Transfer {
         Ok(false)
     }
 
-    fn take_from_cache(&self) -> Result<bool, HubError> {
-        let Some(hub_cache) = &self.source.cache else { return Ok(false) };
+    fn take_from_cache(&self) -> Result<Cached, HubError> {
+        let Some(hub_cache) = &self.source.cache else { return Ok(Cached::Nothing) };
         // A partial file of an earlier run stays: the copy grows beside it.
         let copy = self.unfinished.with_added_extension("copy");
         create_parent(&copy)?;
-        if !cache::take(hub_cache, &self.source.snapshot, &self.file, &copy).map_err(disk(&copy))? {
-            return Ok(false);
+        let cached = cache::take(hub_cache, &self.source.snapshot, &self.file, &copy).map_err(disk(&copy))?;
+        if !matches!(cached, Cached::Same) {
+            return Ok(cached);
         }
         let file = File::open(&copy).map_err(disk(&copy))?;
         fs::rename(&copy, &self.unfinished).map_err(disk(&self.unfinished))?;
         self.finish(&file)?;
-        Ok(true)
+        Ok(cached)
     }
 
     /// What an earlier try left, or an empty file. The checksum is taken over what lies on disk.

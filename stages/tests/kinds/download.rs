@@ -292,9 +292,8 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(&json!({"repo": "a/b", "path": "./x"})), ["`repo` and `path` are both given"]);
     assert_eq!(problems(&json!({"path": "./x", "revision": "main"})), ["`revision` belongs to `repo`"]);
     assert_eq!(problems(&json!({"repo": "./folder/x/y"})), ["`./folder/x/y` is not the name of a Hub repository"]);
-    let found = problems(&json!({"repo": "a/b", "include": ["*.json", "a[b"], "exclude": ["***"]}));
-    assert_eq!(found.len(), 2, "{found:?}");
-    assert!(found[0].starts_with("`a[b` is not a pattern") && found[1].starts_with("`***` is not a pattern"));
+    // Every text is a pattern to the Hub's own tools.
+    assert!(problems(&json!({"repo": "a/b", "include": ["*.json", "a[b"], "exclude": ["***", "a**h"]})).is_empty());
 }
 
 #[test]
@@ -370,6 +369,31 @@ fn refused_in_a_process_of_its_own() {
     assert!(error.source.as_ref().unwrap().to_string().contains("`BertForMaskedLM`"), "{error}");
 }
 
+#[test]
+fn a_pointer_that_a_repository_has_is_not_to_be_pulled() {
+    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n", "a".repeat(64));
+    let tokenizer = golden_tokenizer("tokenizer.json");
+    let server = FaultyHub::serve(&[
+        ("config.json", CONFIG.as_bytes()),
+        ("model.safetensors", pointer.as_bytes()),
+        ("tokenizer.json", &tokenizer),
+    ]);
+    let root = tempfile::tempdir().unwrap();
+    in_another_process("meets_a_pointer_in_a_process_of_its_own", &server, root.path());
+}
+
+#[child]
+fn meets_a_pointer_in_a_process_of_its_own() {
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let bench = || TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
+    let error = bench().run::<Download>(json!({"repo": "owner/name"})).unwrap_err();
+    assert!(error.message.contains("`model.safetensors` is a git-LFS pointer"), "{error}");
+    let help = error.help.unwrap();
+    assert!(help.contains("another `revision`") && !help.contains("git lfs pull"), "{help}");
+    let taken = bench().run::<Download>(json!({"repo": "owner/name", "as": "files", "include": ["model*"]})).unwrap();
+    assert_eq!(names(&taken["files"].folder), ["model.safetensors"]);
+}
+
 /// Runs a child of this file in a process whose Hub is the server.
 fn in_another_process(name: &str, server: &FaultyHub, folder: &Path) {
     let status = child(name)
@@ -389,6 +413,7 @@ fn a_repository_becomes_a_model_and_a_tokenizer() {
     let (tokenizer, tokenizer_config) = (golden_tokenizer("tokenizer.json"), golden_tokenizer("tokenizer_config.json"));
     let weights = weights(200_000);
     let server = FaultyHub::serve(&[
+        ("additional_chat_templates/tool_use.jinja", b"{{ tools }}"),
         ("config.json", CONFIG.as_bytes()),
         ("model.safetensors", &weights),
         ("original/consolidated.00.pth", b"not wanted"),
@@ -415,8 +440,13 @@ fn downloads_in_a_process_of_its_own() {
     let bench = TestBench::new(&root).pinned("hub-model:owner/name@main", pinned);
     let outputs = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap();
     let model = &outputs["model"];
-    assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
+    let of_tokenizer = ["additional_chat_templates", "tokenizer.json", "tokenizer_config.json"];
+    let [templates, json, settings] = of_tokenizer;
+    assert_eq!(names(&model.folder), [templates, "config.json", "model.safetensors", json, settings]);
     assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), weights(200_000));
-    assert_eq!(names(&outputs["tokenizer"].folder), ["tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(names(&outputs["tokenizer"].folder), of_tokenizer);
+    for output in outputs.values() {
+        assert_eq!(names(&output.folder.join(templates)), ["tool_use.jinja"]);
+    }
     assert_eq!(names(&bench.working::<Download>()), Vec::<String>::new());
 }

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use engine::error::StageError;
+use engine::error::{Cause, StageError};
+use engine::protocol::Network;
 use stages::hub::{Hub, HubError, Progress, Repository, RepositoryKind, Retry, Service, Token};
 use test_harness::{child, test};
 
@@ -320,6 +321,34 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
 }
 
 #[test]
+fn redirects_in_a_loop_are_an_error_at_once() {
+    for tried in Tried::all() {
+        let server = FaultyHub::serve(&[(WEIGHTS, &content(1_000))]);
+        server.fail(WEIGHTS, &vec![Fault::Redirect(format!("{}/{WEIGHTS}", server.endpoint)); 50]);
+        let folder = tempfile::tempdir().unwrap();
+        let error = tried.fetch(&tried.client(&server), folder.path()).unwrap_err();
+        assert!(matches!(error, HubError::Redirects { .. }), "{error}");
+        assert!(error.to_string().contains("redirects in a loop"), "{error}");
+        // The listing, the request and those that it leads to.
+        assert!(server.requests().len() <= 13, "{}", server.requests().len());
+        assert_eq!(error.of(tried.0).cause, Cause::Network);
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_shown_without_its_password() {
+    for (address, shown) in [
+        ("hps://h/a", "hps://h/a"),
+        ("hps://u:sekret@h", "hps://…@h"),
+        ("https://u:sek/ret@h:99", "https://…@h:99"),
+        ("u:sekret@h", "…@h"),
+    ] {
+        let error = Hub::new(address).unwrap_err();
+        assert_eq!(error.to_string(), format!("the Hub endpoint `{shown}` is not an http or https address"));
+    }
+}
+
+#[test]
 fn no_more_is_waited_for_than_is_listed() {
     for tried in Tried::all() {
         let weights = content(100_000);
@@ -360,6 +389,33 @@ fn the_hub_cache_is_used_where_it_is_right() {
     assert!(server.requests_for(WEIGHTS).is_empty());
     assert_eq!(server.requests_for("config.json").len(), 1);
     assert_eq!(fs::read(cached.join("config.json")).unwrap(), b"{\"a\": 2}", "the cache is others' property");
+}
+
+#[test]
+fn offline_a_damaged_file_of_the_hub_cache_is_told_from_one_that_is_missing() {
+    let tried = Tried(Service::HUGGING_FACE);
+    let weights = content(20_000);
+    let server = FaultyHub::serve(&[(WEIGHTS, &weights)]);
+    let files = tried.client(&server).list_files(&tried.snapshot()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let hub = tried.client(&server).with_cache(cache.path().to_owned()).with_network(Network::Offline);
+    let fetch = || {
+        let folder = tempfile::tempdir().unwrap();
+        hub.download(&tried.snapshot(), &files, folder.path(), &mut go_on).map(drop)
+    };
+    let missing = fetch().unwrap_err();
+    assert!(missing.to_string().contains("this machine lacks `model.safetensors`"), "{missing}");
+    let cached = cache.path().join("models--owner--name/snapshots").join(COMMIT).join(WEIGHTS);
+    fs::create_dir_all(cached.parent().unwrap()).unwrap();
+    for damaged in [&weights[1..], &[7; 20_000]] {
+        fs::write(&cached, damaged).unwrap();
+        let error = fetch().unwrap_err();
+        let (said, path) = (error.to_string(), cached.display());
+        assert!(said.contains(&format!("`{path}` in the Hub cache is not the `{WEIGHTS}`")), "{said}");
+        assert_eq!(error.of(tried.0).cause, Cause::Machine);
+    }
+    fs::write(&cached, &weights).unwrap();
+    fetch().unwrap();
 }
 
 #[test]

@@ -15,10 +15,11 @@ use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, gguf, in_place_of, outside, role};
+use super::{ADAPTER_CONFIG, CONFIG, Download, Form, Origin, check_fetched, gguf, in_place_of, outside, role};
 use crate::compute::adapter::record;
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
 use crate::compute::torch;
+use crate::data::artifact::CHAT_TEMPLATE_FILE;
 use crate::data::tokenizer::template_in_config;
 
 /// Facts of what will be made of the files, and what would keep it from being made.
@@ -41,7 +42,7 @@ pub(super) fn forecast(params: &Download, ahead: &Ahead<'_>) -> Forecast {
     };
     let names: Vec<&str> = files.iter().map(|file| file.relative.as_str()).collect();
     let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form);
-    let mut chosen = match selection.and_then(|selection| selection.choose(&names, &place)) {
+    let mut chosen = match selection.choose(&names, &place) {
         Ok(chosen) => Chosen(files.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect()),
         Err(error) => {
             forecast.problems.push(problem(error.to_string()).with_help_if(error.help));
@@ -49,7 +50,7 @@ pub(super) fn forecast(params: &Download, ahead: &Ahead<'_>) -> Forecast {
         }
     };
     if params.form != Form::Files {
-        chosen.0.retain(|file| match damage(file) {
+        chosen.0.retain(|file| match damage(params, file) {
             None => true,
             Some(error) => {
                 forecast.problems.push(problem(error.message).with_help_if(error.help));
@@ -137,7 +138,7 @@ impl<'a> Chosen<'a> {
 
     /// Whether the tokenizer has a chat template; `None` where its configuration is too long to be read ahead.
     fn chat_template(&self) -> Option<bool> {
-        if self.named("chat_template.jinja").is_some() {
+        if self.named(CHAT_TEMPLATE_FILE).is_some() {
             return Some(true);
         }
         for name in ["tokenizer_config.json", "special_tokens_map.json"] {
@@ -153,9 +154,13 @@ impl<'a> Chosen<'a> {
 }
 
 /// What is wrong with a file that is not what its name says.
-fn damage(file: &LocalFile) -> Option<StageError> {
+fn damage(params: &Download, file: &LocalFile) -> Option<StageError> {
     let is_here = file.extent != Extent::Name;
-    is_here.then(|| checkpoint::check_file(&file.path, &file.name).err())?
+    let check: fn(&Path, &str) -> Result<(), StageError> = match params.origin() {
+        Some(Origin::Hub(_)) => check_fetched,
+        Some(Origin::Folder(_)) | None => checkpoint::check_file,
+    };
+    is_here.then(|| check(&file.path, &file.name).err())?
 }
 
 /// The facts of a model, from its configuration, and what it describes; why it cannot be used, else.

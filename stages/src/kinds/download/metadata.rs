@@ -28,7 +28,7 @@ pub(super) fn fetch(
     let hub = hub.with_network(network).impatient();
     let listed = hub.pinned_files(&repository, pinned).map_err(failed)?;
     let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
-    let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)?;
+    let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form);
     // Where the names alone show that it cannot be used, nothing more is needed to say so.
     let chosen = selection.choose(&names, name).unwrap_or_default();
     let chosen: Vec<&RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).collect();
@@ -50,4 +50,20 @@ pub(super) fn fetch(
 fn is_read_ahead(file: &RemoteFile) -> bool {
     let name = file.path.as_str();
     file.size <= MOST_READ && ([CONFIG, ADAPTER_CONFIG].contains(&name) || TOKENIZER_FILES.contains(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Checksum;
+
+    #[test]
+    fn of_the_templates_the_default_one_alone_is_read_ahead() {
+        let is_read = |path: &str| {
+            let checksum = Checksum::GitBlob("ce013625030ba8dba906f756967f9e9ca394464a".to_owned());
+            is_read_ahead(&RemoteFile { path: path.to_owned(), size: 6, checksum })
+        };
+        assert!(is_read("chat_template.jinja") && is_read("tokenizer_config.json"));
+        assert!(!is_read("additional_chat_templates/tool_use.jinja"));
+    }
 }

@@ -7,9 +7,11 @@ mod forecast;
 mod gguf;
 mod metadata;
 mod outside;
+mod pattern;
 mod selection;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -20,10 +22,11 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::forecast::{Ahead, Forecast};
 use engine::metadata::FetchedFile;
-use engine::parameter::{LocalPath, Parameters};
+use engine::parameter::{KeyWriter, LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::protocol::{FileGrant, Network};
 use engine::stage::{Counted, InputFacts, Outside, PinRequest, Secret, Smoke, Stage, StageKind};
+use model::checkpoint::is_lfs_pointer;
 use model::config::Architecture;
 use model::gguf::FILE;
 use model::peft::AdapterConfig;
@@ -31,7 +34,7 @@ use model::peft::AdapterConfig;
 use crate::compute::adapter::{self, record};
 use crate::compute::checkpoint;
 use crate::compute::quantize::WeightFormat;
-use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::data::artifact::{Adapter, Files, Model, OutputKind, Tokenizer};
 use crate::data::tokenizer::Tokenizer as OpenTokenizer;
 use crate::hub::{
     BadRepositoryName, Hub, HubError, Progress, RemoteFile, Repository, RepositoryKind, forget_working_files,
@@ -189,14 +192,6 @@ impl Stage for Download {
             let known = model::gguf::PRE_TOKENIZERS.join(", ");
             problems.push(unknown.with_help(format!("known are {known}")).at("pre_tokenizer"));
         }
-        for (name, patterns) in [("include", &self.include), ("exclude", &self.exclude)] {
-            let patterns = patterns.iter().flatten().enumerate();
-            problems.extend(patterns.filter_map(|(index, pattern)| {
-                let error = selection::check(pattern).err()?;
-                let problem = problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched");
-                Some(problem.at(format!("{name}[{index}]")))
-            }));
-        }
         problems
     }
 
@@ -226,6 +221,19 @@ impl Stage for Download {
         forecast::forecast(self, ahead)
     }
 
+    fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
+        // These patterns select otherwise than before. Where there is none nothing has changed, and `VERSION` would
+        // fetch every model anew.
+        let mut patterns = [&self.include, &self.exclude].into_iter().flatten().flatten();
+        if patterns.any(|text| pattern::was_read_otherwise(text)) {
+            key.field("patterns", cache::Class::Semantic, |key| key.value("of_the_hub".to_owned()));
+        }
+    }
+
+    fn derived_from(&self, entry: &str) -> &'static [&'static str] {
+        if entry == "patterns" { &["include", "exclude"] } else { &[] }
+    }
+
     fn fetch_metadata(
         &self,
         pinned: &Pinned,
@@ -236,7 +244,7 @@ impl Stage for Download {
     }
 
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
-        let selection = Selection::new(self.include.as_deref(), self.exclude.as_deref(), self.form)?;
+        let selection = Selection::new(self.include.as_deref(), self.exclude.as_deref(), self.form);
         let output = match self.form {
             Form::Model => "model",
             Form::Adapter => "adapter",
@@ -303,7 +311,7 @@ fn fetch(
     let fetched = hub.download(&snapshot, &all, &working, &mut observe).map_err(failed)?;
     if params.form != Form::Files {
         // What arrived is what was uploaded, and that may be half a file.
-        let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
+        let check = |file: &RemoteFile| check_fetched(&fetched.join(&file.path), &file.path);
         files.iter().try_for_each(check)?;
     }
     let trained_on = (params.form == Form::Adapter).then(|| record::trained_on(&fetched)).flatten();
@@ -313,6 +321,19 @@ fn fetch(
         gguf::complete(&draft.folder, source, params.pre_tokenizer.as_deref())?;
     }
     Ok(trained_on)
+}
+
+/// As [`checkpoint::check_file`], for a file of a repository: a pointer there was uploaded, and nothing else can be
+/// fetched.
+fn check_fetched(path: &Path, name: &str) -> Result<(), StageError> {
+    checkpoint::check_file(path, name).map_err(|error| {
+        let mut first = Vec::new();
+        let is_read = File::open(path).is_ok_and(|file| file.take(64).read_to_end(&mut first).is_ok());
+        match is_read && is_lfs_pointer(&first) {
+            true => error.with_help("the repository has it in the file's place: name another `revision` or `repo`"),
+            false => error,
+        }
+    })
 }
 
 /// What the plan has pinned a repository to.
@@ -468,16 +489,11 @@ fn seal_checkpoint(mut draft: Draft, found_at: Facts, context: &mut StageContext
     let mut facts = checkpoint::facts(&mut draft)?;
     facts.extend(found_at);
     let tokenizer_draft = context.create("tokenizer")?;
-    for name in TOKENIZER_FILES {
-        let file = draft.folder.join(name);
-        if file.exists() {
-            checkpoint::copy(&file, &tokenizer_draft.folder.join(name))?;
-        }
-    }
+    checkpoint::copy_tokenizer(&draft.folder, &tokenizer_draft.folder)?;
     let tokenizer = OpenTokenizer::from_folder(&tokenizer_draft.folder)?;
     let mut tokenizer_facts = Facts::new();
     tokenizer_facts.insert("vocab_size".to_owned(), tokenizer.vocab_size().into());
-    tokenizer_facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), tokenizer.chat_template().is_some().into());
+    tokenizer_facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), tokenizer.chat_templates().is_some().into());
     context.seal(tokenizer_draft, tokenizer_facts, None)?;
     context.seal(draft, facts, None)
 }

@@ -8,7 +8,7 @@ use engine::forecast::Forecast;
 use engine::protocol::FileGrant;
 
 use super::{CONFIG, Download, Origin};
-use crate::data::artifact::TOKENIZER_FILES;
+use crate::data::artifact::is_tokenizer_file;
 
 /// From this length on a file stays. A copy of a smaller one takes hardly more than the note of it, and can neither
 /// change nor be lost.
@@ -32,7 +32,7 @@ pub(super) fn leave(
 /// Whether a file stays: the tokenizer's files are those of a second output, too.
 pub(super) fn stays(params: &Download, file: &FileGrant) -> bool {
     let name = file.relative.as_str();
-    !params.copy && file.size >= LARGE && name != CONFIG && !TOKENIZER_FILES.contains(&name)
+    !params.copy && file.size >= LARGE && name != CONFIG && !is_tokenizer_file(name)
 }
 
 /// `copy: false` where there is nothing to leave.

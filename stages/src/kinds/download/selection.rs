@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use engine::error::{Cause, OrFail, StageError};
-use glob::{MatchOptions, Pattern, PatternError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Form;
+use super::pattern::Pattern;
 
 /// Copies of the weights that nothing here reads.
 const OTHER_WEIGHTS: &[&str] =
@@ -27,27 +27,17 @@ pub(super) struct Selection {
     form: Form,
 }
 
-/// Whether a text is a pattern.
-pub(super) fn check(pattern: &str) -> Result<(), PatternError> {
-    Pattern::new(pattern).map(drop)
-}
-
 impl Selection {
-    pub(super) fn new(include: Option<&[String]>, exclude: Option<&[String]>, form: Form) -> Result<Self, StageError> {
-        let compile = |patterns: &[String]| -> Result<Vec<Pattern>, StageError> {
-            patterns
-                .iter()
-                .map(|text| Pattern::new(text).or_fail(Cause::BadParameters, || format!("`{text}` is not a pattern")))
-                .collect()
-        };
-        Ok(Self { include: include.map(compile).transpose()?, exclude: exclude.map(compile).transpose()?, form })
+    pub(super) fn new(include: Option<&[String]>, exclude: Option<&[String]>, form: Form) -> Self {
+        let patterns = |texts: &[String]| -> Vec<Pattern> { texts.iter().map(|text| Pattern::new(text)).collect() };
+        Self { include: include.map(patterns), exclude: exclude.map(patterns), form }
     }
 
     /// The names that are wanted. For a checkpoint: also whether it has all that a model needs; `place` says whose
     /// files these are.
     pub(super) fn choose<'a>(&self, names: &[&'a str], place: &str) -> Result<Vec<&'a str>, StageError> {
         let left_out: Vec<Pattern> = if self.leaves_other_weights_out(names) {
-            OTHER_WEIGHTS.iter().map(|text| Pattern::new(text).expect("a constant pattern is well-formed")).collect()
+            OTHER_WEIGHTS.iter().map(|text| Pattern::new(text)).collect()
         } else {
             Vec::new()
         };
@@ -76,11 +66,8 @@ impl Selection {
     }
 }
 
-/// Shell patterns as the Hub's own tools read them: `*` crosses folders.
 fn matches(patterns: &[Pattern], name: &str) -> bool {
-    let options =
-        MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: false };
-    patterns.iter().any(|pattern| pattern.matches_with(name, options))
+    patterns.iter().any(|pattern| pattern.matches(name))
 }
 
 /// Finds what is missing before gigabytes are moved.
@@ -207,7 +194,7 @@ mod tests {
     ) -> Result<Vec<&'a str>, StageError> {
         let owned = |patterns: &[&str]| patterns.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let (include, exclude) = (include.map(owned), exclude.map(owned));
-        Selection::new(include.as_deref(), exclude.as_deref(), form).unwrap().choose(names, "`owner/name`")
+        Selection::new(include.as_deref(), exclude.as_deref(), form).choose(names, "`owner/name`")
     }
 
     #[test]
@@ -234,6 +221,14 @@ mod tests {
         assert!(!chosen.iter().any(|name| name.starts_with("original/") || name.ends_with(".bin")));
         let chosen = choose(Some(&["*.pth"]), None, Form::Files, LLAMA).unwrap();
         assert_eq!(chosen, ["original/consolidated.00.pth"]);
+    }
+
+    #[test]
+    fn a_folder_is_all_that_is_in_it() {
+        let chosen = choose(None, Some(&["original/"]), Form::Files, LLAMA).unwrap();
+        assert!(chosen.len() == LLAMA.len() - 2 && !chosen.iter().any(|name| name.starts_with("original/")));
+        let chosen = choose(Some(&["original/"]), None, Form::Files, LLAMA).unwrap();
+        assert_eq!(chosen, ["original/consolidated.00.pth", "original/params.json"]);
     }
 
     #[test]

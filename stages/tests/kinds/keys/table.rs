@@ -106,6 +106,25 @@ fn table() -> String {
     text
 }
 
+/// `download` reads some patterns otherwise than it did; what was fetched by others is found as it was.
+#[test]
+fn patterns_that_select_otherwise_are_in_the_key() {
+    let project = Project::new();
+    let entry = |field: &str, pattern: &str| {
+        let plan = project.plan(&[format!("remote.{field}=['{pattern}']")]).unwrap();
+        let remote = plan.stages.iter().find(|stage| stage.id == "remote").map(document).unwrap();
+        remote.get("patterns").map(str::to_owned)
+    };
+    for field in ["include", "exclude"] {
+        for pattern in ["*.bin", "original/*", "a?c", "a]", "/a"] {
+            assert_eq!(entry(field, pattern), None, "{field}: {pattern}");
+        }
+        for pattern in ["original/", "a**h", "[ab]*", "a\\b"] {
+            assert_eq!(entry(field, pattern).as_deref(), Some("of_the_hub"), "{field}: {pattern}");
+        }
+    }
+}
+
 #[test]
 fn the_keys_of_what_is_shipped_are_those_of_the_table() {
     let (path, now) = (here("documents.txt"), table());
