@@ -7,6 +7,7 @@ use clap::Args;
 use engine::plan::Plan;
 use engine::remote::RemoteSettings;
 
+use crate::full_disk;
 use crate::render::{Failure, Message};
 
 /// The variable that names the shared cache.
@@ -64,7 +65,7 @@ impl From<BadPlace> for Failure {
 impl From<RemoteError> for Failure {
     fn from(error: RemoteError) -> Self {
         let exit = engine::error::Failure::from(&error).cause.into();
-        let help = error.help().map(str::to_owned);
+        let help = error.help().map(str::to_owned).or_else(|| full_disk::help(&error));
         Failure::Told { exit, message: Message::of(&error) }.with_help_if(help)
     }
 }

@@ -214,7 +214,7 @@ impl From<LockError> for Failure {
             LockError::Read { .. } | LockError::Write { .. } => Exit::Machine,
             LockError::Resolve { source, .. } => source.cause.into(),
         };
-        let help = error.help();
+        let help = error.help().or_else(|| full_disk::help(&error));
         Self::Told { exit, message: Message::of(&error) }.with_help_if(help)
     }
 }
@@ -234,10 +234,12 @@ impl From<StageError> for Failure {
 }
 
 impl From<std::io::Error> for Failure {
+    /// What comes by `?` is of printing: whatever else is written says where.
     fn from(error: std::io::Error) -> Self {
+        let help = full_disk::help_to_print(&error);
         match error.kind() {
             std::io::ErrorKind::BrokenPipe => Self::OutputClosed,
-            _ => Self::machine(error),
+            _ => Self::machine(error).with_help_if(help),
         }
     }
 }
@@ -259,6 +261,12 @@ impl Message {
     /// An error and the chain of its sources.
     pub(crate) fn of(error: &dyn Error) -> Self {
         Self { text: error.to_string(), source: error.source().map(|source| Box::new(Self::of(source))), help: None }
+    }
+
+    /// Adds what to do about it, where something is known.
+    #[must_use]
+    pub(crate) fn with_help_if(self, help: Option<String>) -> Self {
+        Self { help: help.or(self.help), ..self }
     }
 
     /// Messages of a chain, outermost first.

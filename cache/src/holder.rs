@@ -16,13 +16,13 @@ const LONGEST_COMMAND: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pub pid: u32,
-    /// What it was started as; empty where it has just ended.
+    /// What it was started as, never empty.
     pub command: String,
 }
 
 impl Store {
     /// The processes of this machine that hold a lock. Empty where it is free, held on another machine, or the system
-    /// does not tell.
+    /// does not tell. One without a command line is ending, and left out.
     ///
     /// # Errors
     /// Fails where the name is none of a lock.
@@ -79,12 +79,16 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// What a process was started as; `None` where it is gone.
+/// What a process was started as; `None` where it is gone, or going: then it has no command line any more.
 fn command(pid: u32) -> Option<String> {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy);
+    in_words(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)
+}
+
+/// A command line as the kernel tells it, with a zero byte behind each word; `None` where it has none.
+fn in_words(told: &[u8]) -> Option<String> {
+    let words = told.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy);
     let text = words.collect::<Vec<_>>().join(" ");
-    Some(text.chars().take(LONGEST_COMMAND).collect())
+    (!text.is_empty()).then(|| text.chars().take(LONGEST_COMMAND).collect())
 }
 
 #[cfg(test)]
@@ -105,6 +109,12 @@ mod tests {
         drop(lock);
         assert_eq!(store.holders("a").unwrap(), []);
         assert!(store.holders("../a").is_err());
+    }
+
+    #[test]
+    fn a_command_line_is_told_in_words_and_an_ending_process_has_none() {
+        assert_eq!(in_words(b"pipeline\0run\0\0a b.yaml\0").as_deref(), Some("pipeline run a b.yaml"));
+        assert_eq!((in_words(b""), in_words(b"\0")), (None, None));
     }
 
     #[test]

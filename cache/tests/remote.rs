@@ -91,6 +91,21 @@ fn object_name(content: &[u8]) -> String {
     format!("team/cache/objects/{}/{}", &digest[..2], &digest[2..])
 }
 
+/// The name in the bucket of the list of an output's files.
+fn tree_name(record: &ResultRecord, output: &str) -> String {
+    let tree = record.outputs[output].tree.to_string();
+    format!("team/cache/trees/{}/{}", &tree[..2], &tree[2..])
+}
+
+/// Flips a bit in the middle of what has a name in the bucket.
+fn flip(server: &S3, name: &str) {
+    let place = server.file(name);
+    let mut content = fs::read(&place).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    fs::write(place, content).unwrap();
+}
+
 #[test]
 fn a_result_reaches_another_store_by_way_of_a_bucket_and_of_a_folder() {
     let server = S3::start();
@@ -186,16 +201,8 @@ fn what_is_damaged_is_found_and_put_right_where_contents_are_compared() {
     let files = some_files();
     let record = result(&here.store, "train", &files);
     push(&connect(&server), &here.store, &record).unwrap();
-    let flip = |name: &str| {
-        let place = server.file(name);
-        let mut content = fs::read(&place).unwrap();
-        let middle = content.len() / 2;
-        content[middle] ^= 1;
-        fs::write(place, content).unwrap();
-    };
-    flip(&object_name(&files[3].1));
-    let tree = record.outputs.values().next().unwrap().tree.to_string();
-    flip(&format!("team/cache/trees/{}/{}", &tree[..2], &tree[2..]));
+    flip(&server, &object_name(&files[3].1));
+    flip(&server, &tree_name(&record, "out"));
     let sent = |how, check| connect(&server).push(&here.store, &record, how, check, |_| {}).unwrap();
     assert_eq!(sent(Pushing::Send, Check::Length).files, 0);
     assert_eq!(sent(Pushing::DryRun, Check::Content).files, 1);
@@ -205,6 +212,65 @@ fn what_is_damaged_is_found_and_put_right_where_contents_are_compared() {
     let there = home();
     pull(&connect(&server), &there.store, &record).unwrap();
     assert_eq!(there.store.verify(&|_| {}).unwrap().faults, []);
+}
+
+#[test]
+fn once_anything_of_a_result_is_refused_all_of_it_is_sent_anew() {
+    let server = S3::start();
+    let here = home();
+    let mut record = result(&here.store, "train", &[("a", b"first".to_vec())]);
+    let other = result(&here.store, "other", &[("b", b"second".to_vec())]);
+    record.outputs.insert("second".to_owned(), other.outputs["out"].clone());
+    let key = record.key.result_key();
+    here.store.record(&key, &record).unwrap();
+    push(&connect(&server), &here.store, &record).unwrap();
+    let trees = [tree_name(&record, "out"), tree_name(&record, "second")];
+    // Who fetches meets the first alone, and what is behind it is no better.
+    let damages = [
+        [trees[0].clone(), trees[1].clone()],
+        [trees[0].clone(), object_name(b"second")],
+        [object_name(b"first"), trees[1].clone()],
+    ];
+    for damaged in damages {
+        damaged.iter().for_each(|name| flip(&server, name));
+        let (remote, there) = (connect(&server), home());
+        let error = pull(&remote, &there.store, &record).unwrap_err();
+        assert!(matches!(error, RemoteError::Refused { .. }), "{damaged:?}: {error}");
+        assert_eq!(push(&remote, &here.store, &record).unwrap().files, 2, "{damaged:?}");
+        pull(&connect(&server), &there.store, &record).unwrap();
+        // Nothing is refused any more.
+        assert_eq!(push(&remote, &here.store, &record).unwrap().files, 0, "{damaged:?}");
+    }
+}
+
+#[test]
+fn what_two_results_share_is_put_right_with_one_and_the_other_is_sent_anew_too() {
+    let server = S3::start();
+    let here = home();
+    let shared = result(&here.store, "shared", &[("a", b"shared".to_vec())]);
+    let records = ["first", "second"].map(|name| {
+        let mut record = result(&here.store, name, &[("b", name.as_bytes().to_vec())]);
+        // The list of its files is the first thing that is fetched.
+        record.outputs.insert("before".to_owned(), shared.outputs["out"].clone());
+        here.store.record(&record.key.result_key(), &record).unwrap();
+        record
+    });
+    for record in &records {
+        push(&connect(&server), &here.store, record).unwrap();
+    }
+    for damaged in [tree_name(&shared, "out"), object_name(b"first"), object_name(b"second")] {
+        flip(&server, &damaged);
+    }
+    let (remote, there) = (connect(&server), home());
+    for record in &records {
+        let error = pull(&remote, &there.store, record).unwrap_err();
+        assert!(matches!(&error, RemoteError::Refused { name, .. } if *name == tree_name(&shared, "out")), "{error}");
+    }
+    for record in &records {
+        assert_eq!(push(&remote, &here.store, record).unwrap().files, 2);
+        pull(&connect(&server), &there.store, record).unwrap();
+        assert_eq!(push(&remote, &here.store, record).unwrap().files, 0);
+    }
 }
 
 #[test]

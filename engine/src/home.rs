@@ -112,9 +112,19 @@ impl Home {
         &self.root
     }
 
-    /// What to do when a disk is full: how much room the home's has, and how to make some.
-    pub fn advice_when_full(&self) -> String {
-        advice_when_full(&self.root)
+    /// What to do when the disk is full that a path is on. `told` is what has been said about it.
+    pub fn advice_when_full(&self, path: &Path, told: &[String]) -> String {
+        let full = if Disk::holds_both(path, &self.store()) { FullDisk::OfStore } else { FullDisk::Another };
+        advice_when_full(path, full, told)
+    }
+
+    /// What to do when a disk was full for a stage. The messages of its failure, `told`, say which it was, unless that
+    /// is known to its own program alone.
+    pub fn advice_when_full_for_a_stage(&self, told: &[String]) -> String {
+        match told.iter().find_map(|message| Disk::told_in(message)) {
+            Some(mounted_on) => self.advice_when_full(mounted_on, told),
+            None => advice_when_full(&self.store(), FullDisk::Unknown, told),
+        }
     }
 
     /// Bytes that its file system has left for this user; `None` where the system does not say.
@@ -245,12 +255,41 @@ pub fn keep_from_others() {
     }
 }
 
-/// What to do when the disk that a path is on is full.
-pub fn advice_when_full(path: &Path) -> String {
-    format!(
-        "`pipeline cache du` shows what the store uses, and `pipeline cache gc` frees space{}; then run again, what was saved is kept",
-        Disk::of(path)
-    )
+/// Which disk is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FullDisk {
+    /// That of the store, on which garbage collection makes room.
+    OfStore,
+    /// One on which that helps nobody.
+    Another,
+    /// One of these two.
+    Unknown,
+}
+
+/// What to do when the disk is full that a path is on. The room that it has left is said once, so not where one of the
+/// messages that were `told` has it.
+pub fn advice_when_full(path: &Path, full: FullDisk, told: &[String]) -> String {
+    let disk = Disk::of(path);
+    let is_told = told.iter().any(|message| Disk::told_in(message).is_some());
+    let room = if is_told { String::new() } else { disk.to_string() };
+    let remedy = match full {
+        FullDisk::OfStore => {
+            "`pipeline cache du` shows what the store uses, and `pipeline cache gc` frees space".to_owned()
+        }
+        FullDisk::Another => {
+            format!("make room on the disk at `{}`", disk.mounted_on.as_deref().unwrap_or(path).display())
+        }
+        FullDisk::Unknown => {
+            "`pipeline cache du` shows what the store uses, and `pipeline cache gc` frees space if the disk of the store is full"
+                .to_owned()
+        }
+    };
+    format!("{remedy}{room}; then run again, what was saved is kept")
+}
+
+/// Whether a path is in a home, whosever it is.
+pub fn is_in_a_home(path: &Path) -> bool {
+    path.ancestors().any(|folder| folder.join(STORE).is_dir() && folder.join(TAG).is_file())
 }
 
 /// The folder in which `.pipeline/` belongs.
@@ -323,6 +362,38 @@ mod tests {
         open(&begun).unwrap();
         fs::write(begun.join("notes.txt"), "").unwrap();
         open(&begun).unwrap();
+    }
+
+    #[test]
+    fn garbage_is_collected_where_the_disk_of_the_store_is_full_and_its_room_is_said_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::open(&folder.path().join("p.yaml"), None).unwrap();
+        let advice = home.advice_when_full(&home.store().join("staging/x"), &[]);
+        assert!(advice.contains("`pipeline cache gc`") && advice.contains(" KiB free)"), "{advice}");
+        let told = ["no space left to write `x` (the disk at `/x` has 0 KiB free)".to_owned()];
+        let advice = home.advice_when_full(home.root(), &told);
+        assert!(advice.contains("`pipeline cache gc`") && !advice.contains("KiB free"), "{advice}");
+        // A file system of its own.
+        let advice = home.advice_when_full(Path::new("/proc/out"), &told);
+        assert!(advice.starts_with("make room on the disk at `/proc`; ") && !advice.contains("gc"), "{advice}");
+        assert!(is_in_a_home(&home.store().join("objects/ab")) && !is_in_a_home(&folder.path().join("out")));
+    }
+
+    #[test]
+    fn garbage_is_not_collected_for_a_stage_that_tells_of_another_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::open(&folder.path().join("p.yaml"), None).unwrap();
+        let advice = |disk: &str| {
+            let told = ["the stage failed".to_owned(), format!("no space left to write `x`{disk}")];
+            home.advice_when_full_for_a_stage(&told)
+        };
+        let another = advice(" (the disk at `/proc` has 0 KiB free)");
+        assert!(another.starts_with("make room on the disk at `/proc`; ") && !another.contains("gc"), "{another}");
+        let of_store = advice(&Disk::of(home.root()).to_string());
+        assert!(of_store.contains("`pipeline cache gc` frees space; "), "{of_store}");
+        // What a program has written to `/tmp` is known to nobody here.
+        let unknown = advice("");
+        assert!(unknown.contains("frees space if the disk of the store is full (the disk at `"), "{unknown}");
     }
 
     #[test]

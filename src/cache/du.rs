@@ -165,7 +165,7 @@ fn print(of: &DiskUsage, by: By) -> io::Result<()> {
     }
     writeln!(out, "{} in all", words::bytes(of.bytes))?;
     if of.unheld_bytes > 0 {
-        writeln!(out, "`pipeline cache gc` removes the files of no result")?;
+        writeln!(out, "`pipeline cache gc` removes the files of no result that are older than an hour")?;
     }
     Ok(())
 }

@@ -22,7 +22,8 @@ use crate::{Format, words};
 /// Results in use by an active run are kept, and so are those behind published links (`link: symlink`), and with
 /// `--keep-runs` those that the newest runs of each pipeline refer to. Without any limit no result is removed. With
 /// only `--keep-runs` every other result is. `--max-size` first removes results that are large, quick to recompute and
-/// long unused.
+/// long unused. Files of no result that are younger than an hour are kept, since a run may be about to record them;
+/// those of results that are removed are not.
 #[derive(Args)]
 pub(super) struct GcArgs {
     /// Remove results until the store uses no more than this, such as `20GiB`.
@@ -80,6 +81,9 @@ struct CollectedView<'a> {
     left_bytes: u64,
     kept_in_use: usize,
     kept_pinned: usize,
+    /// Files of no result that are younger than an hour.
+    kept_young: usize,
+    kept_young_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -140,7 +144,7 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
         Removal::Real => "removed",
         Removal::DryRun => "would remove",
     };
-    let Collected { objects, freed_bytes, left_bytes, pinned, in_use, .. } = *collected;
+    let Collected { objects, freed_bytes, left_bytes, pinned, in_use, young_objects, young_bytes, .. } = *collected;
     let removed = [
         words::plural(collected.results.len(), "result"),
         words::plural(collected.partials.len(), "folder") + " of working state",
@@ -153,6 +157,11 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
     }
     if pinned > 0 {
         writeln!(out, "{} kept: of the newest runs, or reached by published links", words::plural(pinned, "result"))?;
+    }
+    if young_objects > 0 {
+        let (files, size) = (words::plural(young_objects, "file"), words::bytes(young_bytes));
+        let (are, stay) = if young_objects == 1 { ("is", "stays") } else { ("are", "stay") };
+        writeln!(out, "{files} of no result ({size}) {are} younger than an hour and {stay}")?;
     }
     Ok(())
 }
@@ -192,6 +201,8 @@ impl<'a> CollectedView<'a> {
             left_bytes: collected.left_bytes,
             kept_in_use: collected.in_use,
             kept_pinned: collected.pinned,
+            kept_young: collected.young_objects,
+            kept_young_bytes: collected.young_bytes,
         }
     }
 }

@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 use super::verify::bar;
 use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
-use crate::{Format, Global, locate, words};
+use crate::{Format, Global, full_disk, locate, words};
 
 /// Upload results to the shared cache; existing ones are not uploaded again.
 #[derive(Args)]
@@ -110,12 +110,13 @@ pub(super) fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(
         let bar = bar(global.verbosity());
         let pushed = remote.push(&store, &record, how, check, show(&bar));
         bar.finish_and_clear();
+        let stays = pushed.as_ref().is_err_and(RemoteError::stays_to_be_sent);
         lines.push(line(
             name,
             key,
             pushed.map(|Pushed { result, files, bytes }| (word(result, how, files), files, bytes)),
         )?);
-        if how == Pushing::Send {
+        if how == Pushing::Send && !stays {
             store.sent(&key).map_err(Failure::machine)?;
         }
     }
@@ -261,7 +262,7 @@ fn tell(lines: &[Outcome], format: Format, dry_run: bool, verb: &str) -> Result<
         Format::Text => print(lines, dry_run, verb),
     };
     for error in lines.iter().filter_map(|line| line.error.as_ref()) {
-        render::message(&Message::of(error));
+        render::message(&Message::of(error).with_help_if(full_disk::help(error)));
     }
     Failure::after(if failed { Exit::StageFailed } else { Exit::Done }, printed)
 }

@@ -194,6 +194,27 @@ fn room_is_made_and_what_is_needed_again_is_made_again() {
 }
 
 #[test]
+fn young_files_of_no_result_stay_and_that_is_told() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    let gc = project.run(&["cache", "gc"]).ends_with(0);
+    assert!(!gc.stdout.contains("younger"), "{gc}");
+    for record in std::fs::read_dir(project.path(".pipeline/store/results")).unwrap() {
+        std::fs::remove_file(record.unwrap().path()).unwrap();
+    }
+    project.run(&["cache", "du"]).ends_with(0).says("files of no result that are older than an hour");
+    for gc in [&["cache", "gc", "--dry-run"][..], &["cache", "gc"]] {
+        let told = project.run(gc).ends_with(0).says(" files of no result (");
+        told.says(" KiB) are younger than an hour and stay\n").says("0 results, 0 folders of working state, 0 files");
+    }
+    let told = project.run(&["cache", "gc", "--format", "json"]).ends_with(0).json();
+    assert!(told["kept_young"].as_u64() > Some(0) && told["kept_young_bytes"] == told["left_bytes"], "{told:#}");
+    let help = project.run(&["cache", "gc", "--help"]).ends_with(0).stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("Files of no result that are younger than an hour are kept"), "{help}");
+}
+
+#[test]
 fn what_is_published_as_links_takes_no_room_and_is_kept() {
     let project = Project::with_pipeline("data.yaml");
     project.edit("data.yaml", "stages:", "publish: { fresh.model: { path: ./out, link: symlink } }\nstages:");

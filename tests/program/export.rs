@@ -2,11 +2,14 @@
 //! for, holds no secret, and does what the pipeline does: its tasks are run here, each as a pod would, on a machine of
 //! its own.
 //!
+//! And where an output may be copied to.
+//!
 //! `PIPELINE_MANIFESTS=FOLDER` keeps the manifests that are checked against the schemas, for other checks
 //! (docs/kubernetes.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -470,4 +473,37 @@ fn a_manifest_is_not_written_over_the_pipeline_file() {
         ran.ends_with(2).warns("is the pipeline file itself");
     }
     assert_eq!(fs::read(project.path("data.yaml")).unwrap(), before);
+}
+
+#[test]
+fn an_output_is_copied_to_a_folder_of_its_own_alone() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml", "--until", "text"]).ends_with(0);
+    fs::create_dir(project.path("empty")).unwrap();
+    symlink("empty", project.path("link")).unwrap();
+    symlink("nowhere", project.path("dangling")).unwrap();
+    project.write("file", "mine");
+    let export = |folder: &str| project.run(&["export", "data.yaml", "text", folder]);
+    for (folder, told) in [
+        ("link", "`link` is a link"),
+        ("link/", "`link` is a link"),
+        ("dangling", "`dangling` is a link"),
+        ("file", "`file` exists already and is not an empty folder"),
+        ("file/x", "`file/x` cannot be made: `file` is not a folder"),
+        ("file/x/y", "`file/x/y` cannot be made: `file` is not a folder"),
+        ("dangling/x", "`dangling` is not a folder"),
+        (".pipeline/x", "`.pipeline/x` is in the home"),
+        (".pipeline/store/objects/x", "is in the home"),
+        ("link/../.pipeline/x", "is in the home"),
+    ] {
+        let refused = export(folder).ends_with(2).warns(told);
+        assert!(!refused.stderr.contains("os error"), "{refused}");
+    }
+    assert_eq!(fs::read_to_string(project.path("file")).unwrap(), "mine");
+    assert!(!project.path("nowhere").exists() && !project.path(".pipeline/x").exists());
+    export("empty").ends_with(0);
+    export("new/folder/").ends_with(0);
+    for folder in ["empty", "new/folder"] {
+        assert!(fs::read_dir(project.path(folder)).unwrap().count() > 0, "{folder}");
+    }
 }

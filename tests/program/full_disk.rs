@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use engine::error::{Cause, Failure};
+use engine::history::{Host, Recorded, RunFolder, RunPlan, RunState, Words};
+use engine::run::{Conclusion, Counts, RunEvent};
 use test_harness::{Requirement, Unmet, test};
 
 use crate::support::{Project, Ran, program};
@@ -102,6 +105,79 @@ fn a_full_disk_is_named_with_what_to_do_and_the_next_run_goes_on() -> Result<(),
 }
 
 #[test]
+fn the_end_of_a_run_is_recorded_where_a_longer_line_has_no_room() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("1m")?;
+    let plan = RunPlan {
+        run: "run".into(),
+        pipeline: "p".into(),
+        file: "p.yaml".into(),
+        started: String::new(),
+        program: "0".into(),
+        folder: PathBuf::new(),
+        host: Host::default(),
+        track: Vec::new(),
+        stages: Vec::new(),
+    };
+    let mut run = RunFolder::create(&disk.path("run"), &plan).unwrap();
+    run.append(&RunEvent::Pinning { pins: Vec::new() }).unwrap();
+    disk.fill_but(0);
+    let messages = vec!["no room ".repeat(16 * 1024)];
+    let failure = Failure { cause: Cause::DiskFull, messages, help: None, object: None };
+    let (stage, log, retry_in_seconds, retry_with) = ("rows".to_owned(), PathBuf::new(), None, None);
+    run.append(&RunEvent::StageFailed { stage, failure, log, seconds: 1.0, retry_in_seconds, retry_with }).unwrap_err();
+    let (conclusion, counts) = (Conclusion::Failed, Counts::default());
+    run.append(&RunEvent::RunFinished { conclusion, counts, seconds: 1.0 }).unwrap();
+    drop(run);
+    let recorded = Recorded::read(&disk.path("run"), Words::Read).unwrap().summary;
+    assert_eq!((recorded.state, recorded.damaged_lines), (RunState::Failed, 0));
+    Ok(())
+}
+
+/// What was said, on one line.
+fn said(ran: &Ran) -> String {
+    ran.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn garbage_collection_is_not_advised_where_another_disk_is_full() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("1m")?;
+    disk.fill_but(8 * 1024);
+    let project = Project::with_pipeline("data.yaml");
+    let publish = format!("publish: {{ fresh.model: {} }}\nstages:", disk.path("out").display());
+    project.edit("data.yaml", "stages:", &publish);
+    let target = disk.path("exported").to_string_lossy().into_owned();
+    for arguments in [&["run", "data.yaml", "--until", "fresh"][..], &["export", "data.yaml", "fresh.model", &target]] {
+        let ran = project.run(arguments).ends_with(3);
+        let said = said(&ran);
+        assert!(said.contains("make room on the disk at `") && !said.contains("cache gc"), "{ran}");
+        assert_eq!(said.matches(" KiB free").count(), 1, "{ran}");
+    }
+    // Nor where standard output goes there.
+    fs::write(disk.path("rest"), vec![0; 1 << 20]).unwrap_err();
+    let mut command = project.command(&["runs", "ls"]);
+    command.stdout(fs::File::create(disk.path("list")).unwrap());
+    let ran = Ran::of(command, &["runs", "ls"]).ends_with(3);
+    let said = said(&ran);
+    assert!(said.contains("standard output could not be written: its disk is full"), "{ran}");
+    assert!(!said.contains("cache gc"), "{ran}");
+    Ok(())
+}
+
+#[test]
+fn standard_output_that_takes_nothing_is_named() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml", "--until", "text"]).ends_with(0);
+    for arguments in [&["runs", "ls"][..], &["cache", "ls", "--format", "json"]] {
+        let mut command = project.command(arguments);
+        command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+        let ran = Ran::of(command, arguments).ends_with(3);
+        let said = said(&ran);
+        assert!(said.contains("standard output could not be written: its disk is full"), "{ran}");
+        assert!(!said.contains("cache gc") && !said.contains("KiB free"), "{ran}");
+    }
+}
+
+#[test]
 fn a_read_only_home_can_be_looked_at() -> Result<(), Unmet> {
     let disk = SmallDisk::mount("4m")?;
     disk.run(&["run", "data.yaml"]).ends_with(0);
@@ -122,6 +198,8 @@ fn a_read_only_home_can_be_looked_at() -> Result<(), Unmet> {
     let elsewhere = tempfile::tempdir().unwrap();
     let target = elsewhere.path().join("packs").to_string_lossy().into_owned();
     disk.run(&["export", "data.yaml", "text_packs", &target]).ends_with(0);
+    // To do a stage again takes a folder and a lock in the store.
+    disk.run(&["runs", "verify", "latest", "text"]).ends_with(3).warns("ead-only file system");
     disk.run(&["cache", "gc"]).ends_with(3).warns("ead-only file system");
     disk.run(&["run", "data.yaml"]).ends_with(3).warns("ead-only file system");
     disk.remount("rw");

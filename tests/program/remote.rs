@@ -3,17 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::{Child, Stdio};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use test_harness::test;
+use test_harness::{Unmet, test};
 
 use crate::s3::{ACCOUNT, S3};
-use crate::support::{Project, Ran};
+use crate::support::{Project, Ran, install, needs_root};
 
 /// Where the tests share.
 const REMOTE: &str = "s3://bucket/team";
+
+/// The id of a user without rights.
+const NOBODY: u32 = 65534;
 
 /// A machine of its own: a project with the pipeline of these tests, and no home yet.
 struct Machine<'a> {
@@ -297,4 +303,64 @@ fn a_damaged_record_in_the_remote_is_named() {
     project.run(&["cache", "push", "p.yaml", "--verify", "--remote", "./shared"]).ends_with(0).says("a: repaired");
     fs::remove_dir_all(project.path("home2")).unwrap();
     elsewhere(&["cache", "pull", "p.yaml"]).ends_with(0).says("a: fetched");
+}
+
+/// The folder is another user's, who lets read it, but for a file or as a whole.
+#[test]
+fn a_file_that_may_not_be_read_fails_one_result_and_a_folder_that_may_not_be_entered_all() -> Result<(), Unmet> {
+    needs_root()?;
+    let project = Project::with_pipeline("data.yaml");
+    fs::create_dir(project.path("shared")).unwrap();
+    let made = project.run(&["run", "data.yaml", "--remote", "./shared", "--push", "--format", "json"]).ends_with(0);
+    fs::remove_dir_all(project.path(".pipeline")).unwrap();
+    let may = |mode: u32, path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let readable = Command::new("chmod").args(["-R", "a+rX"]).arg(project.path("shared")).status().unwrap();
+    assert!(readable.success());
+    let program = project.path("program");
+    install(env!("CARGO_BIN_EXE_pipeline"), &program);
+    chown(project.path(""), Some(NOBODY), Some(NOBODY)).unwrap();
+    let as_another = |arguments: &[&str]| {
+        let all = [arguments, &["data.yaml", "--remote", "./shared", "--format", "json"]].concat();
+        let mut command = Command::new(&program);
+        command.args(&all).current_dir(project.path("")).env_remove("PIPELINE_HOME");
+        command.env("HOME", project.path("")).uid(NOBODY).gid(NOBODY);
+        Ran::of(command, &all)
+    };
+
+    // The packs, in one result that is neither the first nor the last.
+    const HIDDEN: &str = "text_packs";
+    let stages = made.json()["stages"].clone();
+    let stage = stages.as_array().unwrap().iter().find(|stage| stage["stage"] == HIDDEN).unwrap();
+    let json = |path: String| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(project.path(&path)).unwrap()).unwrap()
+    };
+    let record = json(format!("shared/results/{}.json", stage["key"].as_str().unwrap()));
+    let tree = record["outputs"].as_object().unwrap().values().next().unwrap()["tree"].as_str().unwrap().to_owned();
+    let tree = json(format!("shared/trees/{}/{}", &tree[..2], &tree[2..]));
+    let largest = tree["files"].as_array().unwrap().iter().max_by_key(|file| file["size"].as_u64()).unwrap();
+    let digest = largest["digest"].as_str().unwrap();
+    let hidden = project.path(&format!("shared/objects/{}/{}", &digest[..2], &digest[2..]));
+    may(0o600, &hidden);
+    let pulled = as_another(&["cache", "pull"]).ends_with(1);
+    for result in pulled.json()["results"].as_array().unwrap() {
+        let error = result["error"].as_str().unwrap_or_default();
+        let (what, may_be_read) = (result["what"].as_str().unwrap(), result["name"] != HIDDEN);
+        assert_eq!(what, if may_be_read { "fetched" } else { "failed" }, "{pulled}");
+        assert_eq!(error.contains(" cannot be read: Permission denied"), !may_be_read, "{pulled}");
+        assert!(!error.contains("written"), "{pulled}");
+    }
+    assert_eq!(pulled.json()["results"].as_array().unwrap().len(), 7, "{pulled}");
+    // A run makes that one itself, and fetches the others all the same.
+    fs::remove_dir_all(project.path(".pipeline")).unwrap();
+    as_another(&["run"]).ends_with(0).made(1).warns("the stage runs instead");
+
+    may(0o644, &hidden);
+    may(0o700, &project.path("shared"));
+    let refused = as_another(&["cache", "pull"]).ends_with(3);
+    let told = refused.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(told.contains(" cannot be read: Permission denied"), "{refused}");
+    assert!(!told.contains("does not exist") && !told.contains("make the bucket"), "{refused}");
+    may(0o755, &project.path("shared"));
+    as_another(&["cache", "pull"]).ends_with(0);
+    Ok(())
 }

@@ -46,6 +46,10 @@ pub struct Collected {
     pub pinned: usize,
     /// Results over a limit that stay, since a process uses them.
     pub in_use: usize,
+    /// Objects of no result that stay, since they are younger than [`Policy::grace`].
+    pub young_objects: usize,
+    /// Their length.
+    pub young_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -150,6 +154,17 @@ struct Candidate {
     bytes: u64,
 }
 
+/// The trees that no result names.
+#[derive(Default)]
+struct Unnamed {
+    /// Those that may go.
+    garbage: Vec<Candidate>,
+    /// The objects of those that stay.
+    kept: BTreeSet<Digest>,
+    /// The objects of those that stay for no other reason than that they are young.
+    young: BTreeSet<Digest>,
+}
+
 impl<'a> Collecting<'a> {
     fn new(store: &'a Store, policy: &'a Policy, census: &'a Census, now: Now) -> Self {
         let (released, linked) = (BTreeSet::new(), BTreeSet::new());
@@ -163,9 +178,10 @@ impl<'a> Collecting<'a> {
         }
         // Who records a result now has stored, or taken into use, all that it names: the times of those files say so.
         let left = self.store.census()?;
-        let (trees, kept) = self.unnamed_trees(&left)?;
-        self.done.trees = self.remove_files(&trees)?;
-        self.done.objects = self.remove_files(&self.unheld_objects(&left, &kept))?;
+        let unnamed = self.unnamed_trees(&left)?;
+        let objects = self.unheld_objects(&left, &unnamed);
+        self.done.trees = self.remove_files(&unnamed.garbage)?;
+        self.done.objects = self.remove_files(&objects)?;
         self.store.forget_unusable()?;
         self.remove_locks();
         Ok(())
@@ -182,9 +198,9 @@ impl<'a> Collecting<'a> {
         let mut left = self.store.census()?;
         let gone: BTreeSet<Digest> = self.done.results.iter().map(|result| result.key).collect();
         left.forget(&gone);
-        let (trees, kept) = self.unnamed_trees(&left)?;
-        let objects = self.unheld_objects(&left, &kept);
-        self.done.trees = trees.len();
+        let unnamed = self.unnamed_trees(&left)?;
+        let objects = self.unheld_objects(&left, &unnamed);
+        self.done.trees = unnamed.garbage.len();
         self.done.objects = objects.len();
         self.done.freed_bytes += objects.iter().map(|object| object.bytes).sum::<u64>();
         Ok(())
@@ -251,29 +267,47 @@ impl<'a> Collecting<'a> {
         }
     }
 
-    /// Trees that no result names: those to remove, and the objects of those that are too young.
-    fn unnamed_trees(&self, left: &Census) -> Result<(Vec<Candidate>, BTreeSet<Digest>), StoreError> {
-        let (mut candidates, mut kept) = (Vec::new(), BTreeSet::new());
+    /// Trees that no result names: those to remove, and the objects of the others.
+    fn unnamed_trees(&self, left: &Census) -> Result<Unnamed, StoreError> {
+        let mut unnamed = Unnamed::default();
         for tree in left.trees.iter().filter(|tree| tree.names == 0) {
-            if !self.linked.contains(&tree.digest) && self.may_go(&tree.digest, tree.changed) {
+            let is_linked = self.linked.contains(&tree.digest);
+            if !is_linked && self.may_go(&tree.digest, tree.changed) {
                 let path = self.store.tree_path(&tree.digest);
                 // Lists are small, and counted nowhere.
-                candidates.push(Candidate { path, bytes: 0 });
-            } else {
-                kept.extend(self.store.named_by(&tree.digest)?);
+                unnamed.garbage.push(Candidate { path, bytes: 0 });
+                continue;
             }
+            let objects = self.store.named_by(&tree.digest)?;
+            if !is_linked && self.is_young(tree.changed) {
+                unnamed.young.extend(&objects);
+            }
+            unnamed.kept.extend(objects);
         }
-        Ok((candidates, kept))
+        Ok(unnamed)
     }
 
-    fn unheld_objects(&self, left: &Census, kept: &BTreeSet<Digest>) -> Vec<Candidate> {
-        let unheld = left.objects.iter().filter(|object| object.holders == 0 && !kept.contains(&object.digest));
-        let old = unheld.filter(|object| self.may_go(&object.digest, object.changed));
-        old.map(|object| Candidate { path: object.path.clone(), bytes: object.bytes }).collect()
+    /// Objects that no result holds: those to remove. Those that stay since they are young are counted.
+    fn unheld_objects(&mut self, left: &Census, unnamed: &Unnamed) -> Vec<Candidate> {
+        let mut garbage = Vec::new();
+        for object in left.objects.iter().filter(|object| object.holders == 0) {
+            let is_kept = unnamed.kept.contains(&object.digest);
+            if !is_kept && self.may_go(&object.digest, object.changed) {
+                garbage.push(Candidate { path: object.path.clone(), bytes: object.bytes });
+            } else if unnamed.young.contains(&object.digest) || (!is_kept && self.is_young(object.changed)) {
+                self.done.young_objects += 1;
+                self.done.young_bytes += object.bytes;
+            }
+        }
+        garbage
     }
 
     fn may_go(&self, digest: &Digest, changed: SystemTime) -> bool {
-        !self.now.is_new(changed) && (self.released.contains(digest) || self.now.age(changed) > self.policy.grace)
+        !self.now.is_new(changed) && (self.released.contains(digest) || !self.is_young(changed))
+    }
+
+    fn is_young(&self, changed: SystemTime) -> bool {
+        self.now.age(changed) <= self.policy.grace
     }
 
     /// Removes files, but for those that somebody has taken into use meanwhile; how many.
@@ -382,6 +416,7 @@ mod tests {
         days_pass(&store);
         let collected = store.collect_garbage(&everything(), Removal::Real).unwrap();
         assert_eq!((collected.results.len(), collected.pinned, count(&store)), (1, 1, (1, 1, 1)), "{collected:?}");
+        assert_eq!(collected.young_objects, 0, "{collected:?}");
         // A result that is removed by its key is gone; what the links lead to is not.
         let removed = store.remove_results(&[kept].into(), Removal::Real).unwrap();
         assert_eq!((removed.results.len(), count(&store)), (1, (0, 1, 1)), "{removed:?}");
@@ -412,6 +447,7 @@ mod tests {
         add(&store, &[("d", "never recorded")]);
         let collected = store.remove_results(&[gone].into(), Removal::DryRun).unwrap();
         assert_eq!((collected.results.len(), collected.trees, collected.objects, collected.freed_bytes), (1, 1, 1, 5));
+        assert_eq!((collected.young_objects, collected.young_bytes), (1, 14));
         assert_eq!(count(&store), (2, 3, 4));
         let really = store.remove_results(&[gone].into(), Removal::Real).unwrap();
         assert_eq!(really, collected, "what was never recorded is too young to go");
@@ -419,6 +455,7 @@ mod tests {
         let collected =
             store.collect_garbage(&Policy { grace: Duration::ZERO, ..Policy::default() }, Removal::Real).unwrap();
         assert_eq!((collected.trees, collected.objects, collected.freed_bytes, collected.left_bytes), (1, 1, 14, 9));
+        assert_eq!((collected.young_objects, collected.young_bytes), (0, 0));
         assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
         assert_eq!(count(&store), (1, 1, 2));
     }

@@ -36,7 +36,7 @@ pub struct Policy {
     /// Working state whose stage has a result goes when it has not been written for so long.
     pub finished_partials: Duration,
     /// What no result holds, and none that is removed held, goes when it is older than this. For machines that share a
-    /// store and whose file system does not tell one of the other's locks.
+    /// store and whose file system does not tell one of the other's locks. `cache gc` and `cache du` call it an hour.
     pub grace: Duration,
 }
 

@@ -38,8 +38,7 @@ pub(super) fn connect(
     match &place.location {
         Location::Folder(folder) => {
             // A share that is not mounted must not be taken for an empty one.
-            fs::read_dir(folder)
-                .map_err(|error| RemoteError::NoBucket { remote: place.to_string(), reason: error.to_string() })?;
+            fs::read_dir(folder).map_err(|error| RemoteError::of_folder(place.to_string(), &error))?;
             let local = LocalFileSystem::new_with_prefix(folder).map_err(unusable)?.with_fsync(true);
             Ok((Arc::new(local), Prefix::default()))
         }

@@ -37,7 +37,7 @@ impl Shared {
     /// Whether an object has the content that its name says: all of it is read.
     pub(super) async fn is_sound(&self, file: &TreeFile) -> Result<bool, RemoteError> {
         match self.read_through(file, |_| Ok(())).await {
-            Err(error) if error.is_of_one_result() => Ok(false),
+            Err(RemoteError::Refused { .. } | RemoteError::Missing { .. }) => Ok(false),
             read => read.map(|()| true),
         }
     }
@@ -76,13 +76,13 @@ impl Shared {
             Err(object_store::Error::NotFound { .. }) => return Err(self.missing(name)),
             // A range beyond the end has an answer of its own at each service: the length tells it from trouble on the
             // way.
-            Err(error) => return Err(self.wrong_size(name, size).await?.unwrap_or_else(|| self.failed(&error))),
+            Err(error) => return Err(self.wrong_size(name, size).await?.unwrap_or_else(|| self.unread(name, &error))),
             Ok(found) => found,
         };
         if found.meta.size != size {
             return Err(self.refuse(name, format!("it has {} bytes instead of {size}", found.meta.size)));
         }
-        Ok(found.bytes().await.map_err(|error| self.failed(&error))?.into())
+        Ok(found.bytes().await.map_err(|error| self.unread(name, &error))?.into())
     }
 
     async fn wrong_size(&self, name: &Name, size: u64) -> Result<Option<RemoteError>, RemoteError> {

@@ -35,6 +35,7 @@ impl Remote {
         observe: impl Fn(TransferProgress) + Send + Sync + 'static,
     ) -> Result<Pulled, RemoteError> {
         let shared = self.shared();
+        let key = record.key.result_key();
         let pulled = self.wait(async {
             shared.check_marker().await?;
             let mut trees = Vec::new();
@@ -52,8 +53,9 @@ impl Remote {
             fetch_objects(shared, store, wanted.into_values(), pulled.bytes, Arc::new(observe)).await?;
             block_in_place(|| trees.iter().try_for_each(|tree| store.adopt_tree(tree)))?;
             Ok(pulled)
-        })?;
-        store.record(&record.key.result_key(), record)?;
+        });
+        let pulled = pulled.inspect_err(|error| shared.refuse_result_after(error, &key))?;
+        store.record(&key, record)?;
         Ok(pulled)
     }
 
@@ -62,14 +64,15 @@ impl Remote {
     /// # Errors
     /// As there, except for what is in the objects themselves.
     pub fn missing_here(&self, store: &Store, record: &ResultRecord) -> Result<Pulled, RemoteError> {
-        self.wait(async {
+        let missing = self.wait(async {
             let mut wanted = BTreeMap::new();
             for output in record.outputs.values() {
                 let tree = self.shared().fetch_tree(store, &output.tree).await?;
                 wanted.extend(tree.files().iter().filter(|file| !store.has(file)).map(|file| (file.digest, file.size)));
             }
             Ok(Pulled { files: wanted.len() as u64, bytes: wanted.values().sum() })
-        })
+        });
+        missing.inspect_err(|error| self.shared().refuse_result_after(error, &record.key.result_key()))
     }
 }
 

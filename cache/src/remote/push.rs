@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use object_store::path::Path as Name;
 use object_store::{MultipartUpload, ObjectStoreExt as _, PutMode};
 use tokio::task::{JoinSet, block_in_place};
 
@@ -66,6 +67,17 @@ pub enum PushedAs {
     OtherKept,
 }
 
+/// What is believed of what the remote has of a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Believed {
+    /// What has the right length.
+    ByLength,
+    /// What has the right content, all of which is read.
+    ByContent,
+    /// Nothing: something of it was refused, and a fetch, which ends with the first, says nothing of the rest.
+    Nothing,
+}
+
 /// What the remote has under a key.
 enum RemoteRecord {
     Nothing,
@@ -115,22 +127,27 @@ impl Remote {
                 Pushing::Send => shared.mark().await?,
                 Pushing::DryRun => shared.check_marker().await?,
             }
+            let name = shared.record(&key);
+            let believed = match check {
+                _ if shared.has_refused(&name, &trees) => Believed::Nothing,
+                Check::Length => Believed::ByLength,
+                Check::Content => Believed::ByContent,
+            };
             let (result, mode) = shared.found(&key, record, store, check).await?.answer();
             if result == PushedAs::OtherKept {
                 return Ok(Pushed { result, files: 0, bytes: 0 });
             }
             let files: BTreeMap<Digest, TreeFile> =
                 trees.iter().flat_map(|tree| tree.files()).map(|file| (file.digest, file.clone())).collect();
-            let lacking = shared.lacking(files.into_values(), check).await?;
+            let lacking = shared.lacking(files.into_values(), believed).await?;
             let (files, bytes) = (lacking.len() as u64, lacking.iter().map(|(file, _)| file.size).sum());
             if how == Pushing::Send {
                 shared.send_objects(store, lacking, bytes, Arc::new(observe)).await?;
-                shared.send_trees(&trees, check).await?;
+                shared.send_trees(&trees, believed).await?;
                 if let Some(mode) = mode {
-                    let name = shared.record(&key);
                     shared.write(&name, record::to_bytes(record), mode).await?;
-                    shared.accept(&name);
                 }
+                shared.accept(&name);
             }
             Ok(Pushed { result, files, bytes })
         })
@@ -138,6 +155,16 @@ impl Remote {
 }
 
 impl Shared {
+    /// Whether something of a result was refused: its record, a tree, an object; or a fetch of it ended so, whatever
+    /// has become of that thing since.
+    fn has_refused(&self, record: &Name, trees: &[Tree]) -> bool {
+        let is_refused = |tree: &Tree| {
+            self.is_refused(&self.tree(&tree.digest()))
+                || tree.files().iter().any(|file| self.is_refused(&self.object(&file.digest)))
+        };
+        self.is_refused(record) || trees.iter().any(is_refused)
+    }
+
     async fn found(
         &self,
         key: &Digest,
@@ -165,7 +192,7 @@ impl Shared {
     async fn is_whole(self: &Shared, record: &ResultRecord, store: &Store) -> Result<bool, RemoteError> {
         for output in record.outputs.values() {
             let tree = match self.fetch_tree(store, &output.tree).await {
-                Err(error) if error.is_of_one_result() => return Ok(false),
+                Err(RemoteError::Refused { .. } | RemoteError::Missing { .. }) => return Ok(false),
                 tree => tree?,
             };
             for file in tree.files() {
@@ -182,18 +209,15 @@ impl Shared {
     async fn lacking(
         self: &Arc<Self>,
         files: impl Iterator<Item = TreeFile>,
-        check: Check,
+        believed: Believed,
     ) -> Result<Vec<(TreeFile, PutMode)>, RemoteError> {
-        let files: Vec<TreeFile> = files.collect();
-        // Where one of them was damaged, nothing is believed of the others either: a fetch ends with the first.
-        let is_damaged = files.iter().any(|file| self.is_refused(&self.object(&file.digest)));
         let mut tasks = JoinSet::new();
         for file in files {
             let shared = Arc::clone(self);
             tasks.spawn(async move {
                 let mode = match shared.size(&shared.object(&file.digest)).await? {
                     None => Some(PutMode::Create),
-                    Some(size) if size != file.size || is_damaged => Some(PutMode::Overwrite),
+                    Some(size) if size != file.size || believed == Believed::Nothing => Some(PutMode::Overwrite),
                     Some(_) => None,
                 };
                 Ok((file, mode))
@@ -206,7 +230,7 @@ impl Shared {
                 None => there.push(file),
             }
         }
-        if check == Check::Content {
+        if believed == Believed::ByContent {
             lacking.extend(self.damaged(there).await?.into_iter().map(|file| (file, PutMode::Overwrite)));
         }
         lacking.sort_by_key(|(file, _)| file.digest);
@@ -271,7 +295,7 @@ impl Shared {
         } else {
             // Parts cannot be written on condition. Two that send the same bytes under the name of those bytes do no
             // harm.
-            let upload = self.store().put_multipart(&name).await.map_err(|error| self.failed(&error))?;
+            let upload = self.store().put_multipart(&name).await.map_err(|error| self.unwritten(&error))?;
             self.send_parts(upload, &mut source, place, file, moved).await?;
         }
         self.accept(&name);
@@ -293,7 +317,7 @@ impl Shared {
             let _ = upload.abort().await;
             return Err(error);
         }
-        upload.complete().await.map(drop).map_err(|error| self.failed(&error))
+        upload.complete().await.map(drop).map_err(|error| self.unwritten(&error))
     }
 
     async fn send_each_part(
@@ -308,7 +332,7 @@ impl Shared {
         let mut hasher = blake3::Hasher::new();
         let mut parts: JoinSet<Result<u64, object_store::Error>> = JoinSet::new();
         let arrived = |joined: Result<Result<u64, object_store::Error>, tokio::task::JoinError>| {
-            let bytes = joined.map_err(object_store::Error::from).flatten().map_err(|error| self.failed(&error))?;
+            let bytes = joined.map_err(object_store::Error::from).flatten().map_err(|error| self.unwritten(&error))?;
             moved(bytes);
             Ok::<_, RemoteError>(())
         };
@@ -336,19 +360,20 @@ impl Shared {
         if Digest::from(hasher.finalize()) == file.digest { Ok(()) } else { Err(place.differs(&file.digest).into()) }
     }
 
-    async fn send_trees(self: &Arc<Self>, trees: &[Tree], check: Check) -> Result<(), RemoteError> {
+    async fn send_trees(self: &Arc<Self>, trees: &[Tree], believed: Believed) -> Result<(), RemoteError> {
         for tree in trees {
             let (name, json) = (self.tree(&tree.digest()), tree.to_json());
-            let is_right = match check {
-                Check::Length => self.size(&name).await?.map(|size| size == json.len() as u64),
-                Check::Content => match self.read(&name).await {
-                    Err(error) if error.is_of_one_result() => Some(false),
+            let is_right = match believed {
+                Believed::ByLength => self.size(&name).await?.map(|size| size == json.len() as u64),
+                Believed::ByContent => match self.read(&name).await {
+                    Err(RemoteError::Refused { .. }) => Some(false),
                     found => found?.map(|found| found == json),
                 },
+                Believed::Nothing => self.size(&name).await?.map(|_| false),
             };
             let mode = match is_right {
-                Some(true) if !self.is_refused(&name) => continue,
-                Some(_) => PutMode::Overwrite,
+                Some(true) => continue,
+                Some(false) => PutMode::Overwrite,
                 None => PutMode::Create,
             };
             self.write(&name, json, mode).await?;

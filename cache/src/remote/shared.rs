@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::connect::connect;
-use super::error::RemoteError;
+use super::error::{Asked, RemoteError};
 use super::place::RemotePlace;
 use crate::record::Stored;
 use crate::{Digest, ResultRecord};
@@ -60,7 +60,8 @@ pub(super) struct Shared {
     requests: Semaphore,
     /// The marker was found, or written.
     marked: OnceLock<()>,
-    /// What turned out not to be what its name says: sent again, though it is there.
+    /// What turned out not to be what its name says: sent again, though it is there. And the records of results whose
+    /// fetch ended with such a thing, which other results may have, too, and put right: what is behind it was not seen.
     refused: Mutex<BTreeSet<Name>>,
 }
 
@@ -175,9 +176,14 @@ impl Shared {
         &*self.store
     }
 
-    /// The failure of a request.
-    pub(super) fn failed(&self, error: &object_store::Error) -> RemoteError {
-        RemoteError::of(&self.remote, error)
+    /// The failure of a request to write.
+    pub(super) fn unwritten(&self, error: &object_store::Error) -> RemoteError {
+        RemoteError::of(&self.remote, Asked::Write, error)
+    }
+
+    /// The failure of a request to read what has a name.
+    pub(super) fn unread(&self, name: &Name, error: &object_store::Error) -> RemoteError {
+        RemoteError::of(&self.remote, Asked::Read(name), error)
     }
 
     /// Remembers and tells what is not what its name says.
@@ -186,7 +192,14 @@ impl Shared {
         RemoteError::Refused { remote: self.remote.clone(), name: name.to_string(), reason: reason.into() }
     }
 
-    /// Whether something was refused under this name.
+    /// Remembers of a result that its fetch ended with something that was refused.
+    pub(super) fn refuse_result_after(&self, error: &RemoteError, key: &Digest) {
+        if matches!(error, RemoteError::Refused { .. }) {
+            self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(self.record(key));
+        }
+    }
+
+    /// Whether something was refused under this name, or it is the record of a result of which something was.
     pub(super) fn is_refused(&self, name: &Name) -> bool {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
@@ -207,7 +220,7 @@ impl Shared {
         match self.store.head(name).await {
             Ok(found) => Ok(Some(found.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.unread(name, &error)),
         }
     }
 
@@ -216,12 +229,12 @@ impl Shared {
         let _request = self.request().await;
         let found = match self.store.get_opts(name, GetOptions::default()).await {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            found => found.map_err(|error| self.failed(&error))?,
+            found => found.map_err(|error| self.unread(name, &error))?,
         };
         if found.meta.size > LARGEST_RECORD {
             return Err(self.refuse(name, format!("it has {} bytes, far too many", found.meta.size)));
         }
-        Ok(Some(found.bytes().await.map_err(|error| self.failed(&error))?.into()))
+        Ok(Some(found.bytes().await.map_err(|error| self.unread(name, &error))?.into()))
     }
 
     /// Writes a small thing; what is there already stays, unless `mode` says otherwise.
@@ -229,7 +242,7 @@ impl Shared {
         let _request = self.request().await;
         match self.store.put_opts(name, bytes.into(), mode.into()).await {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.unwritten(&error)),
         }
     }
 
@@ -248,7 +261,14 @@ impl Shared {
         if self.marked.get().is_some() {
             return Ok(());
         }
-        let Some(bytes) = self.read(&self.marker()).await? else { return self.check_bucket().await };
+        let marker = match self.read(&self.marker()).await {
+            // Without it nothing is known of the rest.
+            Err(RemoteError::Unreadable { remote, reason, .. }) => {
+                return Err(RemoteError::NotReadable { remote, reason });
+            }
+            read => read?,
+        };
+        let Some(bytes) = marker else { return self.check_bucket().await };
         let marker: Result<Marker, _> = serde_json::from_slice(&bytes);
         match marker {
             Ok(Marker { version: VERSION, .. }) => {
@@ -277,7 +297,7 @@ impl Shared {
         let _request = self.request().await;
         match self.store.list_with_delimiter(Some(&self.prefix)).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(RemoteError::of(&self.remote, Asked::List, &error)),
         }
     }
 

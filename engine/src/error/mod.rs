@@ -113,9 +113,11 @@ impl From<&RemoteError> for Failure {
                 Cause::Network
             }
             RemoteError::Refused { .. } | RemoteError::Missing { .. } => Cause::BadData,
-            RemoteError::Settings { .. } | RemoteError::Version { .. } | RemoteError::NotWritable { .. } => {
-                Cause::Machine
-            }
+            RemoteError::Settings { .. }
+            | RemoteError::Version { .. }
+            | RemoteError::NotWritable { .. }
+            | RemoteError::NotReadable { .. }
+            | RemoteError::Unreadable { .. } => Cause::Machine,
             RemoteError::Machine { .. } | RemoteError::Store(_) => by_system_error(error).unwrap_or(Cause::Machine),
             RemoteError::Stopped => Cause::Cancelled,
         };

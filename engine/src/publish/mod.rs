@@ -17,7 +17,7 @@ use cache::{Digest, OutputRecord, StatCache, Store, StoreError};
 pub(crate) use self::record::is_record;
 use self::record::{Look, Record};
 pub use self::record::{PublishedAs, RECORD, description, published_as};
-pub use self::targets::{Moment, check_targets};
+pub use self::targets::{Moment, check_targets, lies_in};
 use crate::artifact::stored_files;
 use crate::context::OUTSIDE;
 use crate::error::{Cause, by_system_error};
@@ -98,6 +98,22 @@ impl PublishError {
             Self::Store(StoreError::Outside { .. }) => Cause::ChangedWhileRunning,
             Self::Store(_) => Cause::CorruptInput,
             Self::Panicked => Cause::Internal,
+        }
+    }
+
+    /// What was to be written when the file system refused, where that is known.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io { path, .. } | Self::Store(StoreError::Io { path, .. } | StoreError::DiskFull { path, .. }) => {
+                Some(path)
+            }
+            Self::Store(StoreError::Rename { to, .. }) => Some(to),
+            Self::Foreign { .. }
+            | Self::Changed { .. }
+            | Self::OtherKind { .. }
+            | Self::NameTaken
+            | Self::Store(_)
+            | Self::Panicked => None,
         }
     }
 

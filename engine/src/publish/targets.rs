@@ -41,6 +41,12 @@ pub fn check_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
     problems
 }
 
+/// Whether a path is a folder or lies in it, as it is written or where links lead.
+pub fn lies_in(path: &Path, folder: &Path) -> bool {
+    let (path, folder) = (Places::of(path), Places::of(folder));
+    path.written.starts_with(&folder.written) || path.real.starts_with(&folder.real)
+}
+
 /// Targets that take along what the run reads or keeps.
 fn unsafe_targets(plan: &Plan, home: &Home) -> Vec<Problem> {
     let (kept, globs) = Kept::of(plan, home);

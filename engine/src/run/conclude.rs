@@ -61,7 +61,7 @@ impl Scheduler<'_> {
     /// Ends a stage for good.
     pub(super) fn fail(&mut self, stage: usize, mut failure: Failure, ran: Duration) {
         if failure.cause == Cause::DiskFull {
-            failure.help = Some(self.home.advice_when_full());
+            failure.help = Some(self.home.advice_when_full_for_a_stage(&failure.messages));
         }
         self.stages.fail(stage, failure.clone());
         self.tell_failed(stage, failure, ran, None, None);

@@ -12,7 +12,6 @@ use super::event::RunEvent;
 use super::gates::{Gates, Verdict};
 use super::scheduler::Scheduler;
 use crate::error::{Cause, Failure, chain};
-use crate::home::advice_when_full;
 use crate::plan::Plan;
 use crate::publish::{PublishError, Published, publish, target};
 
@@ -133,12 +132,12 @@ impl Scheduler<'_> {
                     return;
                 }
                 self.publisher.failed = true;
-                let cause = error.cause();
+                let (cause, messages) = (error.cause(), chain(&error));
                 let help = match cause {
-                    Cause::DiskFull => Some(advice_when_full(&path)),
+                    Cause::DiskFull => Some(self.home.advice_when_full(error.path().unwrap_or(&path), &messages)),
                     _ => error.help().map(str::to_owned),
                 };
-                let failure = Failure { cause, messages: chain(&error), help, object: None };
+                let failure = Failure { cause, messages, help, object: None };
                 RunEvent::PublishFailed { stage: id, output, path, failure }
             }
         };

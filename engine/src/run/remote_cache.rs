@@ -246,8 +246,7 @@ impl RemoteCache {
     /// Takes in that a result is on its way no more: it is there, or it failed.
     pub(super) fn sent(&mut self, key: &Digest, failed: Option<&RemoteError>) {
         self.sending -= 1;
-        // One that is gone here, or damaged, is sent by whoever makes it again.
-        if failed.is_none_or(RemoteError::is_of_one_result) {
+        if failed.is_none_or(|error| !error.stays_to_be_sent()) {
             let _ = self.store.sent(key);
         }
     }
