@@ -33,6 +33,58 @@ fn compare_shows_the_numbers_of_a_program_and_no_defaults_of_a_child_that_failed
 }
 
 #[test]
+fn compare_says_of_a_stage_without_a_result_how_it_ended() {
+    let project = Project::new();
+    let stage = |more: &str| {
+        format!(
+            "{{ uses: command, {more}with: {{ run: 'test \"$N\" = none', env: {{ N: '0' }}, outputs: {{ o: files }} }} }}"
+        )
+    };
+    let stages =
+        [("tr", stage("")), ("swept", stage("matrix: { env.N: ['1', '2'] }, ")), ("behind", stage("needs: [tr], "))];
+    let stages: String = stages.iter().map(|(id, stage)| format!("  {id}: {stage}\n")).collect();
+    project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n{stages}"));
+    project.run(&["run", "p.yaml", "--keep-going"]).ends_with(1);
+    // The newest run is of another pipeline, which has no such stage.
+    project.write(
+        "other.yaml",
+        "version: 1\nstages:\n  made: { uses: command, with: { run: 'echo 1 >\"$OUTPUT_o/a\"', outputs: { o: files } } }\n",
+    );
+    project.run(&["run", "other.yaml"]).ends_with(0);
+    let run = project.run(&["runs", "ls", "--pipeline", "p", "--format", "json"]).ends_with(0).json();
+    let first = run[0]["run"].as_str().unwrap().to_owned();
+    let run = first[.."20260301-090507".len()].to_owned();
+    let told = |arguments: &[&str]| {
+        let told = project.run(arguments).ends_with(2).to_string();
+        let told = told.replace("-\n  │ ", "-").replace('│', " ");
+        told.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for (name, how) in [
+        ("tr", "it failed in run"),
+        ("behind", "it was skipped in run"),
+        ("swept", "none of its 2 children (2 failed) has one in run"),
+    ] {
+        for more in [&["--pipeline", "p"][..], &[]] {
+            let told = told(&[&["runs", "compare", name], more].concat());
+            assert!(told.contains(&format!("`{name}` has no result in any run")), "{told}");
+            assert!(told.contains(&format!("{how} {run}")) && told.contains("`pipeline runs show "), "{told}");
+            assert!(!told.contains("there is no stage") && !told.contains("did you mean"), "{told}");
+            assert_eq!(told.contains("`pipeline logs "), name != "behind", "{told}");
+        }
+    }
+    // In a newer run it is not even reached.
+    let needy = format!("  broken: {}\n  tr: {{ uses: command, needs: [broken], ", stage(""));
+    project.edit("p.yaml", "  tr: { uses: command, ", &needy);
+    project.run(&["run", "p.yaml", "--keep-going"]).ends_with(1);
+    let newest = told(&["runs", "compare", "tr"]);
+    assert!(newest.contains("it was skipped in run") && newest.contains("the newest that has it"), "{newest}");
+    let named = told(&["runs", "compare", "tr", "--run", &first]);
+    assert!(named.contains("`tr` has no result in any run of `p`: it failed in run"), "{named}");
+    assert!(!named.contains("the newest"), "{named}");
+    project.run(&["runs", "compare", "trr", "--pipeline", "p"]).ends_with(2).warns("there is no stage `trr`");
+}
+
+#[test]
 fn compare_shows_what_differs_marks_the_best_and_draws_the_losses() {
     let project = two_trainings();
     let table = project.run(&["runs", "compare", "latest~1", "latest"]).ends_with(0);

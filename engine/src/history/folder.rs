@@ -240,7 +240,11 @@ impl RunFolder {
         }
         let mut line = serde_json::to_vec(&TimedEvent { time: Moment::now().rfc3339(), event: event.clone() })?;
         line.push(b'\n');
-        self.events.write_all(&line)
+        let before = self.events.metadata()?.len();
+        self.events.write_all(&line).inspect_err(|_| {
+            // On a full disk the beginning of a long line would take the room that the run's end, a short one, fits in.
+            let _ = self.events.set_len(before);
+        })
     }
 
     fn keeps_progress(&mut self, stage: &str) -> bool {
@@ -279,7 +283,9 @@ pub fn stage_folder(stage: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Cause, Failure};
     use crate::history::events::{Events, Words};
+    use crate::history::{Recorded, RunState};
 
     fn read(folder: &Path) -> Vec<RunEvent> {
         Events::open(folder, Words::Read).unwrap().map(|timed| timed.unwrap().event).collect()
@@ -318,6 +324,36 @@ mod tests {
         let mut events = OpenOptions::new().append(true).open(path.join("events.jsonl")).unwrap();
         events.write_all(b"{\"time\":\"2026-").unwrap();
         assert_eq!(read(&path), [event]);
+    }
+
+    #[test]
+    fn a_run_that_filled_its_disk_has_failed_even_if_its_end_is_not_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let stage = json!({ "id": "a", "kind": "k", "parameters": {} });
+        let plan = RunPlan {
+            run: "run".into(),
+            pipeline: "p".into(),
+            file: "p.yaml".into(),
+            started: Moment::now().rfc3339(),
+            program: "0".into(),
+            folder: PathBuf::new(),
+            host: Host::default(),
+            track: Vec::new(),
+            stages: vec![serde_json::from_value(stage).unwrap()],
+        };
+        let state = |name: &str, cause: Cause, retry_in_seconds: Option<f64>| {
+            let path = folder.path().join(name);
+            let mut run = RunFolder::create(&path, &plan).unwrap();
+            let failure = Failure::new(cause, vec!["it failed".to_owned()]);
+            let (stage, log, retry_with) = ("a".to_owned(), PathBuf::new(), None);
+            let failed = RunEvent::StageFailed { stage, failure, log, seconds: 1.0, retry_in_seconds, retry_with };
+            run.append(&failed).unwrap();
+            drop(run);
+            Recorded::read(&path, Words::Skip).unwrap().summary.state
+        };
+        assert_eq!(state("full", Cause::DiskFull, None), RunState::Failed);
+        assert_eq!(state("again", Cause::DiskFull, Some(1.0)), RunState::CutOff);
+        assert_eq!(state("other", Cause::BadData, None), RunState::CutOff);
     }
 
     #[test]

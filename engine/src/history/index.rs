@@ -219,6 +219,26 @@ impl History {
         })
     }
 
+    /// The newest run that has a stage with this id in the file, whatever became of it, and its stages of that id.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn newest_with(
+        &self,
+        declared: &str,
+        pipeline: Option<&str>,
+    ) -> Result<Option<(String, Vec<StageSummary>)>, HistoryError> {
+        let newest: Option<String> = self.query(|connection| {
+            let sql =
+                "SELECT max(run) FROM stages WHERE (declared = ?1 OR stage = ?1) AND (?2 IS NULL OR pipeline = ?2)";
+            connection.query_row(sql, params![declared, pipeline], |row| row.get(0))
+        })?;
+        let Some(run) = newest else { return Ok(None) };
+        let mut stages = self.stages(&run)?;
+        stages.retain(|stage| stage.declared == declared || stage.stage == declared);
+        Ok(Some((run, stages)))
+    }
+
     /// The newest run that made the result of a key, with the stage of it that did.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use super::folder::{
     JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
 };
 use super::host::Host;
-use crate::error::Failure;
+use crate::error::{Cause, Failure};
 use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
@@ -247,8 +247,17 @@ impl Recorded {
         self.summary.damaged_lines = events.damaged();
         if self.summary.seconds.is_none() {
             self.summary.counts = self.counts_so_far();
+            if self.summary.state == RunState::CutOff && self.filled_the_disk() {
+                self.summary.state = RunState::Failed;
+            }
         }
         Ok(())
+    }
+
+    /// Whether a stage failed for good since the disk was full, which may have had no room for the run's end either.
+    fn filled_the_disk(&self) -> bool {
+        let cause = |stage: &RecordedStage| stage.failure().map(|failure| failure.cause);
+        self.stages.iter().any(|stage| cause(stage) == Some(Cause::DiskFull))
     }
 
     fn counts_so_far(&self) -> Counts {

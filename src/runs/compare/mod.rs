@@ -5,12 +5,12 @@ mod comparison;
 mod curves;
 mod scaling;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::history::{Recorded, RunLookup, Selection, Words};
+use engine::history::{Recorded, RunLookup, Selection, StageSummary, Words};
 use engine::suggest;
 
 use self::candidate::{Candidate, Gatherer};
@@ -134,10 +134,6 @@ impl CompareArgs {
                 return Err(failure.with_help_if(suggest::help(pipeline, "pipelines", &names)));
             }
         }
-        if results.is_empty() {
-            let newest = past.recorded(&past.find(super::LATEST)?.run, Words::Skip)?;
-            return Err(crate::locate::unknown_stage(stage, &declared(&newest)));
-        }
         // A stage of the same name in another pipeline is another stage.
         let results = match (&self.pipeline, &newest) {
             (None, Some(run)) => {
@@ -146,11 +142,51 @@ impl CompareArgs {
             }
             _ => results,
         };
+        if results.is_empty() {
+            return Err(self.without_result(stage, newest.as_deref().filter(|_| self.run.is_some()), past)?);
+        }
         // The same result, taken from the store again and again, is one result.
         let ids = past.history.ids().map_err(Failure::machine)?;
         let mut seen = BTreeSet::new();
         let different = results.iter().filter(|(_, summary)| seen.insert(summary.key));
         different.map(|(run, summary)| gatherer.child(run, &summary.stage, Some(shortest(run, &ids)))).collect()
+    }
+
+    /// The failure where no run has a result of a stage: how it ended in the run that is named, else in the newest that
+    /// has it, if any has.
+    fn without_result(&self, stage: &str, named: Option<&str>, past: &Past) -> Result<Failure, Failure> {
+        let found = match named {
+            Some(run) => {
+                let mut stages = past.history.stages(run).map_err(Failure::machine)?;
+                stages.retain(|one| one.declared == stage);
+                Some((run.to_owned(), stages))
+            }
+            None => past.history.newest_with(stage, self.pipeline.as_deref()).map_err(Failure::machine)?,
+        };
+        let Some((run, stages)) = found else {
+            let newest = past.recorded(&past.find(super::LATEST)?.run, Words::Skip)?;
+            return Ok(crate::locate::unknown_stage(stage, &declared(&newest)));
+        };
+        let ids = past.history.ids().map_err(Failure::machine)?;
+        let run = shortest(&run, &ids);
+        let failed = stages.iter().find(|stage| stage.status == "failed");
+        let id = words::for_shell(failed.or(stages.first()).map_or(stage, |stage| stage.stage.as_str()));
+        let help = match failed {
+            Some(_) => {
+                format!(
+                    "`pipeline logs {run} {id}` prints what its process said; `pipeline runs show {run} {id}` tells why it failed"
+                )
+            }
+            None => format!("`pipeline runs show {run} {id}` tells what became of it"),
+        };
+        let pipeline = match named {
+            Some(run) => Some(past.find(run)?.pipeline),
+            None => self.pipeline.clone(),
+        };
+        let any = pipeline.map_or_else(|| "any run".to_owned(), |pipeline| format!("any run of `{pipeline}`"));
+        let which = if named.is_some() { "" } else { ", the newest that has it" };
+        let message = format!("`{stage}` has no result in {any}: {} run {run}{which}", ended(&stages));
+        Ok(Failure::wrong(message).with_help(help))
     }
 }
 
@@ -185,6 +221,23 @@ pub(crate) fn of_children(past: &Past, run: &str, sweep: &str) -> Result<Compari
     let children = recorded.stages.iter().filter(|child| child.summary.declared == sweep);
     let candidates = children.map(|child| gatherer.child(&run, &child.summary.stage, None));
     Ok(Comparison::of(candidates.collect::<Result<_, _>>()?))
+}
+
+/// How stages of one id in the file, none of which has a result, ended: the beginning of `… run 20260301-090507`.
+fn ended(stages: &[StageSummary]) -> String {
+    if let [one] = stages {
+        return match one.status.as_str() {
+            "failed" => "it failed in".to_owned(),
+            "skipped" => "it was skipped in".to_owned(),
+            "started" => "it has not come to its end in".to_owned(),
+            "waiting" if one.seconds.is_some() => "it was waiting for another attempt in".to_owned(),
+            _ => "it has not begun in".to_owned(),
+        };
+    }
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    stages.iter().for_each(|stage| *counts.entry(&stage.status).or_default() += 1);
+    let counts: Vec<String> = counts.into_iter().map(|(status, count)| format!("{count} {status}")).collect();
+    format!("none of its {} children ({}) has one in", stages.len(), counts.join(", "))
 }
 
 fn declared(recorded: &Recorded) -> Vec<&str> {
@@ -241,4 +294,25 @@ fn draw(comparison: &Comparison, path: &Path, drawing: Drawing, verbosity: Verbo
         terminal::tell_line(format_args!("drawn in {}", words::path(path)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_that_waits_for_another_attempt_has_begun() {
+        let waiting = |seconds: Option<f64>| StageSummary {
+            stage: "tr".to_owned(),
+            kind: "command".to_owned(),
+            status: "waiting".to_owned(),
+            key: None,
+            seconds,
+            peak_memory_bytes: None,
+            declared: "tr".to_owned(),
+            axes: Vec::new(),
+        };
+        assert_eq!(ended(&[waiting(None)]), "it has not begun in");
+        assert_eq!(ended(&[waiting(Some(1.5))]), "it was waiting for another attempt in");
+    }
 }
