@@ -489,3 +489,20 @@ fn pairs_that_are_too_long_for_the_model_are_warned_of() {
     project.write("pairs.yaml", &format!("{text}{stages}"));
     project.run(&["run", "pairs.yaml"]).ends_with(0).warns("1 of 2 pairs are left out");
 }
+
+#[test]
+fn desirable_and_undesirable_responses_in_one_perplexity_are_warned_of() {
+    let project = project();
+    let row = |completion: &str, label: bool| {
+        serde_json::json!({ "prompt": "a", "completion": completion, "label": label }).to_string()
+    };
+    let text = PIPELINE.split_once("  scores:").unwrap().0;
+    let stages = "  labelled: { uses: dataset, with: { source: ./labelled.jsonl } }
+  judged: { uses: evaluate, with: { model: fresh, data: labelled } }\n";
+    project.write("labelled.yaml", &format!("{text}{stages}"));
+    project.write("labelled.jsonl", &[row("yes", true), row("no", false), row("never", false)].join("\n"));
+    project.run(&["run", "labelled.yaml"]).ends_with(0).warns("1 desirable and 2 undesirable responses");
+    project.write("labelled.jsonl", &[row("yes", true), row("no", true)].join("\n"));
+    let ran = project.run(&["run", "labelled.yaml"]).ends_with(0);
+    assert!(!ran.stderr.contains("undesirable"), "{ran}");
+}

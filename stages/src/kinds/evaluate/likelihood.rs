@@ -17,6 +17,9 @@ pub(super) struct Likelihood {
     tokens: u64,
     truncated_rows: u64,
     rows_without_tokens: u64,
+    /// Rows whose only response is a desirable one.
+    desirable_rows: u64,
+    undesirable_rows: u64,
 }
 
 impl Likelihood {
@@ -42,7 +45,7 @@ impl Likelihood {
             },
             context,
         )?;
-        for (((_, example), is_cut), score) in group.iter_mut().zip(cut).zip(scores) {
+        for (((row, example), is_cut), score) in group.iter_mut().zip(cut).zip(scores) {
             let RowScore { nll, tokens, correct } = score;
             if !nll.is_finite() {
                 let message = format!("the negative log-likelihood of row {} is {nll}", example.row + 1);
@@ -54,12 +57,25 @@ impl Likelihood {
             self.tokens += tokens;
             self.truncated_rows += u64::from(is_cut);
             self.rows_without_tokens += u64::from(tokens == 0);
+            if tokens > 0 {
+                self.count_kind(row);
+            }
             measures.add(&Observed::Likelihood { score, is_cut }, example);
         }
         Ok(())
     }
 
-    /// Warns of rows that were cut.
+    fn count_kind(&mut self, row: &Row) {
+        let Row::Judged(judged) = row else { return };
+        match (&judged.chosen, &judged.rejected) {
+            (Some(_), None) => self.desirable_rows += 1,
+            (None, Some(_)) => self.undesirable_rows += 1,
+            // Of a pair it is the chosen response that is scored.
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+    }
+
+    /// Warns of rows that were cut, and of responses that are taken together though they are not alike.
     ///
     /// # Errors
     /// Fails if nothing was measured at all.
@@ -83,6 +99,13 @@ impl Likelihood {
         }
         if self.rows_without_tokens > 0 {
             context.warn(format!("{} rows have no response token to take perplexity over", self.rows_without_tokens));
+        }
+        let Self { desirable_rows, undesirable_rows, .. } = self;
+        if *desirable_rows > 0 && *undesirable_rows > 0 {
+            context.warn(format!(
+                "{desirable_rows} desirable and {undesirable_rows} undesirable responses are taken together \
+                 for perplexity"
+            ));
         }
         Ok(())
     }
