@@ -185,6 +185,12 @@ pub trait Stage: Parameter + Send + Sync + 'static {
         Vec::new()
     }
 
+    /// What is wrong with the parameters on a kind of device, where the file asks for that one; `span` is as in
+    /// [`Stage::check`].
+    fn check_on(&self, _device: DeviceKind, _span: Span) -> Vec<Problem> {
+        Vec::new()
+    }
+
     /// What it would do and cost, what is known of its outputs before it runs, and what its files show to be wrong.
     fn forecast(&self, _ahead: &Ahead<'_>) -> Forecast {
         Forecast::default()

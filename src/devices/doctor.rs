@@ -84,8 +84,14 @@ fn variables_of(plan: &Plan) -> Vec<Variable> {
     let of_stage = |stage: &PlannedStage| {
         let set = stage.parameters.get("env").and_then(Value::as_object);
         let set = set.into_iter().flatten().filter_map(|(name, value)| {
-            let place = place(&plan.sources, stage, name);
-            Some(Variable { name: name.clone(), value: value.as_str()?.to_owned(), place: VariableSource::File(place) })
+            // A number or a boolean out of a variable of the file still is one.
+            let value = match value {
+                Value::String(text) => text.clone(),
+                Value::Number(_) | Value::Bool(_) => value.to_string(),
+                Value::Null | Value::Array(_) | Value::Object(_) => return None,
+            };
+            let place = VariableSource::File(place(&plan.sources, stage, name));
+            Some(Variable { name: name.clone(), value, place })
         });
         set.collect::<Vec<_>>()
     };

@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use test_harness::test;
 
 use crate::hub::{self, FaultyHub};
-use crate::support::{Project, Ran, program};
+use crate::support::{Project, Ran, install_script, program};
 
 /// The codes of the problems that a command printed, with their severities, sorted.
 fn codes(ran: &Ran) -> Vec<String> {
@@ -363,6 +364,67 @@ fn f16_without_a_worker_is_refused_with_a_way_out_that_works() {
     without(&["run", "train.yaml", "adapter.dtype=bf16", "adapter.max_steps=2", "--until", "adapter"]).ends_with(0);
     // A job of a cluster computes elsewhere.
     without(&["plan", "train.yaml", "adapter.dtype=f16", "adapter.executor=slurm"]).ends_with(0);
+}
+
+#[test]
+fn a_python_that_is_named_is_looked_for_where_a_stage_needs_the_worker() {
+    let project = Project::with_pipeline("train.yaml");
+    let with = |python: &Path, arguments: &[&str]| {
+        let mut command = project.command(arguments);
+        command.env("PIPELINE_PYTHON", python);
+        Ran::of(command, arguments)
+    };
+    // Not there, no program, and one without the worker, which leaves a file where it was asked.
+    let (missing, text, other) = (project.path("missing"), project.path("text"), project.path("other"));
+    fs::write(&text, "").unwrap();
+    let asked = project.path("asked");
+    install_script(&format!("#!/bin/sh\ntouch '{}'\necho '{{}}'\n", asked.display()), &other);
+    for needed in ["adapter.backend=torch", "adapter.dtype=f16"] {
+        for python in [&missing, &text, &other] {
+            for command in ["validate", "plan", "run"] {
+                let ran = with(python, &[command, "train.yaml", needed]).ends_with(2);
+                assert_eq!(codes(&ran), ["× no-device"], "{ran}");
+                assert!(ran.stderr.contains("PIPELINE_PYTHON"), "{ran}");
+            }
+        }
+    }
+    assert!(has_no_run(&project.path(".pipeline")));
+    fs::remove_file(&asked).unwrap();
+    // A GPU of this machine may be one that the worker computes on.
+    let on_cpu = ["adapter", "scores", "samples"].map(|stage| format!("{stage}.resources.device=cpu"));
+    let on_cpu = on_cpu.each_ref().map(String::as_str);
+    for python in [&missing, &text, &other] {
+        with(python, &[&["validate", "train.yaml"], &on_cpu[..]].concat()).ends_with(0);
+        with(python, &[&["plan", "train.yaml"], &on_cpu[..]].concat()).ends_with(0);
+    }
+    assert!(!asked.exists(), "no program is started where nothing needs the worker");
+}
+
+#[test]
+fn attention_of_gpus_is_refused_at_its_place_on_the_cpu_of_the_torch_worker() {
+    let project = Project::with_pipeline("train.yaml");
+    project.edit(
+        "train.yaml",
+        "      save_every: 3\n",
+        "      backend: torch\n      attention: flex\n    resources: { device: cpu }\n",
+    );
+    let problems = |more: &[&str]| {
+        let ran = project.run(&[&["validate", "train.yaml", "--format", "json"], more].concat());
+        ran.json()[0]["problems"].as_array().unwrap().clone()
+    };
+    let text = fs::read_to_string(project.path("train.yaml")).unwrap();
+    let line = text.lines().position(|line| line.contains("attention:")).unwrap() + 1;
+    let found = problems(&[]);
+    let place = |problem: &Value| (problem["line"].clone(), problem["column"].clone());
+    let flex =
+        "`attention: flex` cannot be used here: it needs a CUDA or ROCm device, triton, and heads of 16 or wider";
+    assert!(found.len() == 1 && found[0]["message"] == flex && found[0]["code"] == "bad-value", "{found:#?}");
+    assert_eq!(place(&found[0]), (line.into(), "      attention: f".len().into()));
+    assert_eq!(found[0]["help"], "leave `attention` out, or take `sdpa`");
+    // The machine decides, or the native backend computes, which does not read it.
+    for more in ["adapter.resources.device=auto", "adapter.backend=native"] {
+        assert!(problems(&[more]).iter().all(|problem| problem["code"] != "bad-value"), "{more}");
+    }
 }
 
 #[test]

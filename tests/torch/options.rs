@@ -1,13 +1,14 @@
 //! What the worker can be asked for beside the plain training, and what it cannot be.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use serde_json::Value;
 use test_harness::{Unmet, test};
 
 use crate::bench::{Bench, PIPELINE, Trained, losses};
-use crate::support::{Project, Ran};
+use crate::support::{Project, Ran, install_script};
 
 /// How far losses in a type of half the width may be apart from those in f32.
 const HALF_BOUND: f64 = 5e-3;
@@ -18,6 +19,19 @@ fn are_near(ours: &[f64], theirs: &[f64]) {
     let near = ours.iter().zip(theirs).all(|(one, two)| (one - two).abs() <= HALF_BOUND * two);
     assert!(near, "{ours:?}\n{theirs:?}");
 }
+
+/// A Python that has these packages, by what it says, and starts no worker.
+fn python_with(project: &Project, packages: &[&str]) -> PathBuf {
+    let versions: BTreeMap<&str, &str> = packages.iter().map(|name| (*name, "1.0")).collect();
+    let versions = serde_json::to_string(&versions).unwrap();
+    let python = project.path("python");
+    install_script(&format!("#!/bin/sh\n[ \"$1\" = -c ] && echo '{versions}' && exit 0\nexit 7\n"), &python);
+    python
+}
+
+/// Those that the worker needs, and bitsandbytes.
+const PACKAGES: [&str; 7] =
+    ["pipeline_torch_worker", "torch", "transformers", "peft", "safetensors", "numpy", "bitsandbytes"];
 
 /// The trace that PyTorch's profiler wrote, in the form that viewers read: spans with a begin and a duration.
 fn spans(path: &str) -> Vec<Value> {
@@ -73,6 +87,18 @@ fn f16_scales_its_loss_and_what_is_profiled_leaves_a_trace() -> Result<(), Unmet
 }
 
 #[test]
+fn a_loss_scale_that_overflows_to_the_end_is_what_is_to_be_lowered() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
+    let high = ["adapter.backend=torch", "adapter.dtype=f16", "adapter.loss_scale={ init_scale: 1e30 }"];
+    bench
+        .train(&[&high[..], &["adapter.max_steps=3"]].concat())
+        .ends_with(1)
+        .warns("the gradients of every step overflowed: nothing was trained")
+        .warns("lower `loss_scale.init_scale`");
+    Ok(())
+}
+
+#[test]
 fn bf16_is_near_to_f32() -> Result<(), Unmet> {
     let bench = Bench::new()?;
     bench.train(&["--home=native"]).ends_with(0);
@@ -116,17 +142,47 @@ fn attention_that_the_device_lacks_is_refused_with_what_it_needs() -> Result<(),
 #[test]
 fn a_missing_worker_is_named_with_the_line_that_installs_it() {
     let project = Project::with_pipeline(PIPELINE);
-    let python = project.path("python");
-    fs::write(&python, "#!/bin/sh\necho '{\"python\": \"3.12.1\", \"torch\": \"2.9.0\"}'\n").unwrap();
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    let arguments = ["run", PIPELINE, "--until", "adapter", "adapter.backend=torch"];
+    let python = python_with(&project, &["torch"]);
+    let arguments = ["validate", PIPELINE, "adapter.backend=torch", "--format", "json"];
     let mut command = project.command(&arguments);
     command.env("PIPELINE_PYTHON", &python);
-    Ran::of(command, &arguments)
-        .ends_with(3)
-        .warns("the torch worker is not installed")
-        .warns("has no pipeline_torch_worker")
-        .warns("-m pip install ./workers/torch");
+    let problems = Ran::of(command, &arguments).ends_with(2).json()[0]["problems"].clone();
+    let mut problems = problems.as_array().unwrap().iter();
+    let problem = problems.find(|problem| problem["code"] == "no-device").unwrap();
+    let lack = "the Python of PIPELINE_PYTHON, has no pipeline_torch_worker, no transformers, no peft, no safetensors, \
+                no numpy";
+    assert!(problem["message"].as_str().unwrap().ends_with(lack), "{problem:#}");
+    assert!(problem["help"].as_str().unwrap().contains("-m pip install ./workers/torch"), "{problem:#}");
+}
+
+/// The warnings come before anything is computed: a Python that has the packages and starts no worker is enough.
+#[test]
+fn what_a_quantised_base_does_otherwise_than_meant_is_said_whoever_computes() {
+    let project = Project::with_pipeline(PIPELINE);
+    let file = project.path(PIPELINE);
+    let further = "  further:
+    uses: train
+    with: { model: fresh, data: packs, adapter: adapter, max_steps: 1, quantize: { base: nf4, skip_modules: [o_porj] } }
+    resources: { threads: 1 }
+";
+    fs::write(&file, fs::read_to_string(&file).unwrap() + further).unwrap();
+    let python = python_with(&project, &PACKAGES);
+    let run = |more: &[&str]| {
+        let on_cpu = ["adapter.backend=native", "adapter.resources.device=cpu", "further.resources.device=cpu"];
+        let arguments = [&["run", PIPELINE, "--until", "further", "adapter.max_steps=2"], &on_cpu[..], more].concat();
+        let mut command = project.command(&arguments);
+        command.env("PIPELINE_PYTHON", &python);
+        Ran::of(command, &arguments)
+    };
+    let torch = run(&["further.backend=torch"]);
+    assert_ne!(torch.code, Some(0), "{torch}");
+    let native = run(&["further.backend=native"]).ends_with(0);
+    for said in
+        ["`quantize.skip_modules` names `o_porj`, which is no linear layer", "the adapter was trained on its base in"]
+    {
+        let [torch, native] = [&torch, &native].map(|ran| ran.stderr.matches(said).count());
+        assert_eq!((torch, native), (1, 1), "{said}");
+    }
 }
 
 #[test]
@@ -139,8 +195,8 @@ fn what_a_backend_does_not_compute_is_a_problem_at_its_place() {
     refused(&["scores.backend=torch", "scores.dtype=int8"], "`dtype: int8` needs `backend: native`");
     refused(&["adapter.env={RANK: \"1\"}"], "`RANK` is a variable that the stage's processes are given");
     refused(&["adapter.env={WANDB_API_KEY: abcd}"], "`WANDB_API_KEY` looks like a secret");
-    // Where there may be a worker; what becomes of it where there is none is a matter of `tests/program/checks.rs`.
+    // Where there is a worker; what becomes of it where there is none is a matter of `tests/program/checks.rs`.
     let mut command = project.command(&["plan", PIPELINE, "adapter.dtype=f16"]);
-    command.env("PIPELINE_PYTHON", "python3");
+    command.env("PIPELINE_PYTHON", python_with(&project, &PACKAGES));
     Ran::of(command, &["plan"]).ends_with(0);
 }

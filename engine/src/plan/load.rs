@@ -171,7 +171,9 @@ fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked
     resources::check_slots(&document, problems);
     for (stage, bound) in document.stages.iter().zip(&mut bound) {
         if let Some(stage_kind) = &bound.kind {
-            let found = stage_kind.check(&InputFacts::new(), stage.with.span);
+            let mut found = stage_kind.check(&InputFacts::new(), stage.with.span);
+            let device = stage.resources.device.into_iter();
+            found.extend(device.flat_map(|device| stage_kind.check_on(device, stage.with.span)));
             if found.iter().any(|problem| problem.field.is_some()) {
                 let spans = field_spans(&stage.with);
                 bound.problems.extend(found.into_iter().map(|problem| problem.placed(&spans)));

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
+use super::targets;
+
 /// The version of PEFT whose files we write.
 const PEFT_VERSION: &str = "0.21.2";
 
@@ -212,14 +214,18 @@ impl AdapterConfig {
         self.check_patterns()
     }
 
-    /// The target that names the embedding, unless other settings may leave it out again.
+    /// The target that names or matches the embedding, unless other settings may leave it out again.
     fn target_embedding(&self) -> Option<&str> {
-        let TargetModules::Names(names) = &self.target_modules else { return None };
         let narrows = |key: &&str| self.other.get(*key).is_some_and(is_set);
         if ["exclude_modules", "layers_to_transform"].iter().any(narrows) {
             return None;
         }
-        names.iter().map(String::as_str).find(|name| name.rsplit('.').next() == Some(EMBEDDING))
+        match &self.target_modules {
+            TargetModules::Names(names) => {
+                names.iter().map(String::as_str).find(|name| name.rsplit('.').next() == Some(EMBEDDING))
+            }
+            TargetModules::Pattern(pattern) => targets::reaches_embedding(pattern).then_some(pattern.as_str()),
+        }
     }
 
     /// Checks the expressions of `rank_pattern` and `alpha_pattern`. Those of a file were checked when it was read.
@@ -545,6 +551,13 @@ mod tests {
         for name in ["embed_tokens", "model.embed_tokens"] {
             let error = parse(targets(json!(["q_proj", name]))).unwrap_err();
             assert!(matches!(&error, AdapterConfigError::Embedding(found) if found == name), "{error}");
+        }
+        for pattern in [r".*\.(q_proj|embed_tokens)", r"model\..*"] {
+            let error = parse(targets(json!(pattern))).unwrap_err();
+            assert!(matches!(&error, AdapterConfigError::Embedding(found) if found == pattern), "{error}");
+        }
+        for fine in ["all-linear", r".*_proj", "embed_tokens", r"(?!lm_head).*"] {
+            assert!(parse(targets(json!(fine))).is_ok(), "{fine}");
         }
         let mut excluded = targets(json!(["q_proj", "embed_tokens"]));
         excluded["exclude_modules"] = json!(["embed_tokens"]);

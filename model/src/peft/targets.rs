@@ -343,6 +343,12 @@ fn whole(pattern: &str) -> Result<Regex, TargetError> {
     compile(pattern, &format!("^(?:{pattern})$"))
 }
 
+/// Whether an expression as `target_modules` matches the embedding of a model that is computed natively. One that cannot
+/// be matched is told where targets are resolved.
+pub(super) fn reaches_embedding(pattern: &str) -> bool {
+    whole(pattern).is_ok_and(|expression| expression.is_match(EMBEDDING))
+}
+
 /// An expression from the start of a text, as Python's `re.match`.
 fn compile(pattern: &str, expression: &str) -> Result<Regex, TargetError> {
     let failed = |source| TargetError::Pattern { pattern: pattern.to_owned(), source: Box::new(source) };

@@ -30,12 +30,14 @@ pub(crate) use q8_0::Q8_0;
 /// their names, or parts of their paths (`o_proj`, `layers.0`).
 fn is_linear_layer(name: &str, skip_modules: &[String]) -> bool {
     let is_linear = name.starts_with("lm_head.") || name.contains(".self_attn.") || name.contains(".mlp.");
-    let path: Vec<&str> = name.trim_end_matches(".weight").split('.').collect();
-    let is_in_path = |module: &String| {
-        let module: Vec<&str> = module.split('.').collect();
-        path.windows(module.len()).any(|part| part == module)
-    };
-    is_linear && !skip_modules.iter().any(is_in_path)
+    is_linear && !skip_modules.iter().any(|module| is_in_path(module, name))
+}
+
+/// Whether a module's name, or parts of its path (`o_proj`, `layers.0`), are in the path of a tensor.
+pub fn is_in_path(module: &str, tensor: &str) -> bool {
+    let path: Vec<&str> = tensor.trim_end_matches(".weight").split('.').collect();
+    let module: Vec<&str> = module.split('.').collect();
+    path.windows(module.len()).any(|part| part == module)
 }
 
 /// Values of a block of every [`BlockFormat`], along the input.

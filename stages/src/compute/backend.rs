@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::compute::kernels::native_devices;
 use crate::compute::torch;
+use crate::compute::variable::VariableText;
 
 /// What computes.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,22 @@ pub enum Attention {
     Flex,
     /// FlashAttention with variable lengths; on NPUs their fused attention.
     Flash,
+}
+
+impl Attention {
+    /// What asks for it, as in a pipeline file, and what it needs, in the words of the worker, which looks for all of
+    /// it (`attention.py`); `None` of what every device has.
+    pub fn needs(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Auto | Self::Sdpa => None,
+            Self::Flex => Some(("`attention: flex`", "a CUDA or ROCm device, triton, and heads of 16 or wider")),
+            Self::Flash => Some((
+                "`attention: flash`",
+                "a CUDA or ROCm device, bf16 or f16, heads of a multiple of 8, no soft-cap on the scores, and a torch \
+                 whose varlen_attn has windows, or the package flash_attn",
+            )),
+        }
+    }
 }
 
 /// What of a model in training the torch worker compiles with `torch.compile`.
@@ -146,7 +163,9 @@ impl Backend {
     /// Who computes on so many devices of a kind. On a GPU that both compute on the torch worker is the faster one
     /// (docs/devices.md, "On an NVIDIA H200").
     pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
-        self.choose_of(serves, device, workers, native_devices(), torch::is_usable)
+        // A Python that is named and not there is said to be so: nothing is computed by another program instead.
+        let has_worker = || torch::is_usable() || torch::is_named_in_vain();
+        self.choose_of(serves, device, workers, native_devices(), has_worker)
     }
 
     /// The same, of a program that computes on these devices itself, beside a worker or without.
@@ -186,7 +205,7 @@ impl Backend {
 
     /// What is missing where nothing but the torch worker can compute it, and that is not on this machine.
     pub fn lacks(self, serves: Serves, span: Span) -> Option<Problem> {
-        let worker = self.lacks_worker(serves, span).filter(|_| !torch::is_usable());
+        let worker = self.lacks_worker(serves, span, torch::what_it_lacks);
         worker.or_else(|| self.lacks_bitsandbytes(serves, span).filter(|_| !torch::has_bitsandbytes()))
     }
 
@@ -199,8 +218,14 @@ impl Backend {
         Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at("backend"))
     }
 
-    /// What is missing without the torch worker.
-    fn lacks_worker(self, serves: Serves, span: Span) -> Option<Problem> {
+    /// What is missing where the torch worker `lacks` something: the end of a sentence about it, and what to do. That is
+    /// asked only where nothing else will do.
+    fn lacks_worker(
+        self,
+        serves: Serves,
+        span: Span,
+        lacks: impl FnOnce() -> Option<(String, String)>,
+    ) -> Option<Problem> {
         let (what, field, instead) = match (self, serves) {
             (Self::Torch, Serves::Both | Serves::WithBitsandbytes(_)) => {
                 ("`backend: torch`", "backend", "leave `backend` out")
@@ -213,8 +238,9 @@ impl Backend {
                 return None;
             }
         };
-        let message = format!("{what} needs the torch worker, which is not installed here");
-        let help = format!("{instead}, or install the worker: {}", torch::how_to_install());
+        let (lack, remedy) = lacks()?;
+        let message = format!("{what} needs the torch worker, {lack}");
+        let help = format!("{instead}, or {remedy}");
         Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at(field))
     }
 
@@ -257,7 +283,7 @@ impl Backend {
 }
 
 /// What is wrong with variables for the torch worker's processes.
-pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem> {
+pub(crate) fn problems_of_env(env: &Mapping<VariableText>, span: Span) -> Vec<Problem> {
     let visible: Vec<&str> = DeviceKind::ALL.into_iter().filter_map(DeviceKind::visible_variable).collect();
     let is_own = |name: &str| OWN.contains(&name) || visible.contains(&name) || name.starts_with("PIPELINE_");
     let own = env.keys().filter(|name| is_own(name));
@@ -267,7 +293,7 @@ pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem>
             Problem::error("bad-value", span, message, "not to be set here").at("env")
         })
         .collect();
-    let secrets = env.iter().filter(|(name, value)| is_secret(name) && value.parse::<f64>().is_err());
+    let secrets = env.iter().filter(|(name, value)| is_secret(name) && value.0.parse::<f64>().is_err());
     problems.extend(secrets.map(|(name, _)| {
         let message = format!("`{name}` looks like a secret, and values of the file are written into records");
         let help = "set it in the environment of `pipeline run`: the stage's processes inherit it";
@@ -370,6 +396,23 @@ mod tests {
     }
 
     #[test]
+    fn what_attention_needs_is_what_the_worker_says() {
+        let worker = include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../workers/torch/src/pipeline_torch_worker/attention.py"
+        ));
+        // Python joins literals that follow each other.
+        let lines: Vec<&str> = worker.lines().map(str::trim_start).collect();
+        let worker = lines.join("").replace("\"\"", "");
+        for (attention, name) in [(Attention::Flash, "flash"), (Attention::Flex, "flex")] {
+            let (asked, needs) = attention.needs().expect("not everywhere");
+            assert_eq!(asked, format!("`attention: {name}`"));
+            assert!(worker.contains(&format!("\"{name}\": \"{needs}\",")), "{needs}");
+        }
+        assert!(worker.contains("f\"`attention: {asked}` cannot be used here: it needs {needs[asked]}\""));
+    }
+
+    #[test]
     fn devices_follow_the_backend() {
         assert_eq!(Backend::Native.devices(Serves::Both), native_devices());
         assert_eq!(Backend::Auto.devices(Serves::Native("`dtype: int4`")), [DeviceKind::Cpu]);
@@ -380,7 +423,8 @@ mod tests {
 
     #[test]
     fn what_needs_the_worker_says_what_to_do_without_it() {
-        let lacks = |asked: Backend, serves| asked.lacks_worker(serves, Span::default());
+        let lack = || Some(("which is not installed here".to_owned(), "run pip install".to_owned()));
+        let lacks = |asked: Backend, serves| asked.lacks_worker(serves, Span::default(), lack);
         let f16 = lacks(Backend::Auto, Serves::Torch("`dtype: f16`")).expect("only the worker computes it");
         assert_eq!(f16.field.as_deref(), Some("dtype"));
         assert!(f16.help.is_some_and(|help| help.starts_with("say `dtype: bf16`") && help.contains("pip install")));
@@ -393,6 +437,7 @@ mod tests {
         ] {
             assert_eq!(lacks(asked, serves), None);
         }
+        assert_eq!(Backend::Torch.lacks_worker(Serves::Both, Span::default(), || None), None);
     }
 
     #[test]

@@ -11,5 +11,6 @@ pub mod precision;
 pub mod quantize;
 pub mod resources;
 pub(crate) mod torch;
+pub mod variable;
 
 pub use torch::worker_python;

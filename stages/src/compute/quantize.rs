@@ -13,12 +13,12 @@ use engine::file::tree::{Node, Value};
 use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader, choice_schema, read_choice};
 use model::blocks::Blocks;
 use model::checkpoint::Checkpoint;
-use model::config::{Config, StoredQuantized};
+use model::config::{Architecture, Config, StoredQuantized};
 use model::cpu::Cpu;
 use model::decoder::{Decoder, LoadError};
 use model::parameter::Trainability;
 pub use model::weights::BlockFormat;
-use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Quantization, QuantizedBase};
+use model::weights::{Activations, BaseFormat as StoredFormat, Codebook, Nf4, Quantization, QuantizedBase, is_in_path};
 use serde_json::json;
 
 pub use super::aware::{AwareParams, Scheme};
@@ -85,7 +85,7 @@ impl BaseFormat {
     }
 }
 
-/// Warns of names in `skip_modules`, by the key that they have in the file, that no module has.
+/// Warns of names in `skip_modules`, by the key that they have in the file, that no linear layer of a native model has.
 ///
 /// # Errors
 /// Fails if the model cannot be read.
@@ -95,16 +95,24 @@ pub(crate) fn warn_of_idle_names(
     key: &str,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let files = Checkpoint::open(base).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
-    // A tied head is no tensor, and is left as it is.
-    for name in quantize.skip_modules.iter().filter(|name| *name != "lm_head") {
-        let alone = QuantizedBase { skip_modules: vec![name.clone()], ..quantize.clone() };
-        let all = QuantizedBase { skip_modules: Vec::new(), ..quantize.clone() };
-        if !files.names().any(|tensor| all.covers(tensor) && !alone.covers(tensor)) {
-            context.warn(format!("`{key}` names `{name}`, which is no linear layer of the model"));
-        }
+    let all = QuantizedBase { skip_modules: Vec::new(), ..quantize.clone() };
+    let files = open(base)?;
+    let linear = files.names().filter(|tensor| all.covers(tensor)).collect::<Vec<_>>();
+    for name in names_beside(&quantize.skip_modules, &linear) {
+        context.warn(format!("`{key}` names `{name}`, which is no linear layer of the model"));
     }
     Ok(())
+}
+
+fn open(base: &Path) -> Result<Checkpoint, StageError> {
+    Checkpoint::open(base).or_fail(Cause::BadData, || "cannot read the model".to_owned())
+}
+
+/// The names that are in the path of none of these tensors.
+fn names_beside<'a>(names: &'a [String], tensors: &[&str]) -> Vec<&'a str> {
+    // A tied head is no tensor, and is left as it is.
+    let names = names.iter().map(String::as_str).filter(|name| *name != "lm_head");
+    names.filter(|name| !tensors.iter().any(|tensor| is_in_path(name, tensor))).collect()
 }
 
 /// The few bits that a model's weights are stored in.
@@ -151,6 +159,30 @@ impl QuantizeParams {
             block_size: *block_size,
             skip_modules: skip_modules.clone(),
         })
+    }
+
+    /// Warns of names in `skip_modules` that no linear layer of a model has. Of a model that is not native any tensor
+    /// of its files may be of one, or of a module around one.
+    ///
+    /// # Errors
+    /// Fails if the model cannot be read.
+    pub(crate) fn warn_of_idle_names(
+        &self,
+        model: &Architecture,
+        folder: &Path,
+        context: &mut StageContext,
+    ) -> Result<(), StageError> {
+        let key = "quantize.skip_modules";
+        match model {
+            Architecture::Native(_) => warn_of_idle_names(&self.base(), folder, key, context),
+            Architecture::Transformers(_) => {
+                let files = open(folder)?;
+                for name in names_beside(&self.skip_modules, &files.names().collect::<Vec<_>>()) {
+                    context.warn(format!("`{key}` names `{name}`, which is no module of the model"));
+                }
+                Ok(())
+            }
+        }
     }
 
     /// Which backend computes on such a base; `asked` is what asks for it.
@@ -533,6 +565,21 @@ mod tests {
             });
             assert_eq!(difference(trained_on, used_with), expected);
         }
+    }
+
+    #[test]
+    fn a_name_is_a_part_of_a_path_or_several() {
+        let tensors = ["model.layers.1.self_attn.o_proj.weight", "model.layers.1.mlp.experts.gate_up_proj"];
+        let beside = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            names_beside(&names, &tensors).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let in_paths = ["o_proj", "layers.1", "self_attn", "model.layers.1.self_attn.o_proj", "lm_head"];
+        assert_eq!(beside(&in_paths), [""; 0]);
+        // What is fused has no `.weight`.
+        assert_eq!(beside(&["experts", "experts.gate_up_proj"]), [""; 0]);
+        let in_none = ["o_porj", "proj", "layers.0", "layers.1.mlp.o_proj"];
+        assert_eq!(beside(&in_none), in_none);
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) use connection::{Connection, NAMED_AS_IN_FILES};
 pub(crate) use python::can_start;
 pub use python::worker_python;
 pub(crate) use python::{
-    has_bitsandbytes, has_folder_of_bitsandbytes, how_to_install, how_to_install_bitsandbytes, is_installed, is_usable,
+    has_bitsandbytes, has_folder_of_bitsandbytes, how_to_install, how_to_install_bitsandbytes, is_installed,
+    is_named_in_vain, is_usable, what_it_lacks,
 };
 pub(crate) use work::{PEAK_MEMORY_OF_RANKS, Work};

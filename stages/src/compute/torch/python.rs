@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use engine::error::{Cause, StageError};
+use nix::unistd::{AccessFlags, access};
 
 /// Names the Python to use.
 const VARIABLE: &str = "PIPELINE_PYTHON";
@@ -66,7 +67,7 @@ impl Python {
     /// Fails where it cannot be started, or lacks one that every device needs; says how to install it.
     pub(super) fn packages(&self) -> Result<Packages, StageError> {
         let packages = self.look().map_err(|error| self.not_there(&error))?;
-        let missing: Vec<&str> = NEEDED.into_iter().filter(|name| !packages.contains_key(*name)).collect();
+        let missing = missing_from(&packages);
         if missing.is_empty() {
             return Ok(packages);
         }
@@ -77,6 +78,52 @@ impl Python {
             how_to_install(),
             without_it()
         )))
+    }
+
+    /// Whether there is such a program.
+    fn is_there(&self) -> bool {
+        let program = Path::new(&self.program);
+        let can_be_run = |path: &Path| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
+        if folder_of(program).is_some() {
+            return can_be_run(program);
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| can_be_run(&folder.join(program)))
+    }
+
+    /// Whether a package lies where this Python looks for it, as far as folders tell.
+    fn has_folder_of(&self, package: &str) -> bool {
+        let program = Path::new(&self.program);
+        let prefixes = match folder_of(program) {
+            // What its environment has.
+            Some(folder) => vec![folder.join("..")],
+            None => prefixes(program, std::env::var_os("PATH"), std::env::var_os("HOME")),
+        };
+        (!self.named || self.is_there()) && is_below(&prefixes, package)
+    }
+
+    /// What keeps it from starting the worker, as it says itself: the end of a sentence about the worker, and what to
+    /// do.
+    fn lack(&self) -> Option<(String, String)> {
+        let program = self.program.display();
+        if self.named && !self.is_there() {
+            let lack = format!("and there is no program `{program}`, which {VARIABLE} names");
+            return Some((lack, format!("name the Python that has the worker in {VARIABLE}")));
+        }
+        let install = || format!("install the worker: {}", how_to_install());
+        let who = format!("and `{program}`, the Python of {VARIABLE},");
+        match self.look().map(|packages| missing_from(&packages)) {
+            Ok(missing) if missing.is_empty() => None,
+            _ if !self.named => Some(("which is not installed here".to_owned(), install())),
+            Ok(missing) => Some((format!("{who} has no {}", missing.join(", no ")), install())),
+            Err(error) => {
+                // Python ends what it says of a failure with what failed.
+                let said = error.to_string();
+                let said = said.lines().last().unwrap_or_default().trim_end_matches([':', ' ']);
+                let help = format!("name a Python 3.10 or newer that has the worker in {VARIABLE}");
+                Some((format!("{who} cannot be used: {said}"), help))
+            }
+        }
     }
 
     fn look(&self) -> io::Result<Packages> {
@@ -119,6 +166,23 @@ fn named() -> Option<OsString> {
     std::env::var_os(VARIABLE).filter(|program| !program.is_empty())
 }
 
+/// Whether `PIPELINE_PYTHON` names a program that is not there.
+pub(crate) fn is_named_in_vain() -> bool {
+    let python = Python::find();
+    python.named && !python.is_there()
+}
+
+/// Why the torch worker cannot be started, where nothing else will do: the end of a sentence about the worker, and what
+/// to do. As folders tell, and where they do not, as Python says itself, which takes a moment.
+pub(crate) fn what_it_lacks() -> Option<(String, String)> {
+    static ANSWER: OnceLock<Option<(String, String)>> = OnceLock::new();
+    let asked = || {
+        let python = Python::find();
+        if python.has_folder_of(PACKAGE) { None } else { python.lack() }
+    };
+    ANSWER.get_or_init(asked).clone()
+}
+
 /// The environment that one wheel has installed both this program and the worker into.
 fn own_environment() -> Option<&'static Path> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
@@ -140,11 +204,9 @@ pub(crate) fn how_to_install() -> String {
     )
 }
 
-/// Whether the torch worker can be started, where nothing else will do: as folders tell, and where they do not, as
-/// Python says itself, which takes a moment.
+/// Whether the torch worker can be started, where nothing else will do: as [`what_it_lacks`].
 pub(crate) fn is_usable() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    is_installed() || *ANSWER.get_or_init(|| Python::find().packages().is_ok())
+    what_it_lacks().is_none()
 }
 
 /// The command that installs bitsandbytes beside the worker.
@@ -162,15 +224,7 @@ pub(crate) fn has_bitsandbytes() -> bool {
 /// Whether bitsandbytes lies beside the torch worker, as far as folders tell.
 pub(crate) fn has_folder_of_bitsandbytes() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let program = worker_python();
-        let prefixes = match program.parent() {
-            // Of a Python that a path names, what its environment has.
-            Some(folder) if folder != Path::new("") => vec![folder.join("..")],
-            _ => prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")),
-        };
-        is_installed() && is_below(&prefixes, BITSANDBYTES)
-    })
+    *FOUND.get_or_init(|| is_installed() && Python::find().has_folder_of(BITSANDBYTES))
 }
 
 /// Whether the torch worker can be started here, as Python says itself.
@@ -180,22 +234,31 @@ pub(crate) fn can_start() -> bool {
 }
 
 /// Whether there is a Python with the torch worker, as far as folders tell: a plan asks for it, and starts no program.
+/// One that the user named counts: whoever names it means to use it.
 pub(crate) fn is_installed() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let of_path = || is_below(&prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")), PACKAGE);
-        named().is_some() || own_environment().is_some() || of_path()
-    })
+    *FOUND.get_or_init(|| named().is_some() || Python::find().has_folder_of(PACKAGE))
 }
 
-/// The folders that packages of a `python3` lie below: that of its environment or of the system, and the user's own.
-fn prefixes(path: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
+/// The folder that a program is named with; `None` of one that is looked for in `PATH`.
+fn folder_of(program: &Path) -> Option<&Path> {
+    program.parent().filter(|folder| *folder != Path::new(""))
+}
+
+/// The folders that packages of a Python of `PATH` lie below: that of its environment or of the system, and the user's
+/// own.
+fn prefixes(program: &Path, path: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
     let path = path.unwrap_or_default();
-    let folder = std::env::split_paths(&path).find(|folder| folder.join("python3").exists());
+    let folder = std::env::split_paths(&path).find(|folder| folder.join(program).exists());
     let prefix = folder.and_then(|folder| Some(folder.parent()?.to_owned()));
     let Some(prefix) = prefix else { return Vec::new() };
     let local = prefix.join("local");
     [Some(prefix), Some(local), home.map(|home| PathBuf::from(home).join(".local"))].into_iter().flatten().collect()
+}
+
+/// What every device needs and is not among these.
+fn missing_from(packages: &Packages) -> Vec<&'static str> {
+    NEEDED.into_iter().filter(|name| !packages.contains_key(*name)).collect()
 }
 
 /// Whether a package, or the record of its installation, lies below one of these.
@@ -245,12 +308,57 @@ mod tests {
     }
 
     #[test]
+    fn a_python_that_is_named_is_looked_for_before_its_folders_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = folder.path().join("bin");
+        let package = folder.path().join("lib/python3.12/site-packages").join(PACKAGE);
+        [&bin, &package].into_iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        let named = Python { program: bin.join("python").into(), named: true };
+        let in_vain = |python: &Python| {
+            let (lack, help) = python.lack().unwrap();
+            assert!(lack.starts_with("and there is no program `") && lack.ends_with("PIPELINE_PYTHON names"), "{lack}");
+            assert_eq!(help, "name the Python that has the worker in PIPELINE_PYTHON");
+            !python.is_there() && !python.has_folder_of(PACKAGE)
+        };
+        assert!(in_vain(&named));
+        fs::write(bin.join("python"), "").unwrap();
+        assert!(in_vain(&named), "it cannot be run");
+        fs::set_permissions(bin.join("python"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(named.is_there() && named.has_folder_of(PACKAGE) && !named.has_folder_of(BITSANDBYTES));
+        assert!(in_vain(&Python { program: "no-such-python".into(), named: true }));
+        let unnamed = Python { program: "no-such-python".into(), named: false };
+        assert_eq!(unnamed.lack().unwrap().0, "which is not installed here");
+    }
+
+    #[test]
+    fn why_a_named_python_cannot_start_the_worker_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let lack = |script: &str| python(&folder, script).lack();
+        let who = format!("and `{}`, the Python of PIPELINE_PYTHON,", folder.path().join("python").display());
+        let has = |packages: &[&str]| {
+            let versions: Packages = packages.iter().map(|name| ((*name).to_owned(), "1.0".to_owned())).collect();
+            format!("echo '{}'", serde_json::to_string(&versions).unwrap())
+        };
+        let without_torch: Vec<&str> = NEEDED.into_iter().filter(|name| *name != "torch").collect();
+        let (message, help) = lack(&has(&without_torch)).unwrap();
+        assert_eq!(message, format!("{who} has no torch"));
+        assert!(help.starts_with("install the worker: `"), "{help}");
+        let (message, help) = lack("printf 'Traceback:\\nImportError: no json\\n' >&2; exit 1").unwrap();
+        assert_eq!(message, format!("{who} cannot be used: ImportError: no json"));
+        assert_eq!(help, "name a Python 3.10 or newer that has the worker in PIPELINE_PYTHON");
+        let (message, _) = lack("exit 7").unwrap();
+        assert_eq!(message, format!("{who} cannot be used: it returned exit status: 7"));
+        assert_eq!(lack(&has(&NEEDED)), None);
+    }
+
+    #[test]
     fn an_environment_with_the_worker_is_known_by_its_folders() {
         let folder = tempfile::tempdir().unwrap();
         let bin = folder.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
         fs::write(bin.join("python3"), "").unwrap();
-        let found = || is_below(&prefixes(Some(bin.clone().into()), None), PACKAGE);
+        let python = Path::new("python3");
+        let found = || is_below(&prefixes(python, Some(bin.clone().into()), None), PACKAGE);
         let of_program = || environment_of(&bin.join("pipeline"));
         assert!(!found() && of_program().is_none());
         fs::create_dir_all(folder.path().join("lib/python3.12/site-packages/pipeline_torch_worker-0.1.0.dist-info"))
@@ -258,6 +366,6 @@ mod tests {
         assert!(found());
         assert_eq!(of_program().as_deref(), Some(folder.path()));
         assert!(environment_of(&folder.path().join("pipeline")).is_none());
-        assert!(!is_below(&prefixes(Some("/nowhere".into()), None), PACKAGE));
+        assert!(!is_below(&prefixes(python, Some("/nowhere".into()), None), PACKAGE));
     }
 }

@@ -40,7 +40,7 @@ use crate::smoke::Lowered;
 use inputs::Watched;
 use mask::Masker;
 use outputs::Made;
-pub use parameters::{Anything, Command, OutputForm, OutputParams, Program, VariableText};
+pub use parameters::{Anything, Command, OutputForm, OutputParams, Program};
 use process::{Ended, Start};
 
 /// Set to 1 in a smoke run.

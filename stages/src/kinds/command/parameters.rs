@@ -8,6 +8,7 @@ use engine::suggest;
 use serde_json::json;
 
 use super::placeholders::{self, Named};
+use crate::compute::variable::VariableText;
 use crate::kinds::dataset::TemplateChoice;
 
 /// Begins the names of the variables that the stage sets itself.
@@ -51,30 +52,6 @@ impl Parameter for Program {
 
     fn schema() -> serde_json::Value {
         json!({ "anyOf": [{ "type": "array", "items": { "type": "string" }, "minItems": 1 }, { "type": "string" }] })
-    }
-}
-
-/// The value of an environment variable.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VariableText(pub String);
-
-impl Parameter for VariableText {
-    /// A number or a boolean still is one where it comes out of a variable or an axis: its text is the same as inside a
-    /// longer one. Of a float that is not certain.
-    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
-        match &node.value {
-            Value::Integer(number) => Some(Self(number.to_string())),
-            Value::Bool(truth) => Some(Self(truth.to_string())),
-            _ => String::read(node, reader).map(Self),
-        }
-    }
-
-    fn write_key(&self, key: &mut KeyWriter<'_>) {
-        self.0.write_key(key);
-    }
-
-    fn schema() -> serde_json::Value {
-        json!({ "anyOf": [{ "type": "string" }, { "type": "number" }, { "type": "boolean" }] })
     }
 }
 

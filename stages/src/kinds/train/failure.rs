@@ -5,6 +5,7 @@ use model::batch::Batch;
 use model::decoder::RunError;
 use model::trainer::{CollectiveError, TrainError};
 
+use super::parameters::LossScale;
 use super::rows::listed;
 
 /// A failure, before any row was read or of a whole step; `rows` are numbers of the data.
@@ -65,6 +66,20 @@ fn remedy(error: &TrainError) -> Option<&'static str> {
     })
 }
 
+/// The failure of a run whose every step was skipped; `loss_scale` is that after the last one.
+pub(super) fn of_overflows(loss_scale: Option<f32>) -> StageError {
+    let default = LossScale::default().init_scale;
+    let help = match loss_scale.filter(|scale| f64::from(*scale) > default) {
+        Some(scale) => format!(
+            "the loss scale is still {scale:e}: lower `loss_scale.init_scale` (default: {default}), or train for more \
+             steps"
+        ),
+        None => "compute in bf16 or f32".to_owned(),
+    };
+    let message = "the gradients of every step overflowed: nothing was trained";
+    StageError::new(Cause::Numeric, message).with_help(help)
+}
+
 /// A failure of workers to go on together, which is one of this stage already where rank 0 has lost another.
 pub(super) fn of_workers(CollectiveError(source): CollectiveError) -> StageError {
     match source.downcast::<StageError>() {
@@ -94,4 +109,20 @@ fn failure(error: TrainError) -> StageError {
         TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
     };
     StageError::new(cause, "training stopped").with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overflows_of_a_high_scale_are_told_from_those_of_any_scale() {
+        let help = |scale| of_overflows(scale).help.unwrap();
+        let lower =
+            "the loss scale is still 3.125e6: lower `loss_scale.init_scale` (default: 1024), or train for more steps";
+        assert_eq!(help(Some(3_125_000.0)), lower);
+        for scale in [Some(1024.0), Some(0.5), None] {
+            assert_eq!(help(scale), "compute in bf16 or f32");
+        }
+    }
 }

@@ -6,9 +6,10 @@ use model::config::Architecture;
 
 use super::fit;
 use super::order::Division;
-use super::parameters::Train;
+use super::parameters::{Train, TrainQuantize};
 use super::summary::surprises;
 use crate::compute::checkpoint;
+use crate::compute::quantize::{WeightFormat, warn_of_other_base};
 use crate::data::artifact::TokensReader;
 
 /// The inputs of a run.
@@ -47,6 +48,7 @@ impl Inputs {
         for tokens in std::iter::once(&rows).chain(&validation) {
             fit::check_on(&architecture, tokens.facts())?;
         }
+        warn_of_formats(params, &model, &architecture, context)?;
         Ok(Self { model, architecture, rows, validation, division, total_steps })
     }
 
@@ -54,6 +56,23 @@ impl Inputs {
     pub(super) fn tables(&self) -> impl Iterator<Item = &TokensReader> {
         std::iter::once(&self.rows).chain(&self.validation)
     }
+}
+
+/// Warns of what `quantize` leaves out in vain, and of an adapter that was trained on its base in another format.
+fn warn_of_formats(
+    params: &Train,
+    model: &Artifact,
+    architecture: &Architecture,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    if let Some(quantize) = params.quantize.as_ref().and_then(TrainQuantize::base) {
+        quantize.warn_of_idle_names(architecture, &model.folder, context)?;
+    }
+    if let Some(adapter) = &params.adapter {
+        let trained_on = WeightFormat::of_adapter(&context.open(adapter)?.description.facts)?;
+        warn_of_other_base(&trained_on, &WeightFormat::from(params.quantize.as_ref()), context);
+    }
+    Ok(())
 }
 
 /// How the rows are divided into steps, and how many there are.

@@ -65,6 +65,7 @@ impl StageKind for Train {
     const NAME: &'static str = "train";
     const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
+    const TEXTS: &'static [&'static str] = &["env"];
     const GOAL: bool = true;
     const ALSO_CALLED: &'static [&'static str] = &[
         "sft",
@@ -122,6 +123,10 @@ impl Stage for Train {
         let mut problems = self.problems(span);
         problems.extend(fit::problems(self, inputs, span));
         problems
+    }
+
+    fn check_on(&self, device: DeviceKind, span: Span) -> Vec<Problem> {
+        self.problem_of_the_attention(device, span).into_iter().collect()
     }
 
     fn outside(&self) -> Vec<Outside> {

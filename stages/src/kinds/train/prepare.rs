@@ -19,7 +19,7 @@ use super::parameters::{Method, Train, train_tokens};
 use super::{failure, fit};
 use crate::compute::adapter;
 use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
-use crate::compute::quantize::{TrainQuantize, WeightFormat, warn_of_idle_names, warn_of_other_base};
+use crate::compute::quantize::TrainQuantize;
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
 pub(super) fn trainer<B: Blocks>(
@@ -38,11 +38,7 @@ pub(super) fn trainer<B: Blocks>(
             .with_help("set `method: lora`, or start from the model before it was quantised"));
     }
     let decoder = match (&params.quantize, keep) {
-        (Some(TrainQuantize::Base(quantize)), _) => {
-            let quantize = quantize.base();
-            warn_of_idle_names(&quantize, &base.folder, "quantize.skip_modules", context)?;
-            Decoder::load_quantized(ops, &base.folder, &quantize)
-        }
+        (Some(TrainQuantize::Base(quantize)), _) => Decoder::load_quantized(ops, &base.folder, &quantize.base()),
         (Some(TrainQuantize::Aware(aware)), Trainability::Frozen) => {
             Decoder::load_fake_quantized(ops, &base.folder, &aware.layers())
         }
@@ -52,12 +48,7 @@ pub(super) fn trainer<B: Blocks>(
     let settings = match (params.method, &params.adapter) {
         (Method::Full, _) => None,
         (Method::Lora, None) => Some(fresh(params, &mut decoder, base, context)?),
-        (Method::Lora, Some(input)) => {
-            let existing = context.open(input)?;
-            let trained_on = WeightFormat::of_adapter(&existing.description.facts)?;
-            warn_of_other_base(&trained_on, &WeightFormat::from(params.quantize.as_ref()), context);
-            Some(warm(params, &mut decoder, base, &existing)?)
-        }
+        (Method::Lora, Some(input)) => Some(warm(params, &mut decoder, base, &context.open(input)?)?),
     };
     let options = TrainOptions {
         max_grad_norm: params.clip_grad_norm,

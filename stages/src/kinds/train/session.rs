@@ -25,7 +25,7 @@ use super::summary;
 use super::tasks::TaskValidator;
 use super::validation::Validator;
 use super::workers::shares;
-use super::{checkpoints, output};
+use super::{checkpoints, failure, output};
 use crate::data::artifact::{LogProbs as LogProbsKind, TokenRow, TokensOrPacks, TokensReader};
 use crate::hub::forget_working_files;
 use crate::kinds::log_probs;
@@ -125,13 +125,10 @@ pub(super) fn run(
     forget_working_files(context.working())
 }
 
-/// Fails where nothing was learned.
-fn require_targets(progress: &Progress) -> Result<(), StageError> {
+/// Fails where nothing was learned; `loss_scale` is that after the last step.
+fn require_targets(progress: &Progress, loss_scale: Option<f32>) -> Result<(), StageError> {
     match progress {
-        Progress { target_tokens: 0, skipped_steps: 1.., .. } => {
-            let message = "the gradients of every step overflowed: nothing was trained";
-            Err(StageError::new(Cause::Numeric, message).with_help("compute in bf16 or f32"))
-        }
+        Progress { target_tokens: 0, skipped_steps: 1.., .. } => Err(failure::of_overflows(loss_scale)),
         Progress { target_tokens: 0, .. } => {
             Err(StageError::bad_data("no row has a target token: nothing was trained")
                 .with_help("look at the rows with `pipeline show`: are the labels all masked?"))
@@ -514,7 +511,7 @@ impl Session<'_> {
         remark: Option<String>,
         context: &mut StageContext,
     ) -> Result<Map<String, Value>, StageError> {
-        require_targets(&self.progress)?;
+        require_targets(&self.progress, self.learner.loss_scaler().map(|scaler| scaler.scale))?;
         // An adapter is of use only with the base model that it was trained on, to the bit.
         let profile = context.profile().clone();
         let checking = profile.phase("check the frozen weights");

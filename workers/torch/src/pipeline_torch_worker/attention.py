@@ -69,6 +69,7 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
         return "flash" if flash else "sdpa"
     possible = {"sdpa": True, "flex": flex, "flash": flash}
     if not possible[asked]:
+        # Of the CPU `pipeline validate` says the same, before anything runs (`Attention::needs` in stages/src/compute/backend.rs).
         needs = {
             "flash": "a CUDA or ROCm device, bf16 or f16, heads of a multiple of 8, no soft-cap on the "
             "scores, and a torch whose varlen_attn has windows, or the package flash_attn",

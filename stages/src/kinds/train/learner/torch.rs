@@ -29,6 +29,7 @@ use crate::compute::quantize::TrainQuantize;
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
+use crate::compute::variable;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{Loss, LossScale, Method, Train};
 use crate::kinds::train::prepare;
@@ -101,7 +102,7 @@ pub(in crate::kinds::train) fn open(
     context: &mut StageContext,
 ) -> Result<Opened, StageError> {
     let mut work = Work::begin("torch", context)?;
-    work.env.clone_from(&params.env);
+    work.env = variable::texts(&params.env);
     work.watchdog = Duration::from_secs(params.watchdog_seconds);
     fit::warn_of_dropouts(&inputs.architecture, context);
     let adapter = match params.method {

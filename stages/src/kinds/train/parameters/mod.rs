@@ -6,6 +6,7 @@ mod loss;
 mod optimizer;
 mod scheduler;
 
+use devices::DeviceKind;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Mapping, Parameters};
@@ -27,6 +28,7 @@ use crate::compute::backend::{self, Attention, Backend, Compile, Parallel, Serve
 use crate::compute::kernels::{Dtype, Kernels, MatmulPrecision};
 pub(super) use crate::compute::quantize::TrainQuantize;
 pub use crate::compute::quantize::{BaseFormat, QuantizeParams};
+use crate::compute::variable::VariableText;
 use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
@@ -136,10 +138,10 @@ pub struct Train {
     /// less.
     #[cosmetic(default = Compile::None)]
     pub compile: Compile,
-    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A secret
-    /// here is an error: processes inherit those of the engine's environment.
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number or
+    /// a boolean is its text. A secret here is an error: processes inherit those of the engine's environment.
     #[cosmetic(default)]
-    pub env: Mapping<String>,
+    pub env: Mapping<VariableText>,
     /// Timeout in seconds of a collective operation, or of a native worker that does nothing. The stage then ends, and
     /// the error names the worker, the step and the operation.
     #[cosmetic(default = 600, range = 1..)]
@@ -329,6 +331,17 @@ impl Train {
         }
         problems.extend(backend::problems_of_env(&self.env, span));
         problems
+    }
+
+    /// Attention that the torch worker lacks on a kind of device, if it is the one that computes there.
+    pub(super) fn problem_of_the_attention(&self, device: DeviceKind, span: Span) -> Option<Problem> {
+        let (asked, needs) = self.attention.needs().filter(|_| device == DeviceKind::Cpu)?;
+        if !self.backend.choose(self.serves(), device, 1).is_torch {
+            return None;
+        }
+        let message = format!("{asked} cannot be used here: it needs {needs}");
+        let problem = Problem::error("bad-value", span, message, "not on the CPU").at("attention");
+        Some(problem.with_help("leave `attention` out, or take `sdpa`"))
     }
 
     /// A reference that nothing is compared with, or that there is none of.

@@ -109,6 +109,31 @@ fn formats_of_bitsandbytes_go_with_the_worker_but_not_in_shards() {
 }
 
 #[test]
+fn attention_of_gpus_is_refused_on_a_cpu_that_the_worker_computes_on() {
+    let problems = |more: Json, device| -> Vec<String> {
+        read(more).check_on(device, Span::default()).into_iter().map(|problem| problem.message).collect()
+    };
+    let of = |attention: &str, more: Json| {
+        let mut parameters = json!({ "attention": attention });
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        parameters
+    };
+    for more in [json!({"backend": "torch"}), json!({"dtype": "f16"})] {
+        for attention in ["flex", "flash"] {
+            let found = problems(of(attention, more.clone()), DeviceKind::Cpu);
+            let said = format!("`attention: {attention}` cannot be used here: it needs a CUDA or ROCm device, ");
+            assert!(found.len() == 1 && found[0].starts_with(&said), "{found:?}");
+            assert_eq!(problems(of(attention, more.clone()), DeviceKind::Cuda), [""; 0]);
+        }
+        for attention in ["auto", "sdpa"] {
+            assert_eq!(problems(of(attention, more.clone()), DeviceKind::Cpu), [""; 0], "{attention}");
+        }
+    }
+    // The native backend does not read it.
+    assert_eq!(problems(of("flex", json!({})), DeviceKind::Cpu), [""; 0]);
+}
+
+#[test]
 fn a_learning_rate_that_stays_below_its_highest_is_said() {
     let low = |scheduler: Json, steps| read(json!({"scheduler": scheduler})).low_peak(steps);
     let decay = |steps: u64| json!({"name": "warmup_stable_decay", "num_decay_steps": steps});

@@ -118,6 +118,7 @@ fn a_module_that_the_model_does_not_have_is_named_with_the_nearest_one() {
     for (wrong, says) in [
         (json!({"target_modules": ["q_prj"]}), "`lora.target_modules`: `q_prj` is no projection of the model"),
         (json!({"target_modules": ["q_prj"]}), "did you mean `q_proj`?"),
+        (json!({"target_modules": r".*\.embed_tokens"}), "`lora.target_modules`: LoRA on `embed_tokens` is not"),
         (json!({"lora_attn_modules": ["o_proj"]}), "`lora.lora_attn_modules`: `o_proj` is none of torchtune's"),
         (json!({"modules_to_save": ["lm_haed"]}), "`lora.modules_to_save`: `modules_to_save` has `lm_haed`"),
         (json!({"rank_pattern": {"(": 4}}), "`lora.rank_pattern`: "),
