@@ -61,7 +61,8 @@ pub(super) struct Shared {
     /// The marker was found, or written.
     marked: OnceLock<()>,
     /// What turned out not to be what its name says: sent again, though it is there. And the records of results whose
-    /// fetch ended with such a thing, which other results may have, too, and put right: what is behind it was not seen.
+    /// fetch ended with such a thing, which other results may have, too, and put right: what is behind it was not
+    /// seen.
     refused: Mutex<BTreeSet<Name>>,
 }
 

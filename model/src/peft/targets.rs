@@ -343,8 +343,8 @@ fn whole(pattern: &str) -> Result<Regex, TargetError> {
     compile(pattern, &format!("^(?:{pattern})$"))
 }
 
-/// Whether an expression as `target_modules` matches the embedding of a model that is computed natively. One that cannot
-/// be matched is told where targets are resolved.
+/// Whether an expression as `target_modules` matches the embedding of a model that is computed natively. One that
+/// cannot be matched is told where targets are resolved.
 pub(super) fn reaches_embedding(pattern: &str) -> bool {
     whole(pattern).is_ok_and(|expression| expression.is_match(EMBEDDING))
 }

@@ -218,8 +218,8 @@ impl Backend {
         Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at("backend"))
     }
 
-    /// What is missing where the torch worker `lacks` something: the end of a sentence about it, and what to do. That is
-    /// asked only where nothing else will do.
+    /// What is missing where the torch worker `lacks` something: the end of a sentence about it, and what to do. That
+    /// is asked only where nothing else will do.
     fn lacks_worker(
         self,
         serves: Serves,

@@ -111,8 +111,8 @@ pub struct InferenceParams {
     /// The kernels of the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
-    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number or
-    /// a boolean is its text.
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number
+    /// or a boolean is its text.
     #[cosmetic(default)]
     pub env: Mapping<VariableText>,
 }

@@ -29,8 +29,8 @@ pub(in crate::kinds) struct Prepared {
 }
 
 /// Reads the tasks that a stage names and makes requests of their rows, of the first `limit` each; with the groups that
-/// they belong to; `chat_template` is what they, which have no tools, are rendered by where that is asked for. Rows that
-/// were fetched from the Hub stay in the working folder until [`crate::hub::forget_working_files`].
+/// they belong to; `chat_template` is what they, which have no tools, are rendered by where that is asked for. Rows
+/// that were fetched from the Hub stay in the working folder until [`crate::hub::forget_working_files`].
 ///
 /// # Errors
 /// Fails with the file, the row and the key at fault.

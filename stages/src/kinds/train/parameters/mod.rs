@@ -138,8 +138,8 @@ pub struct Train {
     /// less.
     #[cosmetic(default = Compile::None)]
     pub compile: Compile,
-    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number or
-    /// a boolean is its text. A secret here is an error: processes inherit those of the engine's environment.
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result. A number
+    /// or a boolean is its text. A secret here is an error: processes inherit those of the engine's environment.
     #[cosmetic(default)]
     pub env: Mapping<VariableText>,
     /// Timeout in seconds of a collective operation, or of a native worker that does nothing. The stage then ends, and
