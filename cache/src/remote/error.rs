@@ -143,19 +143,7 @@ impl RemoteError {
     /// Whether a result that could not be sent because of it is still to be sent: one that is gone here, or damaged, is
     /// sent by whoever makes it again, and what may not be read or written there once it may.
     pub fn stays_to_be_sent(&self) -> bool {
-        match self {
-            Self::Refused { .. } | Self::Missing { .. } | Self::Store(_) => false,
-            Self::Unreadable { .. }
-            | Self::Unreachable { .. }
-            | Self::NotWritable { .. }
-            | Self::NotReadable { .. }
-            | Self::Denied { .. }
-            | Self::NoBucket { .. }
-            | Self::Settings { .. }
-            | Self::Version { .. }
-            | Self::Machine { .. }
-            | Self::Stopped => true,
-        }
+        !self.is_of_one_result() || matches!(self, Self::Unreadable { .. })
     }
 
     /// What to do about it.

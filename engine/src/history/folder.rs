@@ -287,6 +287,20 @@ mod tests {
     use crate::history::events::{Events, Words};
     use crate::history::{Recorded, RunState};
 
+    fn plan_of(stages: Vec<RunStage>) -> RunPlan {
+        RunPlan {
+            run: "run".into(),
+            pipeline: "p".into(),
+            file: "p.yaml".into(),
+            started: Moment::now().rfc3339(),
+            program: "0".into(),
+            folder: PathBuf::new(),
+            host: Host::default(),
+            track: Vec::new(),
+            stages,
+        }
+    }
+
     fn read(folder: &Path) -> Vec<RunEvent> {
         Events::open(folder, Words::Read).unwrap().map(|timed| timed.unwrap().event).collect()
     }
@@ -304,17 +318,7 @@ mod tests {
     fn a_cut_line_is_left_out_and_a_dead_run_is_told_from_a_living_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
-        let plan = RunPlan {
-            run: "run".into(),
-            pipeline: "p".into(),
-            file: "p.yaml".into(),
-            started: Moment::now().rfc3339(),
-            program: "0".into(),
-            folder: PathBuf::new(),
-            host: Host::default(),
-            track: Vec::new(),
-            stages: Vec::new(),
-        };
+        let plan = plan_of(Vec::new());
         let mut run = RunFolder::create(&path, &plan).unwrap();
         let event = RunEvent::StageWaiting { stage: "a".into(), waits_for: crate::run::WaitsFor::default() };
         run.append(&event).unwrap();
@@ -330,17 +334,7 @@ mod tests {
     fn a_run_that_filled_its_disk_has_failed_even_if_its_end_is_not_recorded() {
         let folder = tempfile::tempdir().unwrap();
         let stage = json!({ "id": "a", "kind": "k", "parameters": {} });
-        let plan = RunPlan {
-            run: "run".into(),
-            pipeline: "p".into(),
-            file: "p.yaml".into(),
-            started: Moment::now().rfc3339(),
-            program: "0".into(),
-            folder: PathBuf::new(),
-            host: Host::default(),
-            track: Vec::new(),
-            stages: vec![serde_json::from_value(stage).unwrap()],
-        };
+        let plan = plan_of(vec![serde_json::from_value(stage).unwrap()]);
         let state = |name: &str, cause: Cause, retry_in_seconds: Option<f64>| {
             let path = folder.path().join(name);
             let mut run = RunFolder::create(&path, &plan).unwrap();
@@ -359,17 +353,7 @@ mod tests {
     #[test]
     fn progress_is_thinned_and_nothing_else_is() {
         let folder = tempfile::tempdir().unwrap();
-        let plan = RunPlan {
-            run: "run".into(),
-            pipeline: "p".into(),
-            file: "p.yaml".into(),
-            started: String::new(),
-            program: "0".into(),
-            folder: PathBuf::new(),
-            host: Host::default(),
-            track: Vec::new(),
-            stages: Vec::new(),
-        };
+        let plan = plan_of(Vec::new());
         let mut run = RunFolder::create(folder.path(), &plan).unwrap();
         for done in 0..5 {
             let progress = WorkerEvent::Progress { unit: "rows".into(), done, total: None, note: None };
