@@ -96,21 +96,26 @@ multiversion! {
     }
 }
 
+/// A row of [`gated_and_rounded`], all slices of one length.
+pub(super) struct GatedRow<'a> {
+    pub gate: &'a [f32],
+    pub up: &'a [f32],
+    /// Where gate and up go, both of an element in a word.
+    pub words: &'a mut [f32],
+    pub y: &'a mut [bf16],
+}
+
 multiversion! {
-    /// [`gated`], rounded to bf16, and [`round_pairs`] of gate and up.
-    pub(super) fn gated_and_rounded(
-        activation: Activation,
-        gate: &[f32],
-        up: &[f32],
-        words: &mut [f32],
-        y: &mut [bf16],
-    ) {
+    /// [`gated`], rounded to bf16, and [`round_pairs`] of gate and up, of some rows: those of a part are short.
+    pub(super) fn gated_and_rounded(activation: Activation, rows: &mut [GatedRow<'_>]) {
         with_activation!(activation, silu or gelu as activated, {
-            let elements = y.iter_mut().zip(words).zip(gate.iter().zip(up));
-            elements.for_each(|((y, word), (gate, up))| {
-                *y = nearest(activated(*gate) * up);
-                *word = rounded_pair(*gate, *up);
-            });
+            for GatedRow { gate, up, words, y } in rows {
+                let elements = y.iter_mut().zip(words.iter_mut()).zip(gate.iter().zip(*up));
+                elements.for_each(|((y, word), (gate, up))| {
+                    *y = nearest(activated(*gate) * up);
+                    *word = rounded_pair(*gate, *up);
+                });
+            }
         })
     }
 }
@@ -150,22 +155,27 @@ multiversion! {
     }
 }
 
+/// A row of [`gated_backward_rounded`], all slices of one length.
+pub(super) struct GatedGradientRow<'a> {
+    /// Gate and up, both of an element in a word.
+    pub words: &'a [f32],
+    pub dy: &'a [f32],
+    pub dgate: &'a mut [bf16],
+    pub dup: &'a mut [bf16],
+}
+
 multiversion! {
-    /// [`gated_backward`] of what [`round_pairs`] has rounded, the gradients rounded to bf16.
-    pub(super) fn gated_backward_rounded(
-        activation: Activation,
-        words: &[f32],
-        dy: &[f32],
-        dgate: &mut [bf16],
-        dup: &mut [bf16],
-    ) {
+    /// [`gated_backward`] of what [`round_pairs`] has rounded, the gradients rounded to bf16, of some rows.
+    pub(super) fn gated_backward_rounded(activation: Activation, rows: &mut [GatedGradientRow<'_>]) {
         with_activation!(activation, silu_backward or gelu_backward as gradients, {
-            let elements = words.iter().zip(dy).zip(dgate.iter_mut().zip(dup));
-            elements.for_each(|((word, dy), (dgate, dup))| {
-                let (gate, up) = widened_pair(*word);
-                let (of_gate, of_up) = gradients(gate, up, *dy);
-                (*dgate, *dup) = (nearest(of_gate), nearest(of_up));
-            });
+            for GatedGradientRow { words, dy, dgate, dup } in rows {
+                let elements = words.iter().zip(*dy).zip(dgate.iter_mut().zip(dup.iter_mut()));
+                elements.for_each(|((word, dy), (dgate, dup))| {
+                    let (gate, up) = widened_pair(*word);
+                    let (of_gate, of_up) = gradients(gate, up, *dy);
+                    (*dgate, *dup) = (nearest(of_gate), nearest(of_up));
+                });
+            }
         })
     }
 }
@@ -254,7 +264,8 @@ mod tests {
                 let (mut words, mut expected_words) = (vec![0.0; count], vec![0.0; count]);
                 round_pairs(set, &gate, &up, &mut expected_words);
                 let mut rounded = vec![bf16::ZERO; count];
-                gated_and_rounded(set, activation, &gate, &up, &mut words, &mut rounded);
+                let row = GatedRow { gate: &gate, up: &up, words: &mut words, y: &mut rounded };
+                gated_and_rounded(set, activation, &mut [row]);
                 assert_eq!((&rounded, &words), (&expected, &expected_words), "{count} {activation:?} {}", set.name());
 
                 let [mut gate, mut up] = [gate, up];
@@ -266,7 +277,8 @@ mod tests {
                     rounded.clone()
                 });
                 let [mut dgate, mut dup] = [(); 2].map(|()| vec![bf16::ZERO; count]);
-                gated_backward_rounded(set, activation, &words, &dy, &mut dgate, &mut dup);
+                let row = GatedGradientRow { words: &words, dy: &dy, dgate: &mut dgate, dup: &mut dup };
+                gated_backward_rounded(set, activation, &mut [row]);
                 assert_eq!([dgate, dup], expected, "{count} {activation:?} {}", set.name());
             }
         }

@@ -7,13 +7,14 @@ use std::ops::Range;
 use profile::Work;
 
 use super::super::super::operand::{Operand, OperandBuffer};
+use super::super::super::pointwise::{self, GatedGradientRow};
 use super::super::super::product::{Target, View};
 use super::super::super::scratch::with_buffers;
 use super::super::super::simd::{prefetch, prefetch_to_write};
 use super::super::super::weight::Sense;
-use super::super::super::{Cpu, Tensor, pointwise};
+use super::super::super::{Cpu, Tensor};
 use super::super::prepared::{Input, Prepared, PreparedTarget, Wanted};
-use super::{AHEAD, Columns, FusedMlpSaved, PART, ask_for};
+use super::{BLOCK, Columns, FusedMlpSaved, PART, ask_for};
 use crate::adapter::Projection;
 use crate::blocks::composed::branch_gradient;
 use crate::blocks::{GateUpProjections, InputGradient, MlpBlock};
@@ -53,7 +54,20 @@ enum Places<'a> {
     Prepared([(PreparedTarget<'a>, usize); 2], View<'a>),
 }
 
-impl Places<'_> {
+impl<'a> Places<'a> {
+    /// Columns of a row, where their gradients are written in bf16 alone.
+    ///
+    /// # Safety
+    /// As for [`Cpu::gated_backward`], while the slices live.
+    unsafe fn rounded(self, row: usize, columns: &Range<usize>, dy: &'a [f32]) -> Option<GatedGradientRow<'a>> {
+        let Self::Prepared(targets, kept) = self else { return None };
+        let [dgate, dup] = targets.map(|(target, first)| {
+            // SAFETY: the caller vouches for these columns.
+            unsafe { target.halves(row, first + columns.start..first + columns.end) }
+        });
+        Some(GatedGradientRow { words: &kept.row(row)[columns.clone()], dy, dgate: dgate?, dup: dup? })
+    }
+
     /// Asks for what [`Cpu::gated_backward`] reads and writes of some columns of a row.
     ///
     /// # Safety
@@ -185,6 +199,7 @@ impl Cpu {
         places: Places<'_>,
     ) {
         let (dy, rows, width) = (dy.operand, dy.operand.rows(), block.gate_up.width());
+        let activation = block.activation;
         let down = [Columns::new(&block.down_proj, 0, of_low_rank, dy, Sense::Backward)];
         let dropped = self.dropped_gradient(&block.down_proj, of_low_rank, draws);
         let work = || block.down_proj.matrix.weight.work(dy, Sense::Backward, width);
@@ -213,15 +228,27 @@ impl Cpu {
                             (&rows, &columns),
                             &[dhidden],
                         );
-                        for (index, row) in rows.clone().enumerate() {
-                            if row + AHEAD < rows.end {
-                                places.ask_for(row + AHEAD, &columns);
+                        let mut short_rows = Vec::with_capacity(BLOCK);
+                        for first in rows.clone().step_by(BLOCK) {
+                            let block = first..rows.end.min(first + BLOCK);
+                            for row in block.end..rows.end.min(block.end + BLOCK) {
+                                places.ask_for(row, &columns);
                             }
-                            let dhidden = dhidden.row(index, 0..count);
-                            if let Some(dropped) = &dropped {
-                                pointwise::add(self.set, &dropped.view().row(row)[columns.clone()], dhidden);
+                            for row in block {
+                                let dhidden = dhidden.row(row - rows.start, 0..count);
+                                if let Some(dropped) = &dropped {
+                                    pointwise::add(self.set, &dropped.view().row(row)[columns.clone()], dhidden);
+                                }
+                                match places.rounded(row, &columns, dhidden) {
+                                    Some(rounded) => short_rows.push(rounded),
+                                    None => {
+                                        let scratch = [&mut *gate_up, &mut *gradients];
+                                        self.gated_backward(activation, places, row, &columns, dhidden, scratch);
+                                    }
+                                }
                             }
-                            self.gated_backward(block.activation, places, row, &columns, dhidden, [gate_up, gradients]);
+                            pointwise::gated_backward_rounded(self.set, activation, &mut short_rows);
+                            short_rows.clear();
                         }
                     }
                 });
@@ -272,14 +299,6 @@ impl Cpu {
                     pointwise::gated_backward(self.set, activation, gate, up, dhidden, dgate, dup);
                 }
                 Places::Prepared(targets, kept) => {
-                    let rounded = targets.map(|(target, first)| {
-                        let columns = first + columns.start..first + columns.end;
-                        target.halves(row, columns)
-                    });
-                    if let [Some(dgate), Some(dup)] = rounded {
-                        let kept = &kept.row(row)[columns.clone()];
-                        return pointwise::gated_backward_rounded(self.set, activation, kept, dhidden, dgate, dup);
-                    }
                     let (gate, up) = self.kept_gate_up(kept, row, columns, gate_up);
                     let (dgate, dup) = gradients.split_at_mut(count);
                     pointwise::gated_backward(self.set, activation, gate, up, dhidden, dgate, dup);

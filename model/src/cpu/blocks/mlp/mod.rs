@@ -9,11 +9,12 @@ mod backward;
 use std::ops::Range;
 
 use super::super::operand::Operand;
+use super::super::pointwise::{self, GatedRow};
 use super::super::product::{Finish, Path, Right, Side, Target, View};
 use super::super::scratch::with_buffers;
 use super::super::simd::prefetch_to_write;
 use super::super::weight::{Sense, WeightPart};
-use super::super::{Cpu, Tensor, pointwise};
+use super::super::{Cpu, Tensor};
 use super::prepared::{Input, Prepared, Wanted};
 use super::projection::{is_covered, reads_values};
 use crate::adapter::{Lora, Projection};
@@ -25,9 +26,9 @@ use crate::random::Draws;
 /// Values that are computed and used before the next: they stay in a cache of the second level.
 const PART: usize = 1 << 17;
 
-/// Rows ahead of those that are gated for which memory is asked: what lies there of a part is too short for a machine
-/// to foresee.
-const AHEAD: usize = 8;
+/// Rows of a part, which are short, that are gated in one call. Memory is asked for those after them meanwhile: what
+/// lies there of a part is too short for a machine to foresee.
+const BLOCK: usize = 8;
 
 /// Asks for the cache lines of some elements.
 #[inline(always)]
@@ -175,7 +176,7 @@ impl Cpu {
         let halves = block.gate_up.halves(low_rank, x);
         let work = || halves[0].projection.matrix.weight.work(x, Sense::Forward, 2 * width);
         let _kernel = self.profile.kernel("linear and gated", work);
-        let is_rounded = self.compute == Compute::Bf16;
+        let (is_rounded, activation) = (self.compute == Compute::Bf16, block.activation);
         kept.reshape(&self.buffers, rows, if is_rounded { width } else { 2 * width });
         let kept = kept.target();
         let mut hidden = Prepared::default();
@@ -201,25 +202,32 @@ impl Cpu {
                     };
                     self.columns_along(x, &halves, Sense::Forward, true, (&rows, &columns), &halves_of_part);
                     let hidden = std::slice::from_raw_parts_mut(hidden, count);
-                    for (index, row) in rows.clone().enumerate() {
-                        if is_rounded && row + AHEAD < rows.end {
-                            ask_for(kept.row(row + AHEAD, columns.clone()), prefetch_to_write);
-                            if let Some(rounded) = target.halves(row + AHEAD, columns.clone()) {
+                    let gate_up = |row: usize| halves_of_part.map(|half| &*half.row(row - rows.start, 0..count));
+                    let words = |row: usize| kept.row(row, columns.clone());
+                    let rounded = |row: usize| target.halves(row, columns.clone()).filter(|_| is_rounded);
+                    let mut short_rows = Vec::with_capacity(BLOCK);
+                    for first in rows.clone().step_by(BLOCK) {
+                        let in_turn = first..rows.end.min(first + BLOCK);
+                        for row in in_turn.end..rows.end.min(in_turn.end + BLOCK) {
+                            if let Some(rounded) = rounded(row) {
+                                ask_for(words(row), prefetch_to_write);
                                 ask_for(rounded, prefetch_to_write);
                             }
                         }
-                        let [gate, up] = halves_of_part.map(|half| &*half.row(index, 0..count));
-                        let kept = is_rounded.then(|| kept.row(row, columns.clone()));
-                        match (target.halves(row, columns.clone()), kept) {
-                            (Some(rounded), Some(kept)) => {
-                                pointwise::gated_and_rounded(self.set, block.activation, gate, up, kept, rounded);
+                        for row in in_turn {
+                            let [gate, up] = gate_up(row);
+                            if let Some(y) = rounded(row) {
+                                short_rows.push(GatedRow { gate, up, words: words(row), y });
+                                continue;
                             }
-                            (_, kept) => {
-                                pointwise::gated(self.set, block.activation, gate, up, hidden);
-                                target.write(row, columns.start, hidden);
-                                kept.into_iter().for_each(|kept| pointwise::round_pairs(self.set, gate, up, kept));
+                            pointwise::gated(self.set, activation, gate, up, hidden);
+                            target.write(row, columns.start, hidden);
+                            if is_rounded {
+                                pointwise::round_pairs(self.set, gate, up, words(row));
                             }
                         }
+                        pointwise::gated_and_rounded(self.set, activation, &mut short_rows);
+                        short_rows.clear();
                     }
                 }
             });

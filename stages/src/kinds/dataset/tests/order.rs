@@ -124,6 +124,8 @@ fn neither_threads_nor_the_codec_of_the_source_change_a_bit() {
         Compression::SNAPPY,
         Compression::ZSTD(Default::default()),
         Compression::GZIP(Default::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
     ];
     for (index, codec) in codecs.into_iter().enumerate() {
         let properties = parquet::file::properties::WriterProperties::builder()
