@@ -305,8 +305,8 @@ unsafe fn pack_512<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, colum
 /// As for [`Pack::pack`].
 #[inline(always)]
 unsafe fn pack_rows<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
-    /// Steps ahead that memory is asked for: as long as it takes to come, as what lies there of a row is too short for a
-    /// machine to foresee.
+    /// Steps ahead that memory is asked for: as long as it takes to come, as what lies there of a row is too short for
+    /// a machine to foresee.
     const AHEAD: usize = 32;
     let mut target = panel;
     let (stride, vectors) = (b.row_stride(), columns.len() / LANES);

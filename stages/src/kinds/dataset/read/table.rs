@@ -47,7 +47,9 @@ struct Table {
 fn malformed(error: impl std::fmt::Display) -> ReadError {
     let message = error.to_string();
     ReadError::Malformed(match message.split_once("Disabled feature at compile time: ") {
-        Some((_, codec)) => format!("it is compressed with {codec}, which is not read here; zstd, snappy, gzip and lz4 are"),
+        Some((_, codec)) => {
+            format!("it is compressed with {codec}, which is not read here; zstd, snappy, gzip and lz4 are")
+        }
         None => message,
     })
 }
