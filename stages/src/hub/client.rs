@@ -23,7 +23,7 @@ use super::listing::RemoteFile;
 use super::locked;
 use super::parallel::{PARALLEL_FILES, in_tasks};
 use super::repository::{Repository, Snapshot, is_commit};
-use super::service::Service;
+use super::service::{Service, Variable};
 use super::transfer::{Source, Transfer};
 
 /// How often the caller hears how far a download is.
@@ -52,7 +52,7 @@ pub struct Hub {
 impl Hub {
     /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that
     /// other tools fill. For ModelScope: `MODELSCOPE_ENDPOINT`, else `MODELSCOPE_DOMAIN`; `MODELSCOPE_API_TOKEN`.
-    /// `token_env` names another variable for the token.
+    /// `token_env` names another variable for the token. `HF_HUB_OFFLINE` keeps from every hub.
     ///
     /// # Errors
     /// Fails where the endpoint is not a web address, or the token cannot be one.
@@ -68,7 +68,7 @@ impl Hub {
         if let Some(text) = text {
             hub.token = Some(Token::new(&text).ok_or(HubError::BadToken)?);
         }
-        (hub.cache, hub.network) = (api.cache(), api.network(&variable));
+        (hub.cache, hub.network) = (api.cache(), network(&variable));
         Ok(hub)
     }
 
@@ -175,7 +175,7 @@ impl Hub {
             return Ok(revision.to_owned());
         }
         if matches!(revision, "" | "." | "..") {
-            let (name, revision) = (repository.name().to_owned(), revision.to_owned());
+            let (name, revision) = (repository.written(), revision.to_owned());
             return Err(HubError::RevisionNotFound { name, revision });
         }
         self.block_on(async {
@@ -304,6 +304,12 @@ impl Hub {
             }
         })
     }
+}
+
+/// Whether the environment forbids to ask a hub, whichever it is.
+fn network(variable: Variable<'_>) -> Network {
+    let says = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
+    if matches!(says.as_str(), "1" | "true" | "yes" | "on") { Network::Offline } else { Network::Online }
 }
 
 /// An address that may be none, without what may be a password in it.

@@ -234,10 +234,11 @@ impl Connection {
         subject: Subject<'_>,
     ) -> Result<Response, HubError> {
         if self.network == Network::Offline {
+            let name = repository.written();
             let what = match subject {
-                Subject::Revision(revision) => format!("what revision `{revision}` of `{}` is", repository.name()),
-                Subject::Listing(_) => format!("which files `{}` has", repository.name()),
-                Subject::File { path, .. } => format!("`{path}` of `{}`", repository.name()),
+                Subject::Revision(revision) => format!("what revision `{revision}` of `{name}` is"),
+                Subject::Listing(_) => format!("which files `{name}` has"),
+                Subject::File { path, .. } => format!("`{path}` of `{name}`"),
             };
             return Err(HubError::Offline { what });
         }

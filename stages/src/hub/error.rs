@@ -128,6 +128,24 @@ pub enum HubError {
         #[source]
         source: Option<reqwest::Error>,
     },
+    /// The server's file is shorter than what is listed.
+    #[error("the server's file `{path}` has {found} bytes where {listed} are listed")]
+    Shorter {
+        /// The file.
+        path: String,
+        /// Its bytes on the server.
+        found: u64,
+        /// Its bytes in the listing.
+        listed: u64,
+    },
+    /// An answer that says no, in the server's words.
+    #[error("the Hub refused the request for `{what}`: {message}")]
+    Declined {
+        /// What was asked for.
+        what: String,
+        /// What the server said, on one line.
+        message: String,
+    },
     /// An answer that makes no sense.
     #[error("the Hub's answer to the request for `{what}` makes no sense: {problem}")]
     BadAnswer {
@@ -192,7 +210,7 @@ impl HubError {
     /// Whether the same request may well succeed a little later.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Cut { .. } => true,
+            Self::Unreachable { .. } | Self::Cut { .. } | Self::Shorter { .. } => true,
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..=599),
             _ => false,
         }
@@ -245,6 +263,11 @@ impl HubError {
             }
             Self::Moved { .. } => Some("remove its line from pipeline.lock to take what is there now".to_owned()),
             Self::NoToken(name) => Some(format!("set it where `pipeline run` is started: `export {name}=…`")),
+            Self::Declined { .. } => Some(format!("if it is a matter of access, {LOGIN}")),
+            Self::Shorter { .. } => Some(
+                "a proxy or mirror on the way has a part of it, or another page in its place: try another HF_ENDPOINT"
+                    .to_owned(),
+            ),
             Self::Corrupt { .. } => {
                 Some(
                     "a proxy or mirror on the way alters files: try another HF_ENDPOINT; if `pipeline.lock` was edited, take it from git again"
@@ -280,6 +303,8 @@ impl HubError {
             | Self::Redirects { .. }
             | Self::Status { .. }
             | Self::Cut { .. }
+            | Self::Shorter { .. }
+            | Self::Declined { .. }
             | Self::BadAnswer { .. }
             | Self::Corrupt { .. }
             | Self::UnsafeName(_) => Cause::Network,
@@ -307,12 +332,14 @@ fn is_untrusted(error: &reqwest::Error) -> bool {
 }
 
 impl HubError {
-    /// The failure of a stage that asked this service: its help names the variables that count there.
+    /// The failure of a stage that asked this service: its help names the variables and the address that count there.
     pub fn of(self, service: Service) -> StageError {
         let mut failure = StageError::from(self);
         let of_hub = Service::HUGGING_FACE.api().variables();
         let (endpoint, token) = service.api().variables();
-        let named = |help: String| help.replace(of_hub.0, endpoint).replace(of_hub.1, token);
+        let address = |service: Service| service.api().address(&|_: &str| None);
+        let address_there = |help: String| help.replace(&address(Service::HUGGING_FACE), &address(service));
+        let named = |help: String| address_there(help).replace(of_hub.0, endpoint).replace(of_hub.1, token);
         failure.help = failure.help.map(named);
         failure
     }
@@ -349,6 +376,7 @@ mod tests {
             HubError::FileNotFound { name: name.clone(), commit: elsewhere.clone(), path: "x".to_owned() },
             HubError::Gated { name, page: elsewhere, with_token },
             HubError::Refused { what: what.clone(), status: 403, with_token },
+            HubError::Declined { what: what.clone(), message: what.clone() },
             HubError::Status { what, status: 500, retry_after_seconds: None },
             HubError::Redirects { endpoint },
         ] {

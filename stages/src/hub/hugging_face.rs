@@ -1,6 +1,5 @@
 //! The Hugging Face Hub, and mirrors of it.
 
-use engine::protocol::Network;
 use reqwest::Url;
 use serde::Deserialize;
 
@@ -59,11 +58,6 @@ impl Api for HuggingFace {
 
     fn cache(&self) -> Option<hf_hub::Cache> {
         cache::from_environment()
-    }
-
-    fn network(&self, variable: Variable<'_>) -> Network {
-        let says = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
-        if matches!(says.as_str(), "1" | "true" | "yes" | "on") { Network::Offline } else { Network::Online }
     }
 
     fn commits_name_content(&self) -> bool {

@@ -2,8 +2,10 @@
 //!
 //! Known from its Python SDK and from what other clients read: a listing names for each file the SHA-256 of its
 //! content, its length and the commit that changed it last, and for the whole the first digits of the newest commit. A
-//! revision that does not exist is an empty listing and no error.
+//! revision that does not exist is an empty listing and no error. What it declines it may answer with status 200,
+//! `Success: false` and a message.
 
+use engine::visible::on_one_line;
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
@@ -25,6 +27,9 @@ const MOST_PAGES: usize = 500;
 /// Bytes of all pages of a listing.
 const MOST_BYTES: usize = 128 << 20;
 
+/// Characters of a server's message that are told.
+const LONGEST_MESSAGE: usize = 300;
+
 /// Stands between a revision and the digest of its listing, in the pin of a repository whose commit the API does not
 /// name.
 const LISTING: &str = "@sha256:";
@@ -33,6 +38,25 @@ const LISTING: &str = "@sha256:";
 struct Answer {
     #[serde(rename = "Data")]
     data: Option<Answered>,
+    #[serde(rename = "TotalCount")]
+    total: Option<usize>,
+    /// An answer without it is one that succeeded.
+    #[serde(rename = "Success")]
+    success: Option<bool>,
+    #[serde(rename = "Code")]
+    code: Option<serde_json::Value>,
+    #[serde(rename = "Message")]
+    message: Option<String>,
+}
+
+/// One page of a listing, or the whole.
+struct ListedPage {
+    entries: Vec<Entry>,
+    latest: Option<Latest>,
+    /// Entries of all pages, where the server says how many there are.
+    total: Option<usize>,
+    /// Length of the answer.
+    bytes: usize,
 }
 
 #[derive(Deserialize)]
@@ -41,6 +65,8 @@ struct Answered {
     files: Option<Vec<Entry>>,
     #[serde(rename = "LatestCommitter")]
     latest: Option<Latest>,
+    #[serde(rename = "TotalCount")]
+    total: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -161,56 +187,117 @@ async fn list(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<Remote
     Ok(files)
 }
 
+/// What a revision lists, and its newest commit. A revision without a file is one that does not exist.
 async fn entries(
     connection: &Connection,
     repository: &Repository,
     asked: &str,
     subject: Subject<'_>,
 ) -> Result<(Vec<Entry>, Option<Latest>), HubError> {
-    let unknown = || HubError::RevisionNotFound { name: repository.written(), revision: asked.to_owned() };
-    let mut url = match repository.kind() {
-        RepositoryKind::Model => api(connection, repository, &["repo", "files"]),
-        RepositoryKind::Dataset => api(connection, repository, &["repo", "tree"]),
+    let path = match repository.kind() {
+        RepositoryKind::Model => ["repo", "files"],
+        RepositoryKind::Dataset => ["repo", "tree"],
     };
+    let mut url = api(connection, repository, &path);
     url.query_pairs_mut().append_pair("Revision", asked).append_pair("Recursive", "true");
-    if repository.kind() == RepositoryKind::Model {
-        let answer = connection.json::<Answer>(&url, repository, subject).await?.value;
-        let listing = answer.data.ok_or_else(unknown)?;
-        return Ok((listing.files.ok_or_else(unknown)?, listing.latest));
+    let (entries, latest) = match repository.kind() {
+        RepositoryKind::Model => {
+            let page = listed_page(connection, &url, repository, subject).await?;
+            (page.entries, page.latest)
+        }
+        RepositoryKind::Dataset => all_pages(connection, &url, repository, subject).await?,
+    };
+    match entries.iter().all(Entry::is_folder) {
+        true => Err(HubError::RevisionNotFound { name: repository.written(), revision: asked.to_owned() }),
+        false => Ok((entries, latest)),
     }
+}
+
+/// What a dataset's revision lists, page by page, and its newest commit.
+async fn all_pages(
+    connection: &Connection,
+    url: &Url,
+    repository: &Repository,
+    subject: Subject<'_>,
+) -> Result<(Vec<Entry>, Option<Latest>), HubError> {
+    let bad = |problem: String| HubError::BadAnswer { what: repository.written(), problem };
     let mut all: Vec<Entry> = Vec::new();
     let mut latest = None;
     let mut bytes = 0;
-    for page in 1..=MOST_PAGES {
+    for number in 1..=MOST_PAGES {
         let mut url = url.clone();
         url.query_pairs_mut()
-            .append_pair("PageNumber", &page.to_string())
+            .append_pair("PageNumber", &number.to_string())
             .append_pair("PageSize", &PAGE_SIZE.to_string());
-        let answered = connection.json::<Answer>(&url, repository, subject).await?;
-        bytes += answered.bytes;
+        let page = listed_page(connection, &url, repository, subject).await?;
+        bytes += page.bytes;
         if bytes > MOST_BYTES {
-            let problem = format!("its listing has more than {} MiB", MOST_BYTES >> 20);
-            return Err(HubError::BadAnswer { what: repository.written(), problem });
+            return Err(bad(format!("its listing has more than {} MiB", MOST_BYTES >> 20)));
         }
-        let listing = answered.value.data.ok_or_else(unknown)?;
-        latest = latest.or(listing.latest);
-        let files = match listing.files {
-            Some(files) => files,
-            None if page > 1 => Vec::new(),
-            None => return Err(unknown()),
-        };
-        let count = files.len();
+        latest = latest.or(page.latest);
+        let count = page.entries.len();
         // A server that does not know pages gives the first one again.
-        let again = files.first().is_some_and(|first| all.iter().any(|known| known.path == first.path));
+        let again = page.entries.first().is_some_and(|first| all.iter().any(|known| known.path == first.path));
         if !again {
-            all.extend(files);
+            all.extend(page.entries);
         }
-        if again || count < PAGE_SIZE {
-            return Ok((all, latest));
+        // A server may give fewer at once than are asked for.
+        let missing = page.total.filter(|total| all.len() < *total);
+        match missing {
+            Some(total) if again || count == 0 => {
+                let what = if again { "entries that were there" } else { "nothing" };
+                return Err(bad(format!("page {number} of its listing has {what}, after {} of {total}", all.len())));
+            }
+            None if again || count < PAGE_SIZE => return Ok((all, latest)),
+            Some(_) | None => {}
         }
     }
-    let problem = format!("it lists more than {} files", MOST_PAGES * PAGE_SIZE);
-    Err(HubError::BadAnswer { what: repository.written(), problem })
+    Err(bad(format!("its listing does not end within {MOST_PAGES} pages")))
+}
+
+/// One answer of a listing. One that declines is an error in the server's words.
+async fn listed_page(
+    connection: &Connection,
+    url: &Url,
+    repository: &Repository,
+    subject: Subject<'_>,
+) -> Result<ListedPage, HubError> {
+    let answered = connection.json::<Answer>(url, repository, subject).await?;
+    let (answer, bytes) = (answered.value, answered.bytes);
+    if answer.success == Some(false) {
+        return Err(HubError::Declined { what: repository.written(), message: answer.reason() });
+    }
+    let total = answer.total;
+    // What is not there is listed as nothing.
+    let Some(data) = answer.data else { return Ok(ListedPage { entries: Vec::new(), latest: None, total, bytes }) };
+    let entries = data.files.unwrap_or_default();
+    Ok(ListedPage { entries, latest: data.latest, total: data.total.or(total), bytes })
+}
+
+impl Answer {
+    /// Why the server declines, in its words.
+    fn reason(&self) -> String {
+        let message = self.message.as_deref().map(str::trim).filter(|message| !message.is_empty());
+        match (message, &self.code) {
+            (Some(message), _) => clipped(message),
+            (None, Some(code)) => clipped(&format!("code {code}, and no message")),
+            (None, None) => "no message".to_owned(),
+        }
+    }
+}
+
+impl Entry {
+    fn is_folder(&self) -> bool {
+        self.kind == "tree"
+    }
+}
+
+/// The beginning of a server's text, on one line.
+fn clipped(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_MESSAGE) {
+        Some((end, _)) => format!("{} [...]", on_one_line(&text[..end])),
+        None => on_one_line(text).into_owned(),
+    }
 }
 
 /// The files among the entries, each with what its content must turn out to be.
@@ -227,7 +314,7 @@ fn files(entries: Vec<Entry>, repository: &Repository) -> Result<Vec<RemoteFile>
         Ok(RemoteFile { path: entry.path, size: entry.size, checksum: Checksum::Sha256(sha256) })
     };
     let mut listing = Listing::of(repository);
-    entries.into_iter().filter(|entry| entry.kind != "tree").try_for_each(|entry| listing.add(file(entry)?))?;
+    entries.into_iter().filter(|entry| !entry.is_folder()).try_for_each(|entry| listing.add(file(entry)?))?;
     Ok(listing.into_files())
 }
 

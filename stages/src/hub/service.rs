@@ -5,7 +5,6 @@ use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 
-use engine::protocol::Network;
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
@@ -64,11 +63,6 @@ pub(super) trait Api: Sync {
     /// The cache that its own tools fill.
     fn cache(&self) -> Option<hf_hub::Cache> {
         None
-    }
-
-    /// Whether the environment forbids to ask it.
-    fn network(&self, _variable: Variable<'_>) -> Network {
-        Network::Online
     }
 
     /// The token as a cookie, where the hub wants one beside the header.

@@ -42,6 +42,15 @@ struct Partial {
     file: File,
     hasher: ContentHasher,
     length: u64,
+    /// How long the file is on the server, as its last answer says.
+    length_there: Option<u64>,
+}
+
+impl Partial {
+    /// Whether the server has nothing beyond what is here.
+    fn is_all_there_is(&self) -> bool {
+        self.length_there == Some(self.length)
+    }
 }
 
 impl Transfer {
@@ -58,7 +67,7 @@ impl Transfer {
             Cached::Other(path) => Some(path),
             Cached::Nothing => None,
         };
-        let mut found = String::new();
+        let (mut length, mut found) = (0, String::new());
         for _ in 0..TRIES_PER_CONTENT {
             let mut partial = tokio::task::block_in_place(|| self.open_partial())?;
             self.fill(&mut partial).await.map_err(|error| match (error, &other) {
@@ -67,13 +76,16 @@ impl Transfer {
                 }
                 (error, _) => error,
             })?;
-            found = partial.hasher.clone().finish();
-            if partial.length == self.file.size && found == self.file.checksum.hex() {
+            (length, found) = (partial.length, partial.hasher.clone().finish());
+            if length == self.file.size && found == self.file.checksum.hex() {
                 return tokio::task::block_in_place(|| self.finish(&partial.file));
             }
-            self.source.done.fetch_sub(partial.length, Ordering::Relaxed);
+            self.source.done.fetch_sub(length, Ordering::Relaxed);
             self.remove(&self.unfinished)?;
             tracing::debug!(path = self.file.path, "arrived damaged");
+        }
+        if length < self.file.size {
+            return Err(self.shorter(length));
         }
         Err(HubError::Corrupt { path: self.file.path.clone(), expected: self.file.checksum.hex().to_owned(), found })
     }
@@ -128,35 +140,44 @@ impl Transfer {
         hasher.update_from(&mut file).map_err(&on_disk)?;
         let length = file.seek(SeekFrom::End(0)).map_err(&on_disk)?;
         self.source.done.fetch_add(length, Ordering::Relaxed);
-        Ok(Partial { file, hasher, length })
+        Ok(Partial { file, hasher, length, length_there: None })
     }
 
-    /// Fetches what is missing; tries again as long as bytes come in.
+    /// Fetches what is missing, or what the server has of it; tries again as long as more comes in than ever before.
     async fn fill(&self, partial: &mut Partial) -> Result<(), HubError> {
         let mut failures = 0;
+        let mut longest = partial.length;
         while partial.length < self.file.size {
-            let before = partial.length;
-            if let Err(error) = self.stream(partial).await {
-                if partial.length > before {
-                    failures = 0;
-                }
-                self.source.connection.pause_or_give_up(error, &mut failures).await?;
+            let Err(error) = self.stream(partial).await else { break };
+            // What comes again after a start from the first byte is no progress.
+            if partial.length > longest {
+                (failures, longest) = (0, partial.length);
             }
+            self.source.connection.pause_or_give_up(error, &mut failures).await?;
         }
         Ok(())
     }
 
-    /// One request, from the first byte that is missing to the end.
+    /// One request, from the first byte that is missing to the end. Succeeds with fewer bytes than are listed where the
+    /// server, asked for those behind its last one, has none.
     async fn stream(&self, partial: &mut Partial) -> Result<(), HubError> {
         let Source { connection, snapshot, .. } = &*self.source;
         let url = snapshot.repository.service().api().file_url(connection, snapshot, &self.file.path);
         let from = (partial.length > 0).then_some(partial.length);
         let subject = Subject::File { commit: &snapshot.commit, path: &self.file.path };
         let mut response = match connection.get(url, from, &snapshot.repository, subject).await {
+            Err(HubError::Status { status: 416, .. }) if from.is_some() && partial.is_all_there_is() => return Ok(()),
             // The server does not know the range: what is here is not a prefix of what it has.
-            Err(HubError::Status { status: 416, .. }) if from.is_some() => return self.start_over(partial),
+            Err(HubError::Status { status: 416, .. }) if from.is_some() => {
+                let cut = self.cut(partial.length, None);
+                return self.start_over(partial).and(Err(cut));
+            }
             other => other?,
         };
+        let is_whole = response.status() == StatusCode::OK;
+        if is_whole && from.is_some() && partial.is_all_there_is() && response.content_length() == from {
+            return Ok(());
+        }
         self.check_range(&response, partial)?;
         // A server may announce more than there is and keep the connection: what is listed is all that is waited for.
         // Whether it is the file its checksum tells.
@@ -172,7 +193,11 @@ impl Transfer {
             partial.length += bytes.len() as u64;
             self.source.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
-        if partial.length < self.file.size { Err(self.cut(partial.length, None)) } else { Ok(()) }
+        match partial.length < self.file.size {
+            true if partial.is_all_there_is() => Err(self.shorter(partial.length)),
+            true => Err(self.cut(partial.length, None)),
+            false => Ok(()),
+        }
     }
 
     /// Makes sure that the bytes to come belong where they will be put.
@@ -181,15 +206,21 @@ impl Transfer {
             let Some((from, total)) = content_range(response.headers()) else {
                 return Err(self.bad_answer("a part without its range".to_owned()));
             };
-            if from != partial.length || total.is_some_and(|total| total != self.file.size) {
+            if from != partial.length {
                 return Err(self.bad_answer(format!("a part from byte {from} where {} was asked for", partial.length)));
             }
+            if let Some(total) = total.filter(|total| *total != self.file.size) {
+                let problem = format!("a part of a file of {total} bytes where {} are listed", self.file.size);
+                return Err(self.bad_answer(problem));
+            }
+            partial.length_there = total;
             return Ok(());
         }
         if response.status() != StatusCode::OK {
             return Err(self.bad_answer(format!("status {} for a file", response.status().as_u16())));
         }
         // The server sends the whole file, whatever was asked for.
+        partial.length_there = response.content_length();
         self.start_over(partial)
     }
 
@@ -217,6 +248,10 @@ impl Transfer {
     fn cut(&self, at: u64, source: Option<reqwest::Error>) -> HubError {
         let source = source.map(reqwest::Error::without_url);
         HubError::Cut { path: self.file.path.clone(), at, size: self.file.size, source }
+    }
+
+    fn shorter(&self, found: u64) -> HubError {
+        HubError::Shorter { path: self.file.path.clone(), found, listed: self.file.size }
     }
 
     fn bad_answer(&self, problem: String) -> HubError {

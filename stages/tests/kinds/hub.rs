@@ -136,6 +136,109 @@ fn a_shorter_file_than_listed_never_counts() {
     }
 }
 
+/// The ranges that were asked for of the weights.
+fn ranges(server: &FaultyHub) -> Vec<Option<String>> {
+    server.requests_for(WEIGHTS).into_iter().map(|request| request.range).collect()
+}
+
+#[test]
+fn a_file_that_is_shorter_than_listed_is_fetched_anew_once() {
+    let rest = Some("bytes=40000-".to_owned());
+    for tried in Tried::all() {
+        // A server that refuses the rest, and one that sends what it has again.
+        for faults in [vec![], vec![Fault::WholeFile; 20]] {
+            let server = FaultyHub::serve(&[(WEIGHTS, &content(100_000))]);
+            server.truncate(WEIGHTS, 40_000);
+            server.fail(WEIGHTS, &faults);
+            let folder = tempfile::tempdir().unwrap();
+            let failure = tried.fetch(&tried.client(&server), folder.path()).unwrap_err();
+            let said = failure.to_string();
+            assert_eq!(said, format!("the server's file `{WEIGHTS}` has 40000 bytes where 100000 are listed"));
+            assert_eq!(ranges(&server), [None, rest.clone(), None, rest.clone()]);
+            assert!(nothing_finished(folder.path()));
+            assert_eq!(failure.of(tried.0).cause, Cause::Network);
+        }
+    }
+}
+
+#[test]
+fn small_files_that_are_shorter_than_listed_end_too() {
+    for tried in Tried::all() {
+        for length in [0, 10] {
+            let server = FaultyHub::serve(&[("config.json", &[b' '; 50])]);
+            server.truncate("config.json", length);
+            let hub = tried.client(&server).impatient();
+            let files = hub.list_files(&tried.snapshot()).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let failure = hub.download_into(&tried.snapshot(), &files, &folder.path().join("metadata")).unwrap_err();
+            assert!(matches!(failure, HubError::Shorter { listed: 50, .. }), "{failure}");
+            assert!(failure.to_string().contains(&format!("has {length} bytes where 50 are listed")), "{failure}");
+        }
+    }
+}
+
+#[test]
+fn starts_from_the_first_byte_are_no_progress() {
+    for tried in Tried::all() {
+        let server = FaultyHub::serve(&[(WEIGHTS, &content(100_000))]);
+        // It knows no ranges, and each answer ends before those that came further.
+        let cuts = [50_000, 30_000, 40_000, 45_000].map(Fault::CutAfter);
+        let refused = Fault::Status(416, None);
+        let faults = cuts.into_iter().flat_map(|cut| [cut, refused.clone()]);
+        server.fail(WEIGHTS, &faults.collect::<Vec<_>>());
+        let folder = tempfile::tempdir().unwrap();
+        let failure = tried.fetch(&tried.client(&server), folder.path()).unwrap_err();
+        assert!(matches!(failure, HubError::Cut { at: 30_000, size: 100_000, .. }), "{failure}");
+        assert_eq!(ranges(&server), [None, Some("bytes=50000-".to_owned()), None]);
+        assert!(nothing_finished(folder.path()));
+    }
+}
+
+#[test]
+fn a_part_of_a_file_of_another_length_is_refused() {
+    for tried in Tried::all() {
+        let weights = content(100_000);
+        let server = FaultyHub::serve(&[(WEIGHTS, &weights)]);
+        server.truncate(WEIGHTS, 40_000);
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("unfinished")).unwrap();
+        fs::write(folder.path().join("unfinished").join(WEIGHTS), &weights[..30_000]).unwrap();
+        let failure = tried.fetch(&tried.client(&server), folder.path()).unwrap_err();
+        assert!(matches!(failure, HubError::BadAnswer { .. }), "{failure}");
+        let said = failure.to_string();
+        assert!(said.ends_with("a part of a file of 40000 bytes where 100000 are listed"), "{said}");
+    }
+}
+
+#[test]
+fn a_variable_keeps_from_every_hub() {
+    for tried in Tried::all() {
+        let server = FaultyHub::serve(&[("config.json", b"{}")]);
+        let folder = tempfile::tempdir().unwrap();
+        let output = child("asks_the_hub_of_the_environment")
+            .env("TEST_HUB", tried.0.prefix())
+            .env("HF_HUB_OFFLINE", "1")
+            .env("HF_HOME", folder.path())
+            .env("HF_ENDPOINT", &server.endpoint)
+            .env("MODELSCOPE_ENDPOINT", &server.endpoint)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("nothing may be fetched"), "{said}");
+        let what = format!("lacks what revision `v1` of `{}` is", tried.repository().written());
+        assert!(said.contains(&what), "{said}");
+        assert!(server.requests().is_empty());
+    }
+}
+
+#[child]
+fn asks_the_hub_of_the_environment() {
+    let prefix = std::env::var("TEST_HUB").unwrap();
+    let tried = Tried::all().find(|tried| tried.0.prefix() == prefix).unwrap();
+    let hub = Hub::from_environment(tried.0, None).unwrap();
+    println!("{}", hub.resolve_revision(&tried.repository(), "v1").unwrap_err());
+}
+
 #[test]
 fn an_error_body_is_never_taken_for_the_file() {
     for tried in Tried::all() {

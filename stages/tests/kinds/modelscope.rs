@@ -3,6 +3,7 @@
 use std::fs;
 
 use engine::error::Cause;
+use serde_json::json;
 use stages::hub::{Hub, HubError, Repository, RepositoryKind, Retry, Service, Token};
 use test_harness::test;
 
@@ -65,6 +66,78 @@ fn a_dataset_is_listed_in_pages() {
     let listed = tried().client(&server).list_files(&snapshot).unwrap();
     assert_eq!(listed.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), names);
     assert_eq!(server.requests().len(), 3);
+}
+
+#[test]
+fn a_listing_has_all_entries_where_the_server_gives_fewer_at_once_than_are_asked_for() {
+    let names: Vec<String> = (0..250).map(|number| format!("data/part-{number:04}.jsonl")).collect();
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"{}\n"[..])).collect();
+    let server = FaultyHub::serve(&files);
+    server.paginate(100);
+    server.name_total();
+    let snapshot = tried().repository_of(RepositoryKind::Dataset).at(COMMIT);
+    let listed = tried().client(&server).list_files(&snapshot).unwrap();
+    assert_eq!(listed.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), names);
+    assert_eq!(server.requests().len(), 3);
+}
+
+#[test]
+fn a_listing_that_ends_before_its_total_is_refused() {
+    let entry = json!({"Path": "a.jsonl", "Type": "blob", "Size": 1, "Sha256": "0".repeat(64)});
+    let snapshot = tried().repository_of(RepositoryKind::Dataset).at(COMMIT);
+    for (entries, problem) in [
+        (json!([entry]), "page 2 of its listing has entries that were there, after 1 of 3"),
+        (json!([]), "page 1 of its listing has nothing, after 0 of 3"),
+    ] {
+        let server = FaultyHub::serve(&[]);
+        server.list_instead(json!({"Code": 200, "Data": {"Files": entries, "TotalCount": 3}, "Success": true}));
+        let error = tried().client(&server).list_files(&snapshot).unwrap_err();
+        assert!(matches!(error, HubError::BadAnswer { .. }) && error.to_string().ends_with(problem), "{error}");
+    }
+}
+
+#[test]
+fn a_revision_that_lists_nothing_does_not_exist() {
+    let folder = json!({"Path": "a-folder", "Type": "tree", "Size": 0});
+    for files in [json!([]), json!([folder]), json!(null)] {
+        for kind in [RepositoryKind::Model, RepositoryKind::Dataset] {
+            let server = FaultyHub::serve(&[]);
+            server.list_instead(json!({"Code": 200, "Data": {"Files": files}, "Success": true}));
+            for revision in ["v9", COMMIT] {
+                let pinned = tried().client(&server).pin(&tried().repository_of(kind), revision);
+                let error = pinned.unwrap_err().of(service());
+                assert_eq!(error.to_string(), format!("`modelscope:owner/name` has no revision `{revision}`"));
+                assert_eq!(error.cause, Cause::BadParameters);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_server_that_declines_is_told_in_its_words() {
+    let long = "x".repeat(1000);
+    for (code, message, told) in [
+        (json!(10_010), json!("no permission\n\u{1b}[2J"), "no permission\\n\\x1b[2J".to_owned()),
+        (json!(10_010), json!(long), format!("{} [...]", &long[..300])),
+        (json!(10_010), json!(null), "code 10010, and no message".to_owned()),
+        (json!(null), json!(""), "no message".to_owned()),
+    ] {
+        let server = FaultyHub::serve(&[]);
+        server.list_instead(json!({"Code": code, "Message": message, "Success": false, "Data": null}));
+        let error = tried().client(&server).resolve_revision(&tried().repository(), "master").unwrap_err();
+        let failure = error.of(service());
+        assert_eq!(failure.message, format!("the Hub refused the request for `modelscope:owner/name`: {told}"));
+        assert_eq!(failure.cause, Cause::Network);
+        assert!(failure.help.unwrap().contains("MODELSCOPE_API_TOKEN"));
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_answered_with_that_of_this_service() {
+    let help = Hub::new("ftp://x").unwrap_err().of(service()).help.unwrap();
+    assert_eq!(help, "set MODELSCOPE_ENDPOINT to an address such as https://www.modelscope.cn");
+    let of_hub = Hub::new("ftp://x").unwrap_err().of(Service::HUGGING_FACE).help.unwrap();
+    assert_eq!(of_hub, "set HF_ENDPOINT to an address such as https://huggingface.co");
 }
 
 #[test]

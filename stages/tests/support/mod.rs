@@ -103,6 +103,8 @@ struct State {
     files: BTreeMap<String, Vec<u8>>,
     /// The files at [`CONVERTED`].
     converted: BTreeMap<String, Vec<u8>>,
+    /// How much is served of files that are listed with more.
+    served: BTreeMap<String, usize>,
     faults: BTreeMap<String, VecDeque<Fault>>,
     api_faults: VecDeque<Fault>,
     requests: Vec<Request>,
@@ -115,6 +117,22 @@ struct State {
     is_every_repository: bool,
     /// Whether ModelScope's listing says which commit is the newest.
     names_commit: bool,
+    /// Whether ModelScope's listing says how many entries all pages have.
+    names_total: bool,
+    /// What ModelScope's listing is instead of one of the files.
+    listing: Option<serde_json::Value>,
+}
+
+impl State {
+    /// What is served of a file, and what goes wrong with it.
+    fn take(&mut self, file: &str) -> (Option<Vec<u8>>, Option<Fault>) {
+        let fault = self.faults.get_mut(file).and_then(VecDeque::pop_front);
+        let mut content = self.files.get(file).cloned();
+        if let (Some(content), Some(length)) = (&mut content, self.served.get(file)) {
+            content.truncate(*length);
+        }
+        (content, fault)
+    }
 }
 
 /// A running server with the one repository `owner/name`.
@@ -133,6 +151,7 @@ impl FaultyHub {
             endless: None,
             files: files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec())).collect(),
             converted: BTreeMap::new(),
+            served: BTreeMap::new(),
             faults: BTreeMap::new(),
             api_faults: VecDeque::new(),
             requests: Vec::new(),
@@ -140,6 +159,8 @@ impl FaultyHub {
             gate: None,
             page_size: 1000,
             names_commit: true,
+            names_total: false,
+            listing: None,
             is_every_repository: false,
         }));
         let served = Arc::clone(&state);
@@ -192,6 +213,21 @@ impl FaultyHub {
     /// ModelScope's listing no longer says which commit is the newest.
     pub(crate) fn hide_commit(&self) {
         self.state.lock().unwrap().names_commit = false;
+    }
+
+    /// ModelScope's listing now says how many entries all pages have.
+    pub(crate) fn name_total(&self) {
+        self.state.lock().unwrap().names_total = true;
+    }
+
+    /// ModelScope's listing is this answer from now on, whatever revision and page is asked for.
+    pub(crate) fn list_instead(&self, answer: serde_json::Value) {
+        self.state.lock().unwrap().listing = Some(answer);
+    }
+
+    /// Serves only the beginning of a file, which is still listed whole.
+    pub(crate) fn truncate(&self, path: &str, length: usize) {
+        self.state.lock().unwrap().served.insert(path.to_owned(), length);
     }
 
     /// From now on has no end of answers.
@@ -303,11 +339,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
                 }
                 None => {
                     let file = at(COMMIT).unwrap_or(&path[1..]);
-                    let (content, fault) = {
-                        let mut state = state.lock().unwrap();
-                        let fault = state.faults.get_mut(file).and_then(VecDeque::pop_front);
-                        (state.files.get(file).cloned(), fault)
-                    };
+                    let (content, fault) = state.lock().unwrap().take(file);
                     answer_file(&mut stream, content, fault, &request)
                 }
             }
@@ -434,6 +466,9 @@ fn answer_modelscope(
                 return refuse(stream, status, code);
             }
             let state = state.lock().unwrap();
+            if let Some(answer) = &state.listing {
+                return send_json(stream, "", answer);
+            }
             if !known {
                 return send_json(
                     stream,
@@ -452,25 +487,22 @@ fn answer_modelscope(
                 })
             }));
             entries.extend(state.listed_besides.iter().cloned());
+            let total = state.names_total.then_some(entries.len());
             if path.starts_with("datasets") {
                 let number = |name: &str| asked(name).parse::<usize>().unwrap();
-                let (page, size) = (number("PageNumber"), number("PageSize"));
+                let (page, size) = (number("PageNumber"), number("PageSize").min(state.page_size));
                 entries = entries.into_iter().skip((page - 1) * size).take(size).collect();
             }
             let latest = match state.names_commit {
                 true => serde_json::json!({"Id": "", "ShortId": &COMMIT[..8]}),
                 false => serde_json::Value::Null,
             };
-            let data = serde_json::json!({"Files": entries, "LatestCommitter": latest});
+            let data = serde_json::json!({"Files": entries, "LatestCommitter": latest, "TotalCount": total});
             send_json(stream, "", &serde_json::json!({"Code": 200, "Data": data, "Success": true}))
         }
         "models/owner/name/repo" | "datasets/owner/name/repo" if known => {
             let file = asked("FilePath");
-            let (content, fault) = {
-                let mut state = state.lock().unwrap();
-                let fault = state.faults.get_mut(&file).and_then(VecDeque::pop_front);
-                (state.files.get(&file).cloned(), fault)
-            };
+            let (content, fault) = state.lock().unwrap().take(&file);
             answer_file(stream, content, fault, request)
         }
         _ => refuse(stream, 404, None),
@@ -524,6 +556,9 @@ fn answer_file(
         Some(Fault::Flip) => body[0] ^= 1,
         Some(Fault::Short(length)) => body.truncate(*length),
         _ => {}
+    }
+    if from > 0 && from >= content.len() {
+        return refuse(stream, 416, None);
     }
     let shift = usize::from(matches!(fault, Some(Fault::WrongRange)));
     let status = if is_part || shift > 0 { "206 Partial Content" } else { "200 OK" };
