@@ -20,6 +20,10 @@ use crate::config::{Config, ConfigError};
 const PIECE_VALUES: usize = 4 << 20;
 const TASK_VALUES: usize = 64 << 10;
 
+/// The keys of the tokens that end a text and a turn.
+const END_OF_TEXT: &str = "tokenizer.ggml.eos_token_id";
+const END_OF_TURN: &str = "tokenizer.ggml.eot_token_id";
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
@@ -114,6 +118,20 @@ impl Export {
 
         let tensors = tensors(architecture, &config, &fields, options.file_type);
         Ok(Self { checkpoint, config, metadata, tensors, warnings })
+    }
+
+    /// Names the token that ends a turn, unless it ends a text or the file names one already: llama.cpp ends generation
+    /// at both.
+    pub fn end_turns_with(&mut self, id: u32) {
+        let value = Value::U32(id);
+        let is_named = |(key, named): &(String, Value)| key == END_OF_TURN || key == END_OF_TEXT && *named == value;
+        if self.metadata.iter().any(is_named) {
+            return;
+        }
+        // Behind the other special tokens.
+        let special = |(key, _): &(String, Value)| key.starts_with("tokenizer.ggml.") && key.ends_with("_token_id");
+        let at = self.metadata.iter().rposition(special).map_or(self.metadata.len(), |last| last + 1);
+        self.metadata.insert(at, (END_OF_TURN.to_owned(), value));
     }
 
     /// What is said of the model before its tensors.

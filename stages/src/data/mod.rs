@@ -1,6 +1,7 @@
 //! The data that stages hand to each other, and how text becomes tokens.
 
 pub mod artifact;
+pub(crate) mod generation_config;
 pub(crate) mod jinja;
 pub(crate) mod number;
 pub mod overlap;

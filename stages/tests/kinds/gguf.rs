@@ -57,6 +57,24 @@ fn a_model_becomes_one_file_with_its_name_and_a_modelfile_if_asked() {
     assert_eq!(query.tensor_type, TensorType::Q5_0);
 }
 
+/// The first gemma has the key from the converter, whatever its chat template is.
+#[test]
+fn the_token_that_ends_a_turn_is_named_where_it_is_not_the_end_of_text() {
+    for (family, expected) in [
+        ("phi3", vec![Value::U32(387)]),
+        ("gemma2", vec![Value::U32(5)]),
+        ("gemma", vec![Value::U32(5)]),
+        ("llama31", vec![]),
+        ("qwen3", vec![]),
+        ("mistral", vec![]),
+    ] {
+        let made = export(&golden(family), json!({})).unwrap();
+        let file = GgufFile::open(&made.folder.join("model.gguf")).unwrap();
+        let named = file.metadata().iter().filter(|(key, _)| key == "tokenizer.ggml.eot_token_id");
+        assert_eq!(named.map(|(_, value)| value.clone()).collect::<Vec<_>>(), expected, "{family}");
+    }
+}
+
 #[test]
 fn a_tokenizer_without_a_name_asks_for_one() {
     let copy = tempfile::tempdir().unwrap();

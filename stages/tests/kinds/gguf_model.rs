@@ -114,6 +114,18 @@ fn the_tokenizer_of_a_file_is_the_one_that_was_written() {
 }
 
 #[test]
+fn both_ends_of_a_file_end_generation_with_the_model() {
+    let root = tempfile::tempdir().unwrap();
+    let file = export(&golden("phi3"), root.path(), "q8_0");
+    let model = download(&file, &root.path().join("download"), json!({})).unwrap().remove("model").unwrap();
+    assert_eq!(model.description.facts["config"]["eos_token_id"], json!([384, 387]));
+    // Written again, it names them again.
+    let again = GgufFile::open(&export(&model.folder, &root.path().join("again"), "q8_0")).unwrap();
+    let named = ["eos", "eot"].map(|name| again.get(&format!("tokenizer.ggml.{name}_token_id")).cloned());
+    assert_eq!(named, [384, 387].map(|id| Some(model::gguf::Value::U32(id))));
+}
+
+#[test]
 fn the_chat_template_of_conversations_with_tools_is_kept() {
     let root = tempfile::tempdir().unwrap();
     let model = root.path().join("model");

@@ -18,6 +18,7 @@ use model::checkpoint::{Checkpoint, Dtype};
 use model::init::{Fill, fresh_tensor};
 use model::peft::{Adapter, AdapterConfig, AdapterModule, SavedTensor};
 use serde_json::{Value, json};
+use stages::kinds::add_tokens::AddTokens;
 use stages::kinds::merge::Merge;
 use test_harness::test;
 
@@ -187,6 +188,48 @@ fn a_merged_model_has_the_other_chat_templates_of_its_base() {
         merged.description.identity
     });
     assert_ne!(first, other);
+}
+
+/// transformers ends generation at the tokens of that file, and does not look at the chat template.
+#[test]
+fn a_merged_model_ends_generation_where_its_chat_template_ends_a_turn() {
+    let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
+    let tokens = json!({"model": "base", "added_special_tokens": ["<|im_start|>", "<|im_end|>"]});
+    let wide = tiny.bench_in(&folder.path().join("wide")).run::<AddTokens>(tokens).unwrap().remove("model").unwrap();
+    let end = &wide.description.facts["added_tokens"][1];
+    let one = saved(folder.path(), "one", &lora(1, 4, &[(Q, 32, 32)]));
+    let merged = |name: &str, settings: Option<&str>, prompt: Value| {
+        let base = folder.path().join(name);
+        fs::create_dir(&base).unwrap();
+        for entry in fs::read_dir(&wide.folder).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), base.join(entry.file_name())).unwrap();
+        }
+        settings.iter().for_each(|text| fs::write(base.join("generation_config.json"), text).unwrap());
+        let prompt = Facts::from_iter([("prompt".to_owned(), prompt)]);
+        let bench = TestBench::new(&folder.path().join("benches").join(name)).threads(2);
+        let bench = bench.input("base.model", "model", &base, wide.description.facts.clone()).unwrap();
+        let bench = bench.input("one.adapter", "adapter", &one, prompt).unwrap();
+        let merged = merge(&bench, json!({"adapter": "one"})).unwrap();
+        let written = fs::read_to_string(merged.folder.join("generation_config.json")).ok();
+        (written, merged.description.identity)
+    };
+    let chatml = || json!({"chat_template": "chatml"});
+    let object = |text: Option<String>| serde_json::from_str::<Value>(&text.unwrap()).unwrap();
+    let made = object(merged("none", None, chatml()).0);
+    assert_eq!((&made["bos_token_id"], &made["eos_token_id"]), (&json!(0), &json!([1, end])));
+    let settings = r#"{ "top_p": 0.9, "eos_token_id": 2, "top_k": 20 }"#;
+    let (written, identity) = merged("settings", Some(settings), chatml());
+    let expected = format!(r#"{{"top_p":0.9,"eos_token_id":[2,{end}],"top_k":20}}"#);
+    assert_eq!(object(written).to_string(), expected);
+    let settings = format!(r#"{{ "top_p": 0.9, "eos_token_id": [{end}, 2], "top_k": 20 }}"#);
+    let (written, other) = merged("known", Some(&settings), chatml());
+    assert_eq!(written, Some(settings));
+    assert_ne!(identity, other);
+    // Without a chat template nothing ends a turn.
+    assert_eq!(merged("plain", None, Value::Null).0, None);
+    let settings = r#"{ "eos_token_id": 2 }"#;
+    assert_eq!(merged("text", Some(settings), Value::Null).0.as_deref(), Some(settings));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use engine::test_bench::TestBench;
 use model::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
 use serde_json::{Value, json};
 use stages::data::artifact::{IGNORE_INDEX, TokenRow};
+use stages::kinds::add_tokens::AddTokens;
 use test_harness::test;
 
 use crate::tiny::Tiny;
@@ -168,6 +169,28 @@ fn full_training_writes_a_tied_bf16_base_back_in_its_own_form() {
     let further = train(&chained, json!({"method": "full", "epochs": 3})).unwrap();
     let loss = |outputs: &BTreeMap<String, Artifact>, step: usize| steps(outputs)[step]["loss"].as_f64().unwrap();
     assert!(loss(&further, 0) < loss(&outputs, 0) && loss(&further, 8) < loss(&further, 0));
+}
+
+/// transformers ends generation at the tokens of that file, and does not look at the chat template.
+#[test]
+fn full_training_ends_generation_where_the_chat_template_of_its_rows_ends_a_turn() {
+    let (tiny, root) = (Tiny::new(), tempfile::tempdir().unwrap());
+    let added = json!({"model": "base", "added_special_tokens": ["<|im_start|>", "<|im_end|>"]});
+    let base = tiny.bench_in(&root.path().join("wide")).run::<AddTokens>(added).unwrap().remove("model").unwrap();
+    let end = &base.description.facts["added_tokens"][1];
+    let trained = |name: &str, prompt: Value| {
+        let tokens = root.path().join("tokens").join(name);
+        let mut facts = write_tokens(&tokens, rows());
+        facts.insert("prompt".to_owned(), prompt);
+        let bench = TestBench::new(&root.path().join(name)).input_of("base.model", &base.folder).unwrap();
+        let bench = bench.input("tokens.tokens", "tokens", &tokens, facts).unwrap();
+        let model = train(&bench, json!({"method": "full", "epochs": 1})).unwrap().remove("model").unwrap();
+        fs::read(model.folder.join("generation_config.json")).ok()
+    };
+    let written = trained("chat", json!({"chat_template": "chatml"})).unwrap();
+    let settings: Value = serde_json::from_slice(&written).unwrap();
+    assert_eq!((&settings["bos_token_id"], &settings["eos_token_id"]), (&json!(0), &json!([1, end])));
+    assert_eq!(trained("text", Value::Null), None);
 }
 
 #[test]

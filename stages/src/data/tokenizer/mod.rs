@@ -258,6 +258,18 @@ impl Tokenizer {
         ids
     }
 
+    /// The tokens that end a turn of its chat templates, the default one's first: of each the added token that its end
+    /// of a turn begins with. A template that ends turns with other text has none.
+    fn end_of_turn_ids(&self) -> Vec<u32> {
+        let templates = self.chat_templates.iter().flat_map(|templates| templates.all());
+        templates.filter_map(|template| self.leading_added_token(template.end_of_turn()?.trim())).collect()
+    }
+
+    fn leading_added_token(&self, text: &str) -> Option<u32> {
+        let first = *self.encode(text).ok()?.first()?;
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&first).then_some(first)
+    }
+
     /// The chat templates, if the model has any.
     pub fn chat_templates(&self) -> Option<&Arc<ChatTemplates>> {
         self.chat_templates.as_ref()
@@ -349,6 +361,15 @@ pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
     let mut config = read_object(&folder.join("special_tokens_map.json")).ok()?;
     config.extend(read_object(&folder.join("tokenizer_config.json")).ok()?);
     Some(folder.join(CHAT_TEMPLATE_FILE).is_file() || template_in_config(&config).is_some())
+}
+
+/// The tokens that end a turn of the chat templates in a folder, the default one's first. There are none where the
+/// tokenizer cannot be opened: those who only hand its files on do not need it.
+pub(crate) fn end_of_turn_ids(folder: &Path) -> Vec<u32> {
+    if has_chat_template(folder) != Some(true) {
+        return Vec::new();
+    }
+    Tokenizer::from_folder(folder).map_or_else(|_| Vec::new(), |tokenizer| tokenizer.end_of_turn_ids())
 }
 
 /// The name of the template of conversations with tools.

@@ -16,6 +16,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::compute::checkpoint;
 use crate::data::artifact::{Files, Model, OutputKind};
+use crate::data::tokenizer::end_of_turn_ids;
 use crate::forecast::PROCESS_BYTES;
 
 /// The file, and what Ollama makes a model of it by.
@@ -87,7 +88,7 @@ impl Type {
 
 impl StageKind for Gguf {
     const NAME: &'static str = "gguf";
-    const VERSION: u32 = 3; // 3: chat templates besides the default one are written.
+    const VERSION: u32 = 4; // 4: the end of turn of the chat template is named, `eot_token_id`.
     const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
     const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
     const GOAL: bool = true;
@@ -133,7 +134,9 @@ impl Stage for Gguf {
             name: name(self, &model),
             pre_tokenizer: self.pre_tokenizer.clone(),
         };
-        let export = Export::plan(&model.folder, &options).map_err(failure)?;
+        let mut export = Export::plan(&model.folder, &options).map_err(failure)?;
+        // A file names one: that of the default template comes first.
+        end_of_turn_ids(&model.folder).into_iter().for_each(|id| export.end_turns_with(id));
         export.warnings().iter().for_each(|warning| context.warn(warning));
         let draft = context.create("files")?;
         let profile = context.profile().clone();

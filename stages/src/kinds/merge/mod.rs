@@ -1,5 +1,6 @@
 //! Merges adapters into their base, and proves it: base and adapters together must compute what the merged model does.
 
+mod elsewhere;
 mod parameters;
 mod proof;
 mod report;
@@ -33,6 +34,7 @@ use serde_json::Value;
 use crate::compute::checkpoint::SAVED_TEMPLATE;
 use crate::compute::{adapter, aware, checkpoint, kernels};
 use crate::data::artifact::{Model, OutputKind};
+use crate::data::generation_config;
 use crate::data::prompt::PROMPT;
 pub use parameters::{Dtype, IntoWeights, Merge, Weighted};
 
@@ -41,9 +43,10 @@ const REPORT_FILE: &str = "merge_report.json";
 
 impl StageKind for Merge {
     const NAME: &'static str = "merge";
-    const VERSION: u32 = 3; // 3: a folder of chat templates stays with the model.
+    const VERSION: u32 = 4; // 4: `generation_config.json` has the end of turn of the chat template.
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
     const GOAL: bool = true;
 }
 
@@ -198,6 +201,7 @@ fn seal(
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let is_saved = checkpoint::save_chat_template(&draft.folder, taught.as_ref())?;
+    generation_config::end_at_turns(&draft.folder)?;
     let hashing = context.profile().phase("hash weights");
     let mut facts = checkpoint::facts(&mut draft)?;
     drop(hashing);

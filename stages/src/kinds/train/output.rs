@@ -16,6 +16,7 @@ use crate::compute::checkpoint::SAVED_TEMPLATE;
 use crate::compute::quantize::QUANTIZE;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
+use crate::data::generation_config;
 use crate::data::prompt::PROMPT;
 
 /// Writes the adapter in PEFT's form, with the values in these files; it belongs to the very weights it was trained on.
@@ -130,6 +131,7 @@ pub(super) fn model(
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
     let is_saved = checkpoint::save_chat_template(&draft.folder, prompt_facts.get(PROMPT))?;
+    generation_config::end_at_turns(&draft.folder)?;
     if aware.is_some() {
         aware::write_scales(&scales, &draft)?;
     }

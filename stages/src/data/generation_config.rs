@@ -1,0 +1,145 @@
+//! `generation_config.json` of a model folder, which transformers generates by.
+
+use std::fs;
+use std::path::Path;
+
+use engine::error::{Cause, OrFail, StageError};
+use serde_json::{Map, Value, json};
+
+use super::tokenizer::end_of_turn_ids;
+
+const FILE: &str = "generation_config.json";
+
+/// The tokens that end generation: an id, or a list of them.
+const EOS: &str = "eos_token_id";
+
+/// A mark by which transformers may replace the settings by those of `config.json`: they are no longer those.
+const FROM_MODEL: &str = "_from_model_config";
+
+/// Fields of `config.json` that a new file has. transformers takes them from there where there is no file.
+const OF_MODEL: [&str; 3] = ["bos_token_id", EOS, "pad_token_id"];
+
+/// Adds the tokens that end a turn of the folder's chat templates to `eos_token_id` of its `generation_config.json`, so
+/// that transformers ends generation there. The tokens that are there already stay before them; where the file names
+/// none, they are those of `config.json`. The file is made where there is none. Where no token is missing, or the file
+/// is no JSON object, all stays as it is.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub(crate) fn end_at_turns(folder: &Path) -> Result<(), StageError> {
+    let path = folder.join(FILE);
+    let model = object(&folder.join("config.json")).unwrap_or_default();
+    let settings = if path.exists() { object(&path) } else { Some(of_model(&model)) };
+    let Some(mut settings) = settings else { return Ok(()) };
+    let before = ids(&settings).or_else(|| ids(&model)).unwrap_or_default();
+    let mut after = before.clone();
+    for id in end_of_turn_ids(folder).into_iter().map(u64::from) {
+        if !after.contains(&id) {
+            after.push(id);
+        }
+    }
+    if after == before {
+        return Ok(());
+    }
+    let eos = if let [one] = after[..] { json!(one) } else { json!(after) };
+    settings.insert(EOS.to_owned(), eos);
+    settings.retain(|name, _| name != FROM_MODEL);
+    fs::write(&path, format!("{:#}\n", Value::Object(settings)))
+        .or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
+}
+
+/// The object in a file, if there is one.
+fn object(path: &Path) -> Option<Map<String, Value>> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// What a new file has of a `config.json`.
+fn of_model(model: &Map<String, Value>) -> Map<String, Value> {
+    let named = OF_MODEL.into_iter().filter_map(|name| Some((name, model.get(name)?)));
+    named.filter(|(_, id)| !id.is_null()).map(|(name, id)| (name.to_owned(), id.clone())).collect()
+}
+
+/// The tokens that end generation, if they are named.
+fn ids(fields: &Map<String, Value>) -> Option<Vec<u64>> {
+    match fields.get(EOS)? {
+        Value::Array(several) => several.iter().map(Value::as_u64).collect(),
+        one => Some(vec![one.as_u64()?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: (&str, &str) =
+        ("config.json", r#"{"bos_token_id": 0, "hidden_size": 8, "eos_token_id": 1, "pad_token_id": null}"#);
+
+    /// The file of a folder with these files and a tokenizer, whose end of text is 1. Its chat template ends turns with
+    /// 4, `<|eot_id|>`, unless another one is among the files.
+    fn ended(files: &[(&str, &str)]) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel"));
+        for name in ["tokenizer.json", "tokenizer_config.json"] {
+            fs::copy(golden.join(name), folder.path().join(name)).unwrap();
+        }
+        fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+        end_at_turns(folder.path()).unwrap();
+        fs::read_to_string(folder.path().join(FILE)).ok()
+    }
+
+    /// A chat template that ends turns so.
+    fn template(end: &str) -> String {
+        format!(
+            "{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content }}}}{end}{{% endfor %}}\
+             {{% if add_generation_prompt %}}<assistant>{{% endif %}}"
+        )
+    }
+
+    #[test]
+    fn the_end_of_a_turn_is_added_to_the_tokens_that_are_there() {
+        let made = "{\n  \"bos_token_id\": 0,\n  \"eos_token_id\": [\n    1,\n    4\n  ]\n}\n";
+        assert_eq!(ended(&[CONFIG]).as_deref(), Some(made));
+        let written = |settings: &str, expected: &str| {
+            let written: Value = serde_json::from_str(&ended(&[CONFIG, (FILE, settings)]).unwrap()).unwrap();
+            assert_eq!(written.to_string(), expected);
+        };
+        let settings = r#"{"temperature": 0.6, "eos_token_id": [7, 1], "top_p": 0.9}"#;
+        written(settings, r#"{"temperature":0.6,"eos_token_id":[7,1,4],"top_p":0.9}"#);
+        written(r#"{"eos_token_id": 2, "top_p": 1.0}"#, r#"{"eos_token_id":[2,4],"top_p":1.0}"#);
+        written(r#"{"_from_model_config": true, "eos_token_id": 1}"#, r#"{"eos_token_id":[1,4]}"#);
+        written(r#"{"do_sample": true}"#, r#"{"do_sample":true,"eos_token_id":[1,4]}"#);
+        assert_eq!(ended(&[("config.json", "{}")]).as_deref(), Some("{\n  \"eos_token_id\": 4\n}\n"));
+    }
+
+    #[test]
+    fn a_file_that_lacks_no_token_stays_as_it_is() {
+        for settings in [r#"{ "eos_token_id":[ 4,1 ] }"#, r#"{"eos_token_id":4}"#, "no JSON", "[4]"] {
+            assert_eq!(ended(&[CONFIG, (FILE, settings)]).as_deref(), Some(settings));
+        }
+        assert_eq!(ended(&[("config.json", r#"{"eos_token_id": [1, 4]}"#)]), None);
+    }
+
+    /// The end of a turn that is no token, or the end of text, adds none; a template of tools may have another one.
+    #[test]
+    fn the_chat_templates_of_the_folder_tell_it() {
+        let eos = |files: &[(&str, &str)]| {
+            let text = ended(&[&[CONFIG], files].concat())?;
+            Some(serde_json::from_str::<Value>(&text).unwrap()[EOS].to_string())
+        };
+        let default = "chat_template.jinja";
+        for end in [";", "###\n", "", ";<|eot_id|>", "<|end_of_text|>\n", "{{ eos_token }}"] {
+            assert_eq!(eos(&[(default, template(end).as_str())]), None, "{end:?}");
+        }
+        for end in ["<|eot_id|>", "\n<|eot_id|>\n\n", "<|eot_id|>{{ eos_token }}"] {
+            assert_eq!(eos(&[(default, template(end).as_str())]).as_deref(), Some("[1,4]"), "{end:?}");
+        }
+        let tool_use = "additional_chat_templates/tool_use.jinja";
+        let [turn, header] = ["<|eot_id|>", "<|end_header_id|>"].map(template);
+        assert_eq!(eos(&[(default, &turn), (tool_use, &header)]).as_deref(), Some("[1,4,3]"));
+        assert_eq!(eos(&[(default, &turn), (tool_use, &turn)]).as_deref(), Some("[1,4]"));
+        // Folders whose tokenizer or template cannot be read are written as before.
+        assert_eq!(eos(&[(default, "{% for")]), None);
+        assert_eq!(eos(&[("tokenizer.json", "{}")]), None);
+    }
+}
