@@ -10,7 +10,7 @@ use crate::fingerprint;
 use crate::ops::KernelError;
 use crate::parameter::Parameter;
 use crate::peft::parse_token_rows_name;
-use crate::trainer::{Optimizer, TrainError};
+use crate::trainer::{Optimizer, StepReport, TrainError};
 
 /// Steps with a learning rate that counts after which every tensor must have moved.
 const STEPS: u64 = 3;
@@ -67,18 +67,19 @@ impl Audit {
         }
     }
 
-    /// Looks at what is frozen after the first step, and at what is trained once enough steps are done.
+    /// Looks at what is frozen after the first step, and at what is trained once enough steps are done. One whose loss
+    /// is zero is none of them: a hinge that is satisfied has no gradient.
     pub(super) fn after_step<B: Blocks>(
         &mut self,
         decoder: &Decoder<B>,
-        step: u64,
-        learning_rate: f64,
+        report: &StepReport,
     ) -> Result<(), TrainError> {
+        let &StepReport { step, loss, learning_rate, .. } = report;
         if !self.looked_at_frozen {
             self.check_frozen(decoder, step)?;
             self.looked_at_frozen = true;
         }
-        if learning_rate >= LEAST_RATE {
+        if learning_rate >= LEAST_RATE && loss != 0.0 {
             self.steps += 1;
         }
         if self.steps < STEPS {

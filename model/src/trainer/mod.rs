@@ -240,7 +240,7 @@ impl<B: Blocks> Trainer<B> {
             scaler.after_step();
         }
         let audit = ops.profile().phase("audit");
-        self.audit.after_step(&self.decoder, step, learning_rate)?;
+        self.audit.after_step(&self.decoder, &report)?;
         if COMPARED.contains(&self.updates) {
             self.compare_workers(step)?;
         }

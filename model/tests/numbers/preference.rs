@@ -441,6 +441,26 @@ fn a_policy_that_is_its_reference_has_exactly_no_margin() {
     }
 }
 
+/// A hinge that is satisfied has no gradient, and that is no lost one.
+#[test]
+fn steps_without_a_loss_may_move_nothing() {
+    let (families, cases, _) = folders();
+    let case = Case::read(&families.join("llama31"), &cases.join("llama31").join("hinge_lora"));
+    let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
+    let mut batches = case.batches_of(0, &case.steps[0], case.reference(&ops).as_mut());
+    for DocumentBatch { batch, reference_log_probs } in &mut batches {
+        for (role, log_prob) in batch.roles.iter().zip(reference_log_probs) {
+            *log_prob += if *role == Role::Chosen { -1e6 } else { 1e6 };
+        }
+    }
+    let mut trainer = case.trainer(&ops);
+    for _ in 0..4 {
+        trainer.accumulate_documents(&batches, &*case.objective).unwrap();
+        let report = trainer.step(1e-2).unwrap();
+        assert_eq!((report.loss, report.grad_norm), (0.0, 0.0));
+    }
+}
+
 /// One run of the reference.
 struct Case {
     checkpoint: PathBuf,

@@ -42,9 +42,12 @@ class Audit:
         """Notes that the gradient of a tensor is not zero: weight decay moves a tensor without any."""
         self._reached.add(name)
 
-    def after_step(self, learning_rate: float) -> str | None:
-        """Looks at what is trained once enough steps are done; the first tensor that stayed where it was."""
-        if learning_rate >= LEAST_RATE:
+    def after_step(self, learning_rate: float, loss: float) -> str | None:
+        """Looks at what is trained once enough steps are done; the first tensor that stayed where it was.
+
+        A step whose loss is zero is none of them: a hinge that is satisfied has no gradient.
+        """
+        if learning_rate >= LEAST_RATE and loss != 0.0:
             self.steps += 1
         if self._before is None or self.steps < STEPS:
             return None

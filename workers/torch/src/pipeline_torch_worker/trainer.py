@@ -294,7 +294,7 @@ class Trainer:
         norm = math.sqrt(sum(squares.values())) / scale
         self._note(squares)
         self._update(norm, scale, learning_rate)
-        stayed = self._audit.after_step(learning_rate)
+        stayed = self._audit.after_step(learning_rate, loss)
         if stayed is not None:
             return Stopped("not_moved", {"tensor": stayed, "steps": self._audit.steps})
         return StepReport(loss, norm, loss_scale, peaks)
