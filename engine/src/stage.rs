@@ -317,7 +317,9 @@ pub trait StageKind: Stage + Sized {
     const GOAL: bool = false;
     /// What users of other programs look for under `uses:` where they mean this kind.
     const ALSO_CALLED: &'static [&'static str] = &[];
-    /// Keys that other programs have, each with what to write here instead.
+    /// Keys that other programs have, each with what to write here instead. Nested ones have dots (`lora.r`); one
+    /// without counts at any level where nothing else is known. `max_steps: -1` is a value of a key, in the form that
+    /// JSON has, and `epochs: <a number>` any value of the type that messages name so.
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = &[];
 
     /// Goes out and finds what a mutable reference is currently: a branch's commit, and the files there.

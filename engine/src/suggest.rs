@@ -15,6 +15,24 @@ const MOST_LISTED: usize = 40;
 /// Of each list, where no more names are looked at.
 const FEW_LISTED: usize = 3;
 
+/// Words of other programs, each with the names that it may stand for here. One of them is suggested where it is among
+/// the candidates.
+const SYNONYMS: &[(&str, &[&str])] = &[
+    ("fp16", &["f16"]),
+    ("float16", &["f16"]),
+    ("half", &["f16"]),
+    ("bfloat16", &["bf16"]),
+    ("fp32", &["f32"]),
+    ("float32", &["f32"]),
+    ("float", &["f32"]),
+    ("gpu", &["cuda", "rocm", "metal"]),
+    ("ppl", &["perplexity"]),
+    ("qlora", &["lora"]),
+    ("cosine_with_warmup", &["cosine"]),
+    ("linear_with_warmup", &["linear"]),
+    ("constant_with_warmup", &["constant"]),
+];
+
 thread_local! {
     /// How many names may still be looked at; `None` is without a limit.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
@@ -53,9 +71,29 @@ pub(crate) fn spend(names: usize) -> bool {
 /// The candidate nearest to `name`, if one is near enough to be a slip of the keyboard or of memory.
 ///
 /// Edits count first (Damerau–Levenshtein, over lower-case letters, `-` and `_` being one): one for every three letters
-/// of the longer name may differ, and one at least. Where no candidate is that near, a name is taken that begins the
-/// same, is a part of the other or has all its words (`lr_scheduler` for `scheduler`, `max_len` for `max_seq_len`).
+/// of the longer name may differ, for every four where the first letters differ, and one at least. Where no candidate
+/// is that near, a name is taken that begins the same, has the other's words in a row (`scheduler` for `lr_scheduler`,
+/// not `model` for `load_best_model_at_end`) or all of them (`max_len` for `max_seq_len`).
 pub fn nearest<'a, S>(name: &str, candidates: impl IntoIterator<Item = &'a S>) -> Option<&'a str>
+where
+    S: AsRef<str> + ?Sized + 'a,
+{
+    closest(name, candidates, |_| true)
+}
+
+/// The candidate of which `name` is a misspelling, as [`nearest`] finds it by edits alone.
+pub(crate) fn misspelled<'a, S>(name: &str, candidates: impl IntoIterator<Item = &'a S>) -> Option<&'a str>
+where
+    S: AsRef<str> + ?Sized + 'a,
+{
+    closest(name, candidates, |distance| matches!(distance, Distance::Edits(_)))
+}
+
+fn closest<'a, S>(
+    name: &str,
+    candidates: impl IntoIterator<Item = &'a S>,
+    is_near: impl Fn(&Distance) -> bool,
+) -> Option<&'a str>
 where
     S: AsRef<str> + ?Sized + 'a,
 {
@@ -66,7 +104,7 @@ where
             break;
         }
         let candidate = candidate.as_ref();
-        let Some(distance) = distance(&wanted, &normal(candidate)) else { continue };
+        let Some(distance) = distance(&wanted, &normal(candidate)).filter(&is_near) else { continue };
         if best.as_ref().is_none_or(|(least, _)| distance.is_less_than(least)) {
             best = Some((distance, candidate));
         }
@@ -74,12 +112,16 @@ where
     best.map(|(_, candidate)| candidate)
 }
 
-/// A help line: the nearest candidate, else all of them where they are few enough to read.
+/// A help line: what another program's word stands for, else the nearest candidate, else all of them where they are few
+/// enough to read. The name itself is never suggested.
 pub fn help<'a, S>(name: &str, what: &str, candidates: impl IntoIterator<Item = &'a S> + Clone) -> Option<String>
 where
     S: AsRef<str> + ?Sized + 'a,
 {
-    if let Some(nearest) = nearest(name, candidates.clone()) {
+    if let Some(meant) = meant(name, candidates.clone()) {
+        return Some(format!("did you mean {meant}?"));
+    }
+    if let Some(nearest) = nearest(name, candidates.clone()).filter(|nearest| *nearest != name) {
         return Some(format!("did you mean `{nearest}`?"));
     }
     let most = if is_spent() { FEW_LISTED } else { MOST_LISTED };
@@ -93,10 +135,24 @@ where
     (!names.is_empty()).then(|| format!("{what}: {}{more}", names.join(", ")))
 }
 
+/// The candidates that a word of another program stands for: `` `cuda`, `rocm` or `metal` ``.
+fn meant<'a, S>(name: &str, candidates: impl IntoIterator<Item = &'a S>) -> Option<String>
+where
+    S: AsRef<str> + ?Sized + 'a,
+{
+    let (_, ours) = SYNONYMS.iter().find(|(word, _)| word.eq_ignore_ascii_case(name))?;
+    let known: Vec<&str> = candidates.into_iter().take_while(|_| spend(1)).map(|known| known.as_ref()).collect();
+    let meant: Vec<String> = ours.iter().filter(|name| known.contains(*name)).map(|name| format!("`{name}`")).collect();
+    match meant.split_last()? {
+        (only, []) => Some(only.clone()),
+        (last, others) => Some(format!("{} or {last}", others.join(", "))),
+    }
+}
+
 /// How far a candidate is from the name.
 enum Distance {
     Edits(usize),
-    /// One is a part of the other, or they begin the same; the value is one minus Jaro–Winkler similarity.
+    /// They have words in common, or begin the same; the value is one minus Jaro–Winkler similarity.
     Related(f64),
 }
 
@@ -114,25 +170,51 @@ impl Distance {
 fn distance(wanted: &str, candidate: &str) -> Option<Distance> {
     let lengths = [wanted, candidate].map(|name| name.chars().count());
     let longer = lengths[0].max(lengths[1]);
-    let most = (longer / 3).max(1);
+    // A slip seldom hits the first letter.
+    let is_same_letter = wanted.chars().next() == candidate.chars().next();
+    let most = (longer / if is_same_letter { 3 } else { 4 }).max(1);
     // Each letter that one has more is an edit.
     let edits = match lengths[0].abs_diff(lengths[1]) {
         more if more > most => more,
         _ => strsim::damerau_levenshtein(wanted, candidate),
     };
-    // Of very short names one letter is most of the name: `gpu` is not a slip for `cpu`.
-    let begins_the_same = longer > 3 || wanted.chars().next() == candidate.chars().next();
-    if edits <= most && edits < longer && begins_the_same {
+    // Of very short names one letter is most of the name: `gpu` is not a slip for `cpu`. Of short ones a letter more in
+    // front makes another word: `type` is not a slip for `dtype`.
+    let may_be_slip = match longer {
+        0..=3 => is_same_letter,
+        4..=5 => is_same_letter || lengths[0] == lengths[1],
+        _ => true,
+    };
+    if edits <= most && edits < longer && may_be_slip {
         return Some(Distance::Edits(edits));
     }
     let similarity = strsim::jaro_winkler(wanted, candidate);
-    let shorter = wanted.len().min(candidate.len());
-    let contained = shorter >= 4 && (wanted.contains(candidate) || candidate.contains(wanted));
-    let related = contained
+    let is_related = contained(wanted, candidate)
         || initials(wanted, candidate)
         || words_within(wanted, candidate)
-        || (similarity >= 0.9 && begins_the_same);
-    related.then_some(Distance::Related(1.0 - similarity))
+        || (similarity >= 0.9 && may_be_slip);
+    is_related.then_some(Distance::Related(1.0 - similarity))
+}
+
+/// Whether one of the names begins with the other, or has all the other's words in a row. Of a name that has more, the
+/// candidate must be the half at least: `model` says little of `load_best_model_at_end`.
+fn contained(wanted: &str, candidate: &str) -> bool {
+    if wanted.len().min(candidate.len()) < 4 {
+        return false;
+    }
+    let begins = wanted.starts_with(candidate) || candidate.starts_with(wanted);
+    let is_half = 2 * candidate.len() >= wanted.len();
+    begins || has_words_of(candidate, wanted) || (is_half && has_words_of(wanted, candidate))
+}
+
+/// Whether a name has the words of a part in a row.
+fn has_words_of(name: &str, part: &str) -> bool {
+    let part = words(part);
+    words(name).windows(part.len()).any(|words| words == part)
+}
+
+fn words(name: &str) -> Vec<&str> {
+    name.split(|letter: char| !letter.is_alphanumeric()).collect()
 }
 
 /// Whether a name is the initials of another's words (`lr` for `learning_rate`).
@@ -175,6 +257,60 @@ mod tests {
         assert_eq!(nearest("x", &["y"]), None);
         assert_eq!(nearest("gpu", &["cpu", "npu"]), None);
         assert_eq!(nearest("x", &[] as &[&str]), None);
+    }
+
+    #[test]
+    fn slips_of_one_or_two_letters_find_their_name() {
+        let slips = [
+            ("modle", "model"),
+            ("nodel", "model"),
+            ("sauce", "source"),
+            ("epoch", "epochs"),
+            ("optimzer", "optimizer"),
+            ("shceduler", "scheduler"),
+            ("gradient_acumulation_stpes", "gradient_accumulation_steps"),
+            ("enable_activation_checkpointing", "activation_checkpointing"),
+            ("batch_size", "micro_batch_size"),
+            ("warmup", "warmup_steps"),
+            ("data", "dataset"),
+            ("rank", "lora.rank"),
+            ("model_name_or_path", "model"),
+        ];
+        for (name, meant) in slips {
+            assert_eq!(nearest(name, &[meant]), Some(meant), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_only_look_alike_find_nothing() {
+        let others = [
+            ("save_steps", "max_steps"),
+            ("type", "dtype"),
+            ("source", "resources"),
+            ("load_best_model_at_end", "model"),
+            ("lr", "rank"),
+        ];
+        for (name, other) in others {
+            assert_eq!(nearest(name, &[other]), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn misspelled_names_are_found_by_edits_alone() {
+        assert_eq!(misspelled("learning_rat", &["learning_rate"]), Some("learning_rate"));
+        assert_eq!(misspelled("lr", &["learning_rate"]), None);
+    }
+
+    #[test]
+    fn words_of_other_programs_stand_for_names_of_ours() {
+        let said = |name, known: &[&str]| help(name, "known values", known.iter().copied()).unwrap();
+        let dtypes = ["f32", "bf16", "f16"];
+        assert_eq!(said("float16", &dtypes), "did you mean `f16`?");
+        assert_eq!(said("bfloat16", &dtypes), "did you mean `bf16`?");
+        assert_eq!(said("float32", &dtypes), "did you mean `f32`?");
+        assert_eq!(said("ppl", &["bleu", "perplexity"]), "did you mean `perplexity`?");
+        assert_eq!(said("gpu", &["cpu", "cuda", "rocm", "metal"]), "did you mean `cuda`, `rocm` or `metal`?");
+        assert_eq!(said("gpu", &["cpu", "npu"]), "known values: `cpu`, `npu`");
     }
 
     #[test]

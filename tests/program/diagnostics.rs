@@ -205,3 +205,77 @@ fn what_was_meant_is_said_of_a_command_line() {
     project.run(&["run", "first.yaml", "run=false"]).ends_with(2).warns("did you mean `s.run`?");
     project.run(&["run", "first.yaml", "--keep-goin"]).ends_with(2).warns("--keep-going");
 }
+
+/// Stages with keys and values as other programs have them, each with what the help of one of its problems contains.
+const WORDS_OF_OTHER_PROGRAMS: &[(&str, &str)] = &[
+    ("uses: train, with: { lr: 1e-4 }", "`optimizer.learning_rate`"),
+    ("uses: train, with: { optimizer: { lr: 1e-4 } }", "`learning_rate`"),
+    ("uses: train, with: { weight_decay: 0.1 }", "`optimizer.weight_decay`"),
+    ("uses: train, with: { save_steps: 100 }", "`save_every`"),
+    ("uses: train, with: { save_total_limit: 2 }", "`keep_last`"),
+    ("uses: train, with: { load_best_model_at_end: true }", "`keep_best: true`"),
+    ("uses: train, with: { scheduler: { type: cosine } }", "write `name`"),
+    ("uses: train, with: { scheduler: { dtype: f32 } }", "`dtype` belongs one level up, beside `scheduler`"),
+    ("uses: train, with: { scheduler: { num_warmup_steps: 10 } }", "`warmup_steps`"),
+    ("uses: train, with: { num_warmup_steps: 10 }", "`scheduler: { warmup_steps: 100 }`"),
+    ("uses: train, with: { warmup_steps: 10 }", "`scheduler.warmup_steps`"),
+    ("uses: train, with: { lr_scheduler: cosine }", "`scheduler: cosine`"),
+    ("uses: train, with: { lr_scheduler_type: cosine }", "`scheduler: cosine`"),
+    ("uses: train, with: { lora: { r: 8 } }", "write `rank`"),
+    ("uses: train, with: { lora: { lora_alpha: 8 } }", "`alpha`"),
+    ("uses: train, with: { lora_r: 8 }", "`lora.rank`"),
+    ("uses: train, with: { lora_drpout: 0.1 }", "`lora.dropout`"),
+    ("uses: train, with: { learning_rat: 1e-4 }", "`optimizer.learning_rate`"),
+    ("uses: train, with: { max_length: 64 }", "`max_seq_len` in the `tokenize` stage"),
+    ("uses: train, with: { max_seq_length: 64 }", "`max_seq_len` in the `tokenize` stage"),
+    ("uses: train, with: { eval_strategy: steps }", "`eval_steps`"),
+    ("uses: train, with: { evaluation_strategy: steps }", "`eval_steps`"),
+    ("uses: train, with: { finetuning_type: lora }", "`method`"),
+    ("uses: train, with: { flash_attn: true }", "`attention`"),
+    ("uses: train, with: { flash_attention: true }", "`attention`"),
+    ("uses: train, with: { wandb_project: x }", "`track: { name: wandb"),
+    ("uses: train, with: { report_to: none }", "leave it out"),
+    ("uses: train, with: { logging_steps: 1 }", "leave it out"),
+    ("uses: train, with: { group_by_length: true }", "a `pack` stage"),
+    ("uses: train, with: { gradient_checkpointing: true }", "`activation_checkpointing`"),
+    ("uses: train, with: { bf16: true }", "`dtype: bf16`"),
+    ("uses: train, with: { fp16: true }", "`dtype: f16`"),
+    ("uses: train, with: { dtype: float16 }", "did you mean `f16`?"),
+    ("uses: train, with: { dtype: bfloat16 }", "did you mean `bf16`?"),
+    ("uses: train, with: { dtype: float32 }", "did you mean `f32`?"),
+    ("uses: train, with: { epochs: 1.5 }", "write `max_steps`"),
+    ("uses: train, with: { epochs: 1.0 }", "write 1"),
+    ("uses: train, with: { max_steps: -1 }", "leave it out"),
+    ("uses: train, with: {}, resources: { device: gpu }", "did you mean `cuda`, `rocm` or `metal`?"),
+    ("uses: train, max_steps: 3", "`max_steps` is a parameter of `train`: it belongs below `with:`"),
+    ("uses: dataset, with: null, source: ./x", "`source` is a parameter of `dataset`: it belongs below `with:`"),
+    ("uses: tokenize, with: { sequence_len: 64 }", "write `max_seq_len`"),
+    ("uses: tokenize, with: { cutoff_len: 64 }", "write `max_seq_len`"),
+    ("uses: tokenize, with: { max_length: 64 }", "write `max_seq_len`"),
+    ("uses: tokenize, with: { max_seq_length: 64 }", "write `max_seq_len`"),
+    ("uses: pack, with: { sequence_len: 64 }", "write `max_seq_len`"),
+    ("uses: pack, with: { cutoff_len: 64 }", "write `max_seq_len`"),
+    ("uses: pack, with: { max_length: 64 }", "write `max_seq_len`"),
+    ("uses: pack, with: { max_seq_length: 64 }", "write `max_seq_len`"),
+    ("uses: merge, with: { base: base }", "write `model`"),
+    ("uses: evaluate, with: { metrics: [ppl] }", "did you mean `perplexity`?"),
+];
+
+#[test]
+fn words_of_other_programs_are_answered_with_ours() {
+    let project = Project::new();
+    let mut failed = String::new();
+    for (stage, expected) in WORDS_OF_OTHER_PROGRAMS {
+        project.write("p.yaml", &format!("version: 1\nstages: {{ x: {{ {stage} }} }}\n"));
+        let found = engine::plan::load(&project.path("p.yaml"), &[], &stages::registry()).err().unwrap().problems;
+        let said: Vec<&str> = found.iter().filter_map(|problem| problem.help.as_deref()).collect();
+        if !said.iter().any(|help| help.contains(expected)) {
+            failed += &format!("{stage}: expected {expected}, found {said:?}\n");
+        }
+        for written in found.iter().filter_map(|problem| problem.message.strip_prefix("unknown key ")) {
+            let itself = format!("did you mean {written}?");
+            assert!(!said.contains(&itself.as_str()), "{stage}: {said:?}");
+        }
+    }
+    assert!(failed.is_empty(), "{failed}");
+}

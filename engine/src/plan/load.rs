@@ -13,7 +13,7 @@ use nix::libc;
 use super::declared::File as PipelineFile;
 use super::entry::{self, Document, StageEntry};
 use super::expand::expand;
-use super::fields::field_spans;
+use super::fields::{field_spans, point_below_with};
 use super::include::qualify;
 use super::order::LeftOuts;
 use super::resolve::bind;
@@ -158,6 +158,7 @@ struct Checked {
 fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let mut reader = Reader::default();
     let mut document = entry::read(file.root, &mut reader);
+    point_below_with(file.root, file.registry, &mut reader.problems);
     problems.append(&mut reader.problems);
     let bind = |stage| {
         let bound = bind(&stage, file.registry);

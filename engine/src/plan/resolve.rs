@@ -325,9 +325,7 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     };
     let mut reader = Reader::default();
     let read = kind.read(&stage.with, &mut reader);
-    if reader.problems.iter().any(|problem| problem.code == "unknown-key") {
-        fields::point_to(kind, &stage.with, registry, &mut reader.problems);
-    }
+    fields::point_to(kind, &stage.with, registry, &mut reader.problems);
     let references = read.as_ref().map_or(reader.references, |read| references_in(read.as_ref()));
     let outputs = read.as_ref().map(|read| read.outputs());
     let (named, problems) = (reader.named, reader.problems);

@@ -9,6 +9,7 @@ mod asked;
 mod command;
 mod dataset;
 mod download;
+mod elsewhere;
 mod evaluate;
 mod generate;
 mod gguf;

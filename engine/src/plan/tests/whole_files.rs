@@ -165,7 +165,7 @@ publish: { mergd: ./out, articles: . }
             "unknown-value 13:50 `method`: unknown value `lroa` (did you mean `lora`?)",
             "unknown-variable 13:71 no variable `rnak` (did you mean `vars.rank`?)",
             "wrong-type 13:103 `learning_rate`: expected a number, found a string",
-            "unknown-value 14:26 `resources.device`: unknown value `gpu` (known values: `auto`, `cpu`, `cuda`, `npu`, `rocm`, `metal`)",
+            "unknown-value 14:26 `resources.device`: unknown value `gpu` (did you mean `cuda`, `rocm` or `metal`?)",
             "out-of-range 14:38 `resources.count` must be at least 1",
             "wrong-type 15:14 `timeout`: expected a length of time such as `90s`, `5m` or `12h`, found an integer (add the unit, such as `12s`)",
             "cycle 16:13 & 18:56 stages wait for each other: adapter → merged → adapter",

@@ -1,6 +1,7 @@
 //! `uses: pack`: documents of tokens are laid into rows of one length, so that little of a row is padding.
 
 mod best_fit;
+mod elsewhere;
 mod next_fit;
 
 use engine::artifact::{Facts, Output};
@@ -65,6 +66,7 @@ impl StageKind for Pack {
     const NAME: &'static str = "pack";
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Lays several documents into each row, so that little of it is padding.";
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 }
 
 impl Stage for Pack {

@@ -10,6 +10,7 @@ mod batch;
 mod chunk;
 mod counts;
 mod earlier;
+mod elsewhere;
 mod groups;
 mod row;
 mod speed;
@@ -173,6 +174,7 @@ impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
     const VERSION: u32 = 9; // 9: `tool_use` is read from a folder of templates, too.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 }
 
 impl Stage for Tokenize {

