@@ -131,6 +131,47 @@ impl Draft {
         self.changes.extend(uses.into_iter().map(|span| (span, format!("\n    resources: {resources}"))));
     }
 
+    /// Puts comments in front of the parameters of each stage of a kind.
+    pub(super) fn remark(&mut self, kind: &str, lines: &[String]) {
+        let begins = entries(self.root.get("stages"))
+            .iter()
+            .filter(|stage| stage.value.get("uses").is_some_and(|uses| uses.to_json() == kind))
+            .flat_map(|stage| entries(Some(&stage.value)))
+            .filter(|entry| entry.key == "with")
+            .map(|entry| entry.key_span);
+        let comments: Vec<(Span, String)> = begins.map(|begin| in_front(begin, "    ", lines)).collect();
+        self.changes.extend(comments);
+    }
+
+    /// Puts comments in front of what is published of outputs of this name; returns whether there are any.
+    pub(super) fn remark_published(&mut self, output: &str, lines: &[String]) -> bool {
+        let comments: Vec<(Span, String)> = entries(self.root.get("publish"))
+            .iter()
+            .filter(|target| target.key.rsplit('.').next() == Some(output) && !self.is_replaced(target.key_span))
+            .map(|target| in_front(target.key_span, "  ", lines))
+            .collect();
+        let has_some = !comments.is_empty();
+        self.changes.extend(comments);
+        has_some
+    }
+
+    /// Publishes nothing; in the place of that a comment says how a result is had otherwise.
+    pub(super) fn publish_nothing(&mut self) {
+        let Some(publish) = entries(Some(&self.root)).iter().find(|entry| entry.key == "publish") else { return };
+        let targets = entries(Some(&publish.value));
+        let Some(last) = targets.last() else { return };
+        let (begin, name) = (publish.key_span, self.recipe.name);
+        let exports = targets.iter().map(|target| format!("\n#   pipeline export {name}.yaml {} FOLDER", target.key));
+        let comment = "# Nothing is published: the folder would lie in one that this file reads. A result is copied by";
+        let text = comment.to_owned() + &exports.collect::<String>();
+        self.changes.push((Span { len: last.value.span.end() - begin.offset, ..begin }, text));
+    }
+
+    /// Whether a place is a part of one that has another text.
+    fn is_replaced(&self, place: Span) -> bool {
+        self.changes.iter().any(|(span, _)| span.offset <= place.offset && place.end() <= span.end())
+    }
+
     pub(super) fn explain(&mut self, line: String) {
         self.head.push(line);
     }
@@ -144,6 +185,7 @@ impl Draft {
         for target in entries(self.root.get("publish")) {
             if let Value::String(path) = &target.value.value
                 && let Some(rest) = path.strip_prefix(&own)
+                && !self.is_replaced(target.value.span)
             {
                 changes.push((target.value.span, write::text(&format!("./out/{stem}{rest}"))));
             }
@@ -163,6 +205,12 @@ impl Draft {
         let gap = (!self.head.is_empty()).then(|| "#\n".to_owned());
         head.chain(gap).chain(lines).collect()
     }
+}
+
+/// A change that puts comments into lines of their own in front of a key.
+fn in_front(key: Span, indentation: &str, lines: &[String]) -> (Span, String) {
+    let text = lines.iter().map(|line| format!("# {line}\n{indentation}")).collect();
+    (Span { len: 0, ..key }, text)
 }
 
 /// The entries of a mapping.

@@ -1,30 +1,35 @@
 //! `pipeline init`: a pipeline file for the user's rows, model and machine, made of a recipe.
 //!
-//! [`rows`] looks at the data, [`machine`] at the machine, [`questions`] asks for what is not given.
+//! [`rows`] looks at the data, whose [`columns`] have names, [`machine`] at the machine, [`questions`] asks for what is
+//! not given, of which [`answers`] says whether it is there. [`mod@check`] says what is wrong with the file before it is
+//! written, [`chat_template`] helps a model that has none.
 
+mod answers;
+mod chat_template;
+mod check;
+mod columns;
 mod machine;
 mod questions;
 mod rows;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
-use stages::data::tokenizer::Tokenizer;
 
+use self::chat_template::missing_tokens;
+use self::check::{Writable, check, check_publish};
+use self::columns::{Chosen, listed};
 use self::machine::Machine;
-use self::questions::answer;
+use self::questions::{Question, answer};
 use self::rows::{Form, Rows};
 use super::edit::Draft;
 use super::models::Model;
 use super::{Recipe, models};
 use crate::import::places::Places;
-use crate::import::write;
-use crate::import::{is_of_the_machine, validated};
-use crate::render::{self, Exit, Failure};
-use crate::terminal::{self, Look};
-use crate::{Global, new_file, words};
+use crate::progress::Verbosity;
+use crate::render::Failure;
+use crate::{Global, new_file, terminal, words};
 
 /// Rows of an optimizer step where there are enough of them.
 const ROWS_PER_STEP: u64 = 16;
@@ -50,6 +55,9 @@ pub(crate) struct InitArgs {
     /// A file of rows, or a dataset on the Hub: `owner/name`.
     #[arg(long, value_name = "FILE|NAME")]
     data: Option<String>,
+    /// Which columns of the rows are what, where their names do not say it: `prompt=Review,response=Stars`.
+    #[arg(long, value_name = "NAME=COLUMN", value_delimiter = ',')]
+    columns: Vec<Chosen>,
     /// A recipe that reads rows, as `pipeline ls` lists them; default: the one that fits the rows.
     #[arg(long, value_name = "RECIPE")]
     purpose: Option<String>,
@@ -68,54 +76,68 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     }
     let places = Places::new(None, Some(&args.file));
     let machine = Machine::here();
-    let data = answer(args.data.as_deref(), "--data", "Your rows, a file or a data set on the Hub", None)?;
-    if places.is_path(&data) && places.find(&data).is_none() && !data.contains(['*', '?']) {
-        return Err(Failure::wrong(format!("there is no file `{data}`")));
-    }
-    let rows = Rows::of(&data, &places);
+    let question = Question { option: "--data", text: "Your rows, a file or a data set on the Hub", default: None };
+    let data = answer(args.data.as_deref(), &question, &|name| answers::data(name, &places))?;
+    let rows = Rows::of(&data, &places, &args.columns)?;
     let recipe = recipe(args.purpose.as_deref(), &rows)?;
-    let suggested = machine.suggested(recipe.name).repo;
-    let model = answer(args.model.as_deref(), "--model", "A model, on the Hub or in a folder", Some(suggested))?;
+    let suggested = Some(machine.suggested(recipe.name).repo);
+    let question = Question { option: "--model", text: "A model, on the Hub or in a folder", default: suggested };
+    let model = answer(args.model.as_deref(), &question, &|name| answers::model(name, &places))?;
 
+    let mut draft = draft(recipe, &rows, (&model, &data), &machine, &places)?;
+    check_publish(&mut draft, &args.file, global);
+    let missing = missing_tokens(&model, &places);
+    let Writable { text, until } = check(&mut draft, &args.file, &rows, missing.as_deref())?;
+    new_file::write(&args.file, &text, args.overwrite)?;
+    if let Some(unread) = unread(&rows) {
+        terminal::tell_line(format_args!("not read: {unread}"));
+    }
+    warn(recipe, &model, &machine);
+    let file = words::path(&args.file);
+    match until {
+        Some(until) => terminal::tell_line(format_args!("the file is written, and a run of it fails until {until}")),
+        None if global.verbosity() == Verbosity::Quiet => {}
+        None => terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it")),
+    }
+    Ok(())
+}
+
+/// The recipe with what was asked and found out. `named` are the model and the data.
+fn draft(
+    recipe: &'static Recipe,
+    rows: &Rows,
+    named: (&str, &str),
+    machine: &Machine,
+    places: &Places,
+) -> Result<Draft, Failure> {
+    let (model, data) = named;
     let mut draft = Draft::new(recipe);
     draft.explain(format!("Written by `pipeline init`: `{}` for {}.", recipe.name, model));
     draft.explain(format!("Data: {data}, {}.", rows.describe()));
-    let unread = unread(&rows);
-    if let Some(unread) = &unread {
+    if let Some(unread) = unread(rows) {
         draft.explain(format!("Not read: {unread}."));
     }
     draft.explain(format!("Machine: {}.", machine.describe()));
-    draft.set("model", &model, &places)?;
-    draft.set("data", &data, &places)?;
-    if let Some(positions) = positions(&model, &places).filter(|&positions| positions < MAX_SEQ_LEN)
+    draft.set("model", model, places)?;
+    draft.set("data", data, places)?;
+    if let Some(positions) = positions(model, places).filter(|&positions| positions < MAX_SEQ_LEN)
         && draft.has_variable("max_seq_len")
     {
-        draft.set("max_seq_len", &positions.to_string(), &places)?;
+        draft.set("max_seq_len", &positions.to_string(), places)?;
     }
     if let Some(parameters) = &rows.parameters {
         draft.add("dataset", parameters);
     }
-    fit(&mut draft, &rows, &machine);
-    let text = check(&mut draft, &args.file, missing_tokens(&model, &places).as_deref())?;
-    new_file::write(&args.file, &text, args.overwrite)?;
-    if let Some(unread) = unread {
-        terminal::tell_line(format_args!("not read: {unread}"));
-    }
-    warn(recipe, &model, &machine);
-    if global.verbosity() != crate::progress::Verbosity::Quiet {
-        let file = words::path(&args.file);
-        terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
-    }
-    Ok(())
+    fit(&mut draft, rows, machine);
+    Ok(draft)
 }
 
 /// The columns that nothing is made of, where there are any.
 fn unread(rows: &Rows) -> Option<String> {
     let (named, more) = rows.unread.split_at(rows.unread.len().min(COLUMNS_NAMED));
-    let names: Vec<String> = named.iter().map(|name| format!("`{}`", words::visible(name))).collect();
     let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
     let noun = if rows.unread.len() == 1 { "the column" } else { "the columns" };
-    (!names.is_empty()).then(|| format!("{noun} {}{more}", names.join(", ")))
+    (!named.is_empty()).then(|| format!("{noun} {}{more}", listed(named)))
 }
 
 /// How many tokens a checkpoint on this machine reads at once, by its configuration.
@@ -133,8 +155,14 @@ fn recipe(purpose: Option<&str>, rows: &Rows) -> Result<&'static Recipe, Failure
         Form::Judged => "kto",
     };
     let names: Vec<&str> = purposes().map(|recipe| recipe.name).collect();
-    let question = format!("What for: {}", names.join(", "));
-    let recipe = Recipe::find(&answer(purpose, "--purpose", &question, Some(usual))?)?;
+    let text = format!("What for: {}", names.join(", "));
+    let question = Question { option: "--purpose", text: &text, default: Some(usual) };
+    answer(purpose, &question, &|name| of_rows(name, &names))
+}
+
+/// The recipe of a name, which has to be one of `names`.
+fn of_rows(name: &str, names: &[&str]) -> Result<&'static Recipe, Failure> {
+    let recipe = Recipe::find(name)?;
     if names.contains(&recipe.name) {
         return Ok(recipe);
     }
@@ -164,80 +192,6 @@ fn fit(draft: &mut Draft, rows: &Rows, machine: &Machine) {
         let at_once = per_step.min(4).max(devices);
         draft.replace("micro_batch_size", &at_once.to_string());
         draft.replace("gradient_accumulation_steps", &per_step.div_ceil(at_once).to_string());
-    }
-}
-
-/// What ends turns in ChatML.
-const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
-
-/// Those that the tokenizer of a checkpoint does not have; `None` where it is not on this machine.
-fn missing_tokens(model: &str, places: &Places) -> Option<Vec<&'static str>> {
-    let tokenizer = Tokenizer::from_folder(&places.find(model)?).ok()?;
-    Some(TOKENS.into_iter().filter(|token| tokenizer.token_id(token).is_none()).collect())
-}
-
-/// Gives the stages a chat template, and the model its tokens, so that a response ends with one; returns the text, if
-/// it validates.
-fn with_chat_template(draft: &mut Draft, file: &Path, missing: Option<&[&str]>) -> Option<String> {
-    const NO_TEMPLATE: &str = "The model has no chat template, so that turns are written as ChatML";
-    for kind in ["tokenize", "evaluate", "generate"] {
-        draft.add(kind, "chat_template: chatml");
-    }
-    let valid = |draft: &Draft| {
-        let text = draft.write(file);
-        validated(file, &text).is_none().then_some(text)
-    };
-    let names = |tokens: &[&str]| tokens.iter().map(|token| format!("`{token}`")).collect::<Vec<_>>().join(" and ");
-    let plain = match missing {
-        Some([]) => {
-            draft.explain(format!("{NO_TEMPLATE}."));
-            return valid(draft);
-        }
-        // A teacher's vocabulary is that of its student.
-        Some(missing) if !draft.has_variable("teacher") => {
-            let mut wider = draft.clone();
-            let parameters = format!("added_special_tokens: {}", write::flow(&json!(missing)));
-            wider.put_between("base", "wider", "add_tokens", &parameters);
-            wider.explain(format!("{NO_TEMPLATE}, whose {} the stage `wider` adds.", names(missing)));
-            if let Some(text) = valid(&wider) {
-                let tokens = names(missing);
-                terminal::tell_line(format_args!("the model has no chat template: ChatML's {tokens} are added to it"));
-                *draft = wider;
-                return Some(text);
-            }
-            format!("{} are no tokens of it", names(missing))
-        }
-        Some(missing) => format!("{} are no tokens of it", names(missing)),
-        None => format!("{} may be no tokens of it", names(&TOKENS)),
-    };
-    let plain = format!("{plain}, and at plain text no response ends by itself: docs/stages/add_tokens.md");
-    draft.explain(format!("{NO_TEMPLATE}."));
-    draft.explain(format!("{plain}."));
-    let text = valid(draft)?;
-    terminal::tell_line(format_args!("warning: the model has no chat template; ChatML's {plain}"));
-    Some(text)
-}
-
-/// The text, which validates. A checkpoint that has no chat template gets one.
-fn check(draft: &mut Draft, file: &Path, missing_tokens: Option<&[&str]>) -> Result<String, Failure> {
-    let text = draft.write(file);
-    let Some(rejected) = validated(file, &text) else { return Ok(text) };
-    if rejected.problems.iter().any(|problem| problem.code == "no-chat-template")
-        && let Some(text) = with_chat_template(draft, file, missing_tokens)
-    {
-        return Ok(text);
-    }
-    terminal::tell(render::problems(&rejected.sources, &rejected.problems, Look::stderr()));
-    if rejected.problems.iter().all(|problem| problem.code == "bad-row") {
-        terminal::tell_line(format_args!(
-            "the file is written, and a run of it fails until these rows are as they should be"
-        ));
-        return Ok(text);
-    }
-    let are_of_the_machine = rejected.problems.iter().all(is_of_the_machine);
-    match are_of_the_machine {
-        true => Err(Failure::Shown(Exit::Wrong)),
-        false => Err(Failure::wrong("nothing is written: a file for this model and these rows does not validate")),
     }
 }
 

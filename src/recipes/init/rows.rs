@@ -2,15 +2,17 @@
 
 use std::ops::ControlFlow;
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use stages::data::artifact::Shape as RowShape;
-use stages::kinds::dataset;
 use stages::kinds::dataset::read::{Reading, Wanted};
+use stages::kinds::dataset::{self, Format};
 
+use super::columns::{self, Chosen, Columns};
 use crate::import::parameters::Parameters;
 use crate::import::places::Places;
 use crate::import::rows::{self, Shape};
 use crate::import::write;
+use crate::render::Failure;
 
 /// Rows are counted up to here.
 const MOST_COUNTED: u64 = 100_000;
@@ -41,16 +43,44 @@ pub(super) struct Rows {
     pub(super) unread: Vec<String>,
     /// How many there are in files on this machine; `MOST_COUNTED` stands for that and more.
     pub(super) count: Option<u64>,
+    /// All columns; none where they cannot be seen.
+    pub(super) columns: Vec<String>,
+    /// The key of the one object in a `.json` file that seems to hold the rows.
+    pub(super) field: Option<String>,
 }
 
 impl Rows {
-    /// Looks at the first rows of the files, and counts.
-    pub(super) fn of(data: &str, places: &Places) -> Self {
+    /// Looks at the first rows of the files, and counts. `chosen` are the columns that the user names.
+    ///
+    /// # Errors
+    /// Fails where a column that is named is not there, and where those that are named make no rows.
+    pub(super) fn of(data: &str, places: &Places, chosen: &[Chosen]) -> Result<Self, Failure> {
         let columns = places.columns(data).unwrap_or_default();
-        let found = Found::of(&columns, &|names| places.holds_lists(data, names));
-        let is_read = |column: &String| found.form == Form::Unknown || found.read.contains(column);
+        let named = if chosen.is_empty() { Columns::of(&columns) } else { Columns::chosen(chosen, &columns)? };
+        let found = Found::of(&named, &|names| places.holds_lists(data, names));
+        if found.form == Form::Unknown && !chosen.is_empty() {
+            let failure = Failure::wrong("the columns of `--columns` make no rows");
+            let others = "`messages=…`, `text=…` or `prompt=…,chosen=…,rejected=…`";
+            return Err(failure.with_help(format!("such as `{}`, {others}", columns::EXAMPLE)));
+        }
+        let read: Vec<&str> = found.read.iter().map(|name| named.source(name)).collect();
+        let is_read = |column: &String| found.form == Form::Unknown || read.contains(&column.as_str());
         let unread = columns.iter().filter(|column| !is_read(column)).cloned().collect();
-        Self { form: found.form, parameters: found.written(), unread, count: count(data, places) }
+        let count = count(data, places);
+        let field = if count == Some(1) { field(data, places, &columns) } else { None };
+        Ok(Self { form: found.form, parameters: found.written(), unread, count, columns, field })
+    }
+
+    /// What a person may tell `dataset` whose columns do not say what a row is, as an example.
+    pub(super) fn example(&self) -> String {
+        match (&self.field, self.columns.as_slice()) {
+            (Some(field), _) => format!("field: {}", write::text(field)),
+            (None, [only]) => format!("column_map: {}", write::flow(&json!({ "text": only }))),
+            (None, [first, second, ..]) => {
+                format!("template: none, column_map: {}", write::flow(&json!({ "input": first, "output": second })))
+            }
+            (None, []) => "template: none, column_map: { input: …, output: … }".to_owned(),
+        }
     }
 
     /// In words, for the head of the file.
@@ -76,111 +106,131 @@ struct Found {
     form: Form,
     /// What `dataset` is told.
     parameters: Parameters,
-    /// The columns that are read.
+    /// What `column_map` is told besides: a name, and the column of the data.
+    renamed: Vec<(String, String)>,
+    /// The columns that are read, by the names that are known here.
     read: Vec<String>,
 }
 
 impl Found {
-    /// Finds out by the names of the columns; `lists` tells whether one of several holds lists.
-    fn of(columns: &[String], lists: &dyn Fn(&[&str]) -> bool) -> Self {
-        let has = |name: &str| columns.iter().any(|column| column == name);
-        if let Some((shape, read)) = dataset::preferences(columns) {
-            let form = if shape == RowShape::Judged { Form::Judged } else { Form::Pairs };
-            let turns: Vec<&str> = read.iter().map(String::as_str).collect();
-            let may_call = has(TOOLS) && lists(&turns);
-            return Self { form, parameters: Parameters::default(), read }.with_tools(may_call);
+    /// Finds out by the names of the columns; `lists` tells whether one of several columns of the data holds lists.
+    fn of(columns: &Columns, lists: &dyn Fn(&[&str]) -> bool) -> Self {
+        let lists = &|names: &[&str]| lists(&names.iter().map(|name| columns.source(name)).collect::<Vec<_>>());
+        let names = columns.names();
+        if let Some((shape, read)) = dataset::preferences(&names) {
+            return Self::preferences(columns, shape, read, lists);
         }
-        match Shape::of(columns) {
+        match Shape::of(&names) {
             None | Some(Shape::Preference) => Self::nothing(Form::Unknown),
-            Some(Shape::Text(column)) => {
+            Some(Shape::Text(name)) => {
                 let mut found = Self::nothing(Form::Text);
-                if column != "text" {
-                    rows::text(&mut found.parameters, &column);
+                if !columns.have(&["text"]) {
+                    rows::text(&mut found.parameters, columns.source(&name));
                 }
-                found.reading(column)
+                found.reading(&name)
             }
-            Some(Shape::Messages(column)) => {
-                let mut found = Self::nothing(Form::Conversations);
-                if has("system") && lists(&[&column]) {
-                    rows::messages_after(&mut found.parameters, &column, "system");
-                    found = found.reading("system".to_owned());
-                } else if has(TOOLS) || !["messages", "conversations"].contains(&column.as_str()) {
-                    rows::messages(&mut found.parameters, &column);
-                    found.parameters.remove("turn_order");
-                }
-                found.reading(column).with_tools(has(TOOLS))
-            }
+            Some(Shape::Messages(name)) => Self::messages(columns, &name, lists),
             Some(Shape::Alpaca) => {
-                let (instruction, input) = (required("instruction"), rows::column("input"));
+                let instruction = required(columns.source("instruction"));
+                let input = rows::column(columns.source("input"));
                 // `+` is of texts alone, and fails over an instruction that is null.
                 let user = format!("{instruction} + ('\\n' ~ {input} if {input} else '')");
                 let found = Self::answered(columns, lists, &user, "output");
-                found.reading("instruction".to_owned()).reading("input".to_owned()).with_tools(has(TOOLS))
+                found.reading("instruction").reading("input").with_tools(columns.get(TOOLS))
             }
-            Some(Shape::Pair(prompt, completion)) => {
-                let of_turns = lists(&[&prompt, &completion]);
-                // TRL's columns, which `dataset` reads as a conversation.
-                if of_turns && prompt == "prompt" && completion == "completion" {
-                    let found = Self::nothing(Form::Conversations).reading(prompt).reading(completion);
-                    return found.with_tools(has(TOOLS));
-                }
-                if of_turns {
-                    return Self::nothing(Form::Unknown);
-                }
-                let prompt = if has("instruction") && prompt == "input" { "instruction".to_owned() } else { prompt };
-                let mut user = required(&prompt);
-                let context = ["context", "input"].into_iter().find(|name| has(name) && *name != prompt);
-                if let Some(context) = context.map(rows::column) {
-                    user = format!("{user} + ('\\n' ~ {context} if {context} else '')");
-                }
-                let found = Self::answered(columns, lists, &user, &completion).reading(prompt);
-                context.into_iter().fold(found, |found, name| found.reading(name.to_owned())).with_tools(has(TOOLS))
-            }
+            Some(Shape::Pair(prompt, completion)) => Self::pair(columns, &prompt, &completion, lists),
         }
     }
 
     fn nothing(form: Form) -> Self {
-        Self { form, parameters: Parameters::default(), read: Vec::new() }
+        Self { form, parameters: Parameters::default(), renamed: Vec::new(), read: Vec::new() }
+    }
+
+    /// Preferences, whose columns `dataset` finds by itself where they have their own names.
+    fn preferences(columns: &Columns, shape: RowShape, read: Vec<String>, lists: &dyn Fn(&[&str]) -> bool) -> Self {
+        let form = if shape == RowShape::Judged { Form::Judged } else { Form::Pairs };
+        let renamed = columns.renamed(&read);
+        let turns: Vec<&str> = read.iter().map(String::as_str).collect();
+        let tools = columns.get(TOOLS).filter(|_| lists(&turns));
+        Self { form, parameters: Parameters::default(), renamed, read }.with_tools(tools)
+    }
+
+    /// Turns in a column, behind the system message of another.
+    fn messages(columns: &Columns, name: &str, lists: &dyn Fn(&[&str]) -> bool) -> Self {
+        let mut found = Self::nothing(Form::Conversations);
+        let (column, tools) = (columns.source(name), columns.get(TOOLS));
+        if let Some(system) = columns.get("system").filter(|_| lists(&[name])) {
+            rows::messages_after(&mut found.parameters, column, system);
+            found = found.reading("system");
+        } else if tools.is_some() || !["messages", "conversations"].contains(&column) {
+            rows::messages(&mut found.parameters, column);
+            found.parameters.remove("turn_order");
+        }
+        found.reading(name).with_tools(tools)
+    }
+
+    /// A prompt and its response, and what belongs to the prompt.
+    fn pair(columns: &Columns, prompt: &str, completion: &str, lists: &dyn Fn(&[&str]) -> bool) -> Self {
+        let has = |name: &str| columns.get(name).is_some();
+        let tools = columns.get(TOOLS);
+        if lists(&[prompt, completion]) {
+            // TRL's columns, which `dataset` reads as a conversation.
+            let are_of_trl = (prompt, completion) == ("prompt", "completion") && columns.have(&[prompt, completion]);
+            return match are_of_trl {
+                true => Self::nothing(Form::Conversations).reading(prompt).reading(completion).with_tools(tools),
+                false => Self::nothing(Form::Unknown),
+            };
+        }
+        let prompt = if has("instruction") && prompt == "input" { "instruction" } else { prompt };
+        let mut user = required(columns.source(prompt));
+        let context = ["context", "input"].into_iter().find(|name| has(name) && *name != prompt);
+        if let Some(context) = context.map(|name| rows::column(columns.source(name))) {
+            user = format!("{user} + ('\\n' ~ {context} if {context} else '')");
+        }
+        let found = Self::answered(columns, lists, &user, completion).reading(prompt);
+        context.into_iter().fold(found, Self::reading).with_tools(tools)
     }
 
     /// A prompt and its answer as the turns of a user and an assistant, for the model's chat template, behind the
     /// system message and the earlier turns that there are.
-    fn answered(columns: &[String], lists: &dyn Fn(&[&str]) -> bool, user: &str, completion: &str) -> Self {
+    fn answered(columns: &Columns, lists: &dyn Fn(&[&str]) -> bool, user: &str, completion: &str) -> Self {
         let mut found = Self::nothing(Form::Conversations);
-        let assistant = required(completion);
-        let named = |names: &[&str]| columns.iter().find(|column| names.contains(&column.as_str()));
+        let assistant = required(columns.source(completion));
+        let named = |names: &[&'static str]| names.iter().copied().find(|name| columns.get(name).is_some());
         let (system, history) = (named(&["system", "system_prompt"]), named(&["history"]));
-        let message = system.map(|system| rows::column(system));
+        let message = system.map(|system| rows::column(columns.source(system)));
         match history.filter(|history| lists(&[history])) {
             Some(history) => {
-                let earlier = rows::column(history);
+                let earlier = rows::column(columns.source(history));
                 rows::conversation_after(&mut found.parameters, &earlier, message.as_deref(), user, &assistant);
-                found.read.push(history.clone());
+                found = found.reading(history);
             }
             None => rows::conversation(&mut found.parameters, message.as_deref(), user, &assistant),
         }
-        found.read.extend(system.cloned());
-        found.reading(completion.to_owned())
+        system.into_iter().fold(found, Self::reading).reading(completion)
     }
 
-    fn reading(mut self, column: String) -> Self {
-        self.read.push(column);
+    fn reading(mut self, name: &str) -> Self {
+        self.read.push(name.to_owned());
         self
     }
 
-    /// Gives the conversations the tools of their column.
-    fn with_tools(mut self, has_tools: bool) -> Self {
-        if has_tools {
-            rows::tools(&mut self.parameters, TOOLS);
-            self.read.push(TOOLS.to_owned());
-        }
-        self
+    /// Gives the conversations the tools of their column, where they have one.
+    fn with_tools(mut self, column: Option<&str>) -> Self {
+        let Some(column) = column else { return self };
+        rows::tools(&mut self.parameters, column);
+        self.reading(TOOLS)
     }
 
     /// The parameters as a part of a mapping.
     fn written(&self) -> Option<String> {
-        let one = |name: &&str| Some(format!("{name}: {}", write::flow(self.parameters.get(name)?)));
-        let written: Vec<String> = ["map", "column_map"].iter().filter_map(one).collect();
+        let mut columns = self.parameters.get("column_map").cloned();
+        for (name, column) in &self.renamed {
+            columns.get_or_insert_with(|| json!({}))[name] = json!(column);
+        }
+        let one = |(name, value): (&str, Option<&Json>)| Some(format!("{name}: {}", write::flow(value?)));
+        let all = [("map", self.parameters.get("map")), ("column_map", columns.as_ref())];
+        let written: Vec<String> = all.into_iter().filter_map(one).collect();
         (!written.is_empty()).then(|| written.join(", "))
     }
 }
@@ -188,6 +238,13 @@ impl Found {
 /// The value of a column that every row must have.
 fn required(name: &str) -> String {
     format!("row[{}]", json!(name))
+}
+
+/// The first column that holds a list, of one object in a `.json` file.
+fn field(data: &str, places: &Places, columns: &[String]) -> Option<String> {
+    let files = places.files_of_rows(data);
+    let is_json = matches!(files.as_slice(), [file] if file.form.format == Format::Json);
+    columns.iter().find(|column| is_json && places.holds_lists(data, &[column])).cloned()
 }
 
 fn count(data: &str, places: &Places) -> Option<u64> {
@@ -207,7 +264,7 @@ mod tests {
 
     fn found(columns: &[&str], lists: &[&str]) -> Found {
         let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
-        Found::of(&columns, &|names| names.iter().any(|name| lists.contains(name)))
+        Found::of(&Columns::of(&columns), &|names| names.iter().any(|name| lists.contains(name)))
     }
 
     #[test]
@@ -224,6 +281,13 @@ mod tests {
         assert_eq!(form(&["messages", "kto_tag"]), (Form::Judged, None));
         assert_eq!(form(&["text"]), (Form::Text, None));
         assert_eq!(form(&["a", "b"]), (Form::Unknown, None));
+        let judged = "column_map: { completion: Completion, label: Label }";
+        assert_eq!(form(&["prompt", "Completion", "Label"]), (Form::Judged, Some(judged.to_owned())));
+        let text = Some("column_map: { text: TEXT }".to_owned());
+        assert_eq!(form(&["TEXT"]), (Form::Text, text));
+        let (alpaca, parameters) = form(&["Instruction", "Input", "Output"]);
+        assert_eq!(alpaca, Form::Conversations);
+        assert!(parameters.is_some_and(|parameters| parameters.contains("row[\\\"Instruction\\\"]")));
         let (alpaca, parameters) = form(&["instruction", "input", "output"]);
         assert_eq!(alpaca, Form::Conversations);
         assert!(parameters.is_some_and(|parameters| parameters.contains("'assistant'")));

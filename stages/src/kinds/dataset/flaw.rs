@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use crate::data::number;
 
+/// What to do about bytes that are not UTF-8: mostly they are of Latin-1.
+pub(super) const TO_UTF8: &str = "convert the file, such as from Latin-1: `iconv -f LATIN1 -t UTF-8 FILE > NEW_FILE`";
+
 /// Why a row cannot be used, or is remarkable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {

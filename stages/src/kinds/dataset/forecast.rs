@@ -14,7 +14,7 @@ use engine::local_files::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED};
 use engine::stage::InputFacts;
 
 use super::arrange::{ROWS, TEST, TRAIN};
-use super::flaw::{Flaw, Reason};
+use super::flaw::{Flaw, Reason, TO_UTF8};
 use super::form::{Compression, Form, Format, SourceFile};
 use super::hub_metadata::{self, FIRST_BYTES, README};
 use super::parameters::{Dataset, WeightedRows};
@@ -316,7 +316,8 @@ fn try_rows(
         }
     };
     let (policy, _) = take::policy(&flaw, params.on_empty, params.on_bad_row);
-    let help = format!("correct the data, name other columns, or leave such rows out with `{policy}: drop`");
+    let mend = if flaw.reason == Reason::NotUtf8 { TO_UTF8 } else { "correct the data, name other columns" };
+    let help = format!("{mend}, or leave such rows out with `{policy}: drop`");
     // An expression that asks for what is not there is at fault itself.
     let problem = match (flaw.reason, flaw.field) {
         (Reason::Missing, Some(_)) => Problem::error("unknown-column", span, message, "no column of the data"),

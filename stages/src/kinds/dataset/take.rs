@@ -7,7 +7,7 @@ use engine::error::StageError;
 
 use super::Dataset;
 use super::arrange::Arranger;
-use super::flaw::{Flaw, Reason, Tally};
+use super::flaw::{Flaw, Reason, TO_UTF8, Tally};
 use super::form::SourceFile;
 use super::parameters::{OnBadRow, OnEmpty};
 use super::read::Reading;
@@ -175,7 +175,7 @@ fn help(reason: Reason, policy: &str) -> String {
         Reason::Turns => {
             "correct the row, or, if only the order of the turns is wrong, accept any order with `turn_order: any`"
         }
-        Reason::NotUtf8 => "convert the file to UTF-8, such as with `iconv -f ISO-8859-1 -t UTF-8`",
+        Reason::NotUtf8 => TO_UTF8,
         Reason::Expression | Reason::Missing => "correct the row or the expression",
         _ => "correct the row",
     };

@@ -36,7 +36,7 @@ fn rows(file: &SourceFile) -> Result<Rows, ReadError> {
     let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(watched);
     let names = reader.byte_headers()?.iter().map(|name| String::from_utf8(name.to_vec()));
     let columns = names.collect::<Result<_, _>>();
-    let columns = columns.map_err(|_| ReadError::Malformed("its header is not UTF-8".to_owned()))?;
+    let columns = columns.map_err(|_| ReadError::HeaderNotUtf8)?;
     starts.next();
     Ok(Rows { reader, starts, columns })
 }

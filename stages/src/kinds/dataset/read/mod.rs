@@ -15,7 +15,7 @@ use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
 
 use super::SampleBy;
-use super::flaw::{Flaw, Reason};
+use super::flaw::{Flaw, Reason, TO_UTF8};
 use super::form::{Format, SourceFile};
 
 /// How many rows are looked at to learn which columns there are, of forms that do not say.
@@ -107,6 +107,9 @@ pub enum ReadError {
     /// It is text of another encoding.
     #[error("it is UTF-16, and UTF-8 is expected")]
     Utf16,
+    /// The names of its columns are text of another encoding.
+    #[error("its header is not UTF-8")]
+    HeaderNotUtf8,
     /// It is compressed, and its name does not say so.
     #[error("it is compressed with {kind}, and its name does not end in `.{extension}`")]
     Compressed {
@@ -123,6 +126,7 @@ impl ReadError {
             Self::Io(_) => None,
             Self::Malformed(_) => Some("correct the file, generate or fetch it again, or leave it out of `source`"),
             Self::Utf16 => Some("convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE`"),
+            Self::HeaderNotUtf8 => Some(TO_UTF8),
             Self::Compressed { .. } => Some("add that ending to its name"),
         }
     }
@@ -254,7 +258,9 @@ impl SourceFile {
     fn failed(&self, error: ReadError) -> StageError {
         let cause = match &error {
             ReadError::Io(_) => Cause::Machine,
-            ReadError::Malformed(_) | ReadError::Utf16 | ReadError::Compressed { .. } => Cause::BadData,
+            ReadError::Malformed(_) | ReadError::Utf16 | ReadError::HeaderNotUtf8 | ReadError::Compressed { .. } => {
+                Cause::BadData
+            }
         };
         let help = error.help().map(str::to_owned);
         StageError { help, ..StageError::new(cause, format!("cannot read `{}`", self.name)).with_source(error) }

@@ -124,6 +124,9 @@ fn bytes_that_are_no_utf8_are_told_by_their_line() {
     let file = files_in.file("a.txt", b"one\ntwo\nth\xFFree\n");
     let (records, _) = read(&file, 0..u64::MAX, SampleBy::Document);
     assert_eq!(records, [Err(BadRecord::new(3, Reason::NotUtf8, "it is not UTF-8"))]);
+    let file = files_in.file("a.csv", b"caf\xE9,b\n1,2\n");
+    let error = file.columns(&by(SampleBy::Line)).unwrap_err();
+    assert!(error.help.is_some_and(|help| help.contains("iconv -f LATIN1 -t UTF-8")));
 }
 
 #[test]
