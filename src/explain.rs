@@ -61,12 +61,13 @@ fn list(format: Format) -> Result<(), Failure> {
     for code in codes::all() {
         table.row([code.code, code.severity.name(), code.title]);
     }
-    write!(crate::screen::stdout(), "{table}")?;
+    write!(crate::screen::stdout(), "{}", table.fitted(Look::stdout()))?;
     Ok(())
 }
 
 fn in_words(code: &ProblemCode, columns: usize) -> String {
-    let mut text = format!("{}: {} ({})\n\n", code.code, code.title, code.severity.name());
+    let title = format!("{}: {} ({})", code.code, code.title, code.severity.name());
+    let mut text = wrapped(&title, columns, 2) + "\n\n";
     let paragraph = |text: &str| wrapped(&text.split_whitespace().collect::<Vec<_>>().join(" "), columns, 0) + "\n";
     text += &paragraph(&code.meaning);
     text += &paragraph(&format!("What to do: {}", code.advice));

@@ -7,8 +7,15 @@ use engine::visible::on_one_line;
 use crate::bars::in_columns;
 use crate::terminal::{Look, wrapped};
 
-/// Columns below which words are not set under each other.
+/// Columns below which words are not set under each other, and no text is shortened while there are columns to leave
+/// out.
 const NARROWEST_TEXT: usize = 16;
+
+/// Columns below which a text is never shortened: nothing of it could be recognised.
+const SHORTEST_TEXT: usize = 6;
+
+/// Columns between two cells.
+const GAP: usize = 2;
 
 /// Names and what is said of each, set in and under each other; a longer text goes on in its own column for a person
 /// who watches.
@@ -26,12 +33,16 @@ pub(crate) fn list(lines: &[(String, String)], look: Look) -> String {
 pub(crate) struct Table {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
+    /// Names of columns that may lose the middle of their texts.
+    shortened: Vec<&'static str>,
+    /// Names of columns that may be left out, the first one first.
+    spared: Vec<&'static str>,
 }
 
 impl Table {
     /// A table with these column names.
     pub(crate) fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
-        Self { header: header.into_iter().map(Into::into).collect(), rows: Vec::new() }
+        Self { header: header.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
     /// Adds a row.
@@ -44,30 +55,116 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// As it is printed for a person who watches: what is long in its last column goes on below, between words, where
-    /// the terminal ends.
-    pub(crate) fn fitted(self, look: Look) -> Self {
-        let last = self.header.len().saturating_sub(1);
-        let cell = |line: &'_ [String], column: usize| line.get(column).map_or(0, |cell| width(cell));
-        let lines = || std::iter::once(&self.header).chain(&self.rows);
-        let before: usize = (0..last).map(|column| 2 + lines().map(|line| cell(line, column)).max().unwrap_or(0)).sum();
-        let room = look.width.saturating_sub(before);
-        if !look.live || room < NARROWEST_TEXT {
+    /// With columns whose texts lose their middle on a terminal that is too narrow for them. No ids, numbers or sizes,
+    /// which say something else without it.
+    pub(crate) fn shortening(mut self, columns: impl IntoIterator<Item = &'static str>) -> Self {
+        self.shortened = columns.into_iter().collect();
+        self
+    }
+
+    /// With columns that are left out, in this order, on a terminal that is too narrow for all of them.
+    pub(crate) fn sparing(mut self, columns: impl IntoIterator<Item = &'static str>) -> Self {
+        self.spared = columns.into_iter().collect();
+        self
+    }
+
+    /// As it is printed for a person who watches, no wider than the terminal: without columns that can be spared where
+    /// there is no room for them, with the widest texts shortened, and what is long in the last column going on below,
+    /// between words. Elsewhere it is complete.
+    pub(crate) fn fitted(mut self, look: Look) -> Self {
+        if !look.live {
             return self;
         }
+        for name in std::mem::take(&mut self.spared) {
+            if self.needed() <= look.width {
+                break;
+            }
+            self.leave_out(name);
+        }
+        let widths = self.widths_within(look.width);
+        self.in_widths(&widths, look)
+    }
+
+    /// With cells that are no wider than their columns: the last one goes on below, all others lose their middle.
+    fn in_widths(self, widths: &[usize], look: Look) -> Self {
+        let last = self.header.len().saturating_sub(1);
+        let wraps = !self.is_shortened(last);
         let mut rows = Vec::new();
-        for mut row in self.rows {
-            let text = row.get(last).map(|text| wrapped(text, room, 0)).unwrap_or_default();
-            for (number, line) in text.split('\n').enumerate() {
-                if number > 0 {
-                    row = vec![String::new(); last];
-                }
-                row.truncate(last);
-                row.push(line.to_owned());
-                rows.push(row.clone());
+        for row in self.rows {
+            let cells = row.iter().zip(widths).map(|(cell, columns)| in_columns(cell, *columns, look));
+            let mut cells: Vec<String> = cells.collect();
+            let Some(text) = row.get(last).filter(|text| wraps && width(text) > widths[last]) else {
+                rows.push(cells);
+                continue;
+            };
+            for line in wrapped(text, widths[last], 0).split('\n') {
+                cells.truncate(last);
+                cells.push(line.to_owned());
+                rows.push(std::mem::replace(&mut cells, vec![String::new(); last]));
             }
         }
-        Self { header: self.header, rows }
+        Self { header: self.header, rows, ..Self::default() }
+    }
+
+    /// What each column takes where all of them take no more than `room`, the widest of those that can be narrower
+    /// being so. Where there is no such way, the last one is not wrapped: words under each other need some room.
+    fn widths_within(&self, room: usize) -> Vec<usize> {
+        let natural = self.widths();
+        let floors = self.floors(SHORTEST_TEXT);
+        let mut widths = natural.clone();
+        while taken(&widths) > room {
+            let narrower = (0..widths.len()).filter(|column| widths[*column] > floors[*column]);
+            let Some(widest) = narrower.max_by_key(|column| widths[*column]) else { break };
+            widths[widest] -= 1;
+        }
+        let last = self.header.len().saturating_sub(1);
+        if taken(&widths) > room && !self.is_shortened(last) {
+            widths[last] = natural[last];
+        }
+        widths
+    }
+
+    /// What each column takes at least: a text that can be shortened `shortest` columns, or as many as its title does.
+    fn floors(&self, shortest: usize) -> Vec<usize> {
+        let last = self.header.len().saturating_sub(1);
+        let floor = |(column, widest): (usize, usize)| match self.header.get(column) {
+            Some(title) if self.is_shortened(column) => widest.min(shortest.max(width(title))),
+            Some(title) if column == last => widest.min(NARROWEST_TEXT.max(width(title))),
+            _ => widest,
+        };
+        self.widths().into_iter().enumerate().map(floor).collect()
+    }
+
+    /// What it takes where its texts are as short as they may be beside columns that can be spared. Words of the last
+    /// column are not cut.
+    fn needed(&self) -> usize {
+        let mut floors = self.floors(NARROWEST_TEXT);
+        let last = self.header.len().saturating_sub(1);
+        let cells = self.rows.iter().filter_map(|row| row.get(last)).filter(|_| !self.is_shortened(last));
+        let longest_word = cells.flat_map(|cell| cell.split(' ')).map(width).max().unwrap_or(0);
+        if let Some(floor) = floors.get_mut(last) {
+            *floor = longest_word.max(*floor);
+        }
+        taken(&floors)
+    }
+
+    fn is_shortened(&self, column: usize) -> bool {
+        self.header.get(column).is_some_and(|title| self.shortened.contains(&title.as_str()))
+    }
+
+    fn leave_out(&mut self, name: &str) {
+        let Some(column) = self.header.iter().position(|title| title == name) else { return };
+        for line in std::iter::once(&mut self.header).chain(&mut self.rows).filter(|line| column < line.len()) {
+            line.remove(column);
+        }
+    }
+
+    /// What each column takes.
+    fn widths(&self) -> Vec<usize> {
+        let lines = || std::iter::once(&self.header).chain(&self.rows);
+        let columns = lines().map(Vec::len).max().unwrap_or(0);
+        let cells = |column: usize| lines().filter_map(move |line| line.get(column));
+        (0..columns).map(|column| cells(column).map(|cell| width(cell)).max().unwrap_or(0)).collect()
     }
 
     /// Without its last column.
@@ -104,18 +201,17 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).chain([self.header.len()]).max().unwrap_or(0);
+        let widths = self.widths();
+        let columns = widths.len();
         let lines = || std::iter::once(&self.header).chain(&self.rows);
         let cell = |line: &'_ [String], column: usize| line.get(column).cloned().unwrap_or_default();
-        let widths: Vec<usize> =
-            (0..columns).map(|column| lines().map(|line| width(&cell(line, column))).max().unwrap_or(0)).collect();
         let numeric: Vec<bool> = (0..columns).map(|column| self.is_numeric(column)).collect();
         for line in lines() {
             let mut text = String::new();
             for column in 0..columns {
                 let cell = cell(line, column);
                 let padding = " ".repeat(widths[column] - width(&cell));
-                let gap = if column == 0 { "" } else { "  " };
+                let gap = " ".repeat(if column == 0 { 0 } else { GAP });
                 text +=
                     &if numeric[column] { format!("{gap}{padding}{cell}") } else { format!("{gap}{cell}{padding}") };
             }
@@ -123,6 +219,11 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
+}
+
+/// What columns of these widths take beside each other.
+fn taken(widths: &[usize]) -> usize {
+    widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
 }
 
 /// How many columns a text takes on a terminal: East Asian wide characters take two, combining marks none.
@@ -166,6 +267,59 @@ mod tests {
         );
         let lines = [("rows".to_owned(), "48".to_owned()), ("time".to_owned(), "about as long as before".to_owned())];
         assert_eq!(list(&lines, look), "  rows  48\n  time  about as long as\n        before\n");
+    }
+
+    /// A table of results, at a terminal of so many columns.
+    fn results(columns: usize) -> String {
+        let mut table = Table::new(["key", "stage", "outputs", "files", "size", "why"])
+            .shortening(["stage", "outputs"])
+            .sparing(["outputs", "files"]);
+        let stage = "a_pipeline_of_a_long_name/its_first_stage +3 more";
+        table.row(["0123456789ab", stage, "model, tokenizer (files)", "12", "100.0 MiB", "not of the newest runs"]);
+        table.row(["ba9876543210", "p/s", "rows", "3", "1.0 KiB", "requested"]);
+        table.fitted(Look { colour: false, unicode: true, width: columns, live: true }).to_string()
+    }
+
+    #[test]
+    fn the_widest_text_is_shortened_and_columns_that_can_be_spared_are_left_out_where_there_is_no_room() {
+        let table = results(100);
+        assert!(table.contains("outputs") && table.contains("…") && table.contains("12  100.0 MiB"), "{table}");
+        assert!(table.contains(" +3 more") && !table.contains("its_first_stage +3 more"), "{table}");
+        let table = results(70);
+        assert!(!table.contains("outputs") && table.contains("files"), "{table}");
+        let table = results(60);
+        assert!(!table.contains("files") && table.contains("not of the\n"), "{table}");
+        for columns in 51..130 {
+            let table = results(columns);
+            assert!(table.lines().all(|line| width(line) <= columns), "{columns}: {table}");
+            for whole in ["0123456789ab", "ba9876543210", "100.0 MiB", "requested"] {
+                assert!(table.contains(whole), "{columns}: {table}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_is_as_it_is_in_a_pipe_and_where_there_is_room() {
+        let table = || {
+            let mut table = Table::new(["stage", "size"]).shortening(["stage"]).sparing(["size"]);
+            table.row(["a_stage_of_a_rather_long_name", "1.0 MiB"]);
+            table
+        };
+        let look = Look { colour: false, unicode: true, width: 30, live: true };
+        let narrow = "stage                  size\na_stage_of…_long_name  1.0 MiB\n";
+        assert_eq!(table().fitted(look).to_string(), narrow);
+        for whole in [Look { live: false, ..look }, Look { width: 38, ..look }] {
+            assert_eq!(table().fitted(whole).to_string(), table().to_string());
+        }
+    }
+
+    #[test]
+    fn a_column_is_left_out_before_a_word_of_the_last_one_is_too_long() {
+        let mut table = Table::new(["recipe", "family", "model"]).sparing(["family"]);
+        table.row(["lora", "llama", "meta-llama/Llama-3.2-1B-Instruct"]);
+        let look = Look { colour: false, unicode: true, width: 40, live: true };
+        let narrow = "recipe  model\nlora    meta-llama/Llama-3.2-1B-Instruct\n";
+        assert_eq!(table.fitted(look).to_string(), narrow);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use engine::execute::JobEvent;
 use engine::file::source::Sources;
 use engine::plan::LeftOut;
 
+use crate::terminal::Look;
+
 /// Text of the user's data, which may hold anything: a terminal obeys control characters.
 pub(crate) fn visible(text: &str) -> String {
     engine::visible::visible(text).into_owned()
@@ -111,6 +113,14 @@ pub(crate) fn bytes(count: u64) -> String {
 /// `1 stage`, `2 stages`.
 pub(crate) fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Names that may be many: `tokens +3 more` for a person who watches, elsewhere all of them.
+pub(crate) fn first_of(names: &[String], look: Look) -> String {
+    match names {
+        [first, _, ..] if look.live => format!("{first} +{} more", names.len() - 1),
+        _ => names.join(", "),
+    }
 }
 
 /// Where a stage computes, where that is more than one worker on the processor: ` on cuda 0, 1`.
@@ -268,6 +278,15 @@ mod tests {
         for (seconds, text) in cases {
             assert_eq!(ago(Duration::from_secs(seconds)), text);
         }
+    }
+
+    #[test]
+    fn of_many_names_a_person_who_watches_sees_the_first() {
+        let live = Look { colour: false, unicode: true, width: 80, live: true };
+        let names = ["a", "b", "c"].map(str::to_owned);
+        let said = [0, 1, 3].map(|count| first_of(&names[..count], live));
+        assert_eq!(said, ["", "a", "a +2 more"]);
+        assert_eq!(first_of(&names, Look { live: false, ..live }), "a, b, c");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::Opened;
 use crate::render::Failure;
 use crate::table::Table;
+use crate::terminal::Look;
 use crate::{Format, words};
 
 /// Show disk usage: by stage, by pipeline or by stage kind.
@@ -135,18 +136,36 @@ impl DiskUsage {
             bytes: census.bytes() + census.staging_bytes + list_bytes,
         }
     }
+
+    /// What is said below the tables, a sentence each.
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.outside > 0 {
+            let (files, size) = (words::plural(self.outside, "file"), words::bytes(self.outside_bytes));
+            lines.push(format!("{files} ({size}) of results outside the store, in none of these"));
+        }
+        if self.staging_bytes > 0 {
+            lines.push(format!("{} in the making", words::bytes(self.staging_bytes)));
+        }
+        lines.push(format!("{} in all", words::bytes(self.bytes)));
+        if self.unheld_bytes > 0 {
+            lines.push("`pipeline cache gc` removes the files of no result that are older than an hour".to_owned());
+        }
+        lines
+    }
 }
 
 fn print(of: &DiskUsage, by: By) -> io::Result<()> {
     let mut out = crate::screen::stdout();
-    let mut table = Table::new([by.title(), "results", "size", "own", "took"]);
+    let look = Look::stdout();
+    let mut table = Table::new([by.title(), "results", "size", "own", "took"]).shortening([by.title()]);
     for GroupUsage { group, usage } in &of.groups {
         let took = if usage.seconds > 0.0 { words::seconds(usage.seconds) } else { String::new() };
         let (size, own) = (words::bytes(usage.bytes), words::bytes(usage.own_bytes));
         table.row([group.clone(), usage.results.to_string(), size, own, took]);
     }
     if !table.is_empty() {
-        writeln!(out, "{table}")?;
+        writeln!(out, "{}", table.fitted(look))?;
     }
     let mut totals = Table::new(["", "number", "size"]);
     let mut total =
@@ -155,17 +174,6 @@ fn print(of: &DiskUsage, by: By) -> io::Result<()> {
     total("files of no result", of.unheld_objects, of.unheld_bytes);
     total("working state", of.partials, of.partial_bytes);
     total("records and lists", of.lists, of.list_bytes);
-    writeln!(out, "{totals}")?;
-    if of.outside > 0 {
-        let files = words::plural(of.outside, "file");
-        writeln!(out, "{files} ({}) of results outside the store, in none of these", words::bytes(of.outside_bytes))?;
-    }
-    if of.staging_bytes > 0 {
-        writeln!(out, "{} in the making", words::bytes(of.staging_bytes))?;
-    }
-    writeln!(out, "{} in all", words::bytes(of.bytes))?;
-    if of.unheld_bytes > 0 {
-        writeln!(out, "`pipeline cache gc` removes the files of no result that are older than an hour")?;
-    }
-    Ok(())
+    writeln!(out, "{}", totals.fitted(look))?;
+    of.lines().iter().try_for_each(|line| writeln!(out, "{}", look.wrap(line, 2)))
 }

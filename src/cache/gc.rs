@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::{Opened, ago, timestamp};
 use crate::render::Failure;
 use crate::table::Table;
+use crate::terminal::Look;
 use crate::{Format, words};
 
 /// Free disk space: remove files that no result needs, working state of finished stages and, if a limit is given,
@@ -121,11 +122,22 @@ pub(super) fn tell(
 
 fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io::Result<()> {
     let mut out = crate::screen::stdout();
-    let mut table = Table::new(["key", "stage", "stage kind", "size", "took", "last used", "why"]);
+    let look = Look::stdout();
+    let table = table(collected, opened, look);
+    if !table.is_empty() {
+        writeln!(out, "{}", table.fitted(look))?;
+    }
+    lines(collected, removal).iter().try_for_each(|line| writeln!(out, "{}", look.wrap(line, 2)))
+}
+
+fn table(collected: &Collected, opened: Option<&Opened>, look: Look) -> Table {
+    let mut table = Table::new(["key", "stage", "stage kind", "size", "took", "last used", "why"])
+        .shortening(["stage", "stage kind"])
+        .sparing(["took", "last used", "stage kind"]);
     for result in &collected.results {
         table.row([
             result.key.short(),
-            opened.map(|opened| opened.stages(&result.key)).unwrap_or_default(),
+            opened.map(|opened| opened.stages(&result.key, look)).unwrap_or_default(),
             result.kind.clone(),
             words::bytes(result.bytes),
             result.seconds.map(words::seconds).unwrap_or_default(),
@@ -137,9 +149,11 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
         let (key, bytes, written) = (key.short(), words::bytes(*bytes), ago(*written));
         table.row([&key, "", "working state", &bytes, "", &written, ""]);
     }
-    if !table.is_empty() {
-        writeln!(out, "{table}")?;
-    }
+    table
+}
+
+/// What is said below the table, a sentence each.
+fn lines(collected: &Collected, removal: Removal) -> Vec<String> {
     let verb = match removal {
         Removal::Real => "removed",
         Removal::DryRun => "would remove",
@@ -151,19 +165,20 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
         words::plural(objects, "file"),
     ];
     let (freed, left) = (words::bytes(freed_bytes), words::bytes(left_bytes));
-    writeln!(out, "{verb} {}: {freed} freed, {left} left", removed.join(", "))?;
+    let mut lines = vec![format!("{verb} {}: {freed} freed, {left} left", removed.join(", "))];
     if in_use > 0 {
-        writeln!(out, "{} would be removed too, but a run uses them", words::plural(in_use, "result"))?;
+        lines.push(format!("{} would be removed too, but a run uses them", words::plural(in_use, "result")));
     }
     if pinned > 0 {
-        writeln!(out, "{} kept: of the newest runs, or reached by published links", words::plural(pinned, "result"))?;
+        let kept = words::plural(pinned, "result");
+        lines.push(format!("{kept} kept: of the newest runs, or reached by published links"));
     }
     if young_objects > 0 {
         let (files, size) = (words::plural(young_objects, "file"), words::bytes(young_bytes));
         let (are, stay) = if young_objects == 1 { ("is", "stays") } else { ("are", "stay") };
-        writeln!(out, "{files} of no result ({size}) {are} younger than an hour and {stay}")?;
+        lines.push(format!("{files} of no result ({size}) {are} younger than an hour and {stay}"));
     }
-    Ok(())
+    lines
 }
 
 fn why(because: Because) -> &'static str {

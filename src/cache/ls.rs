@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::{Opened, ago, timestamp};
 use crate::render::Failure;
 use crate::table::Table;
+use crate::terminal::Look;
 use crate::{Format, words};
 
 /// The results, as a program reads them.
@@ -71,14 +72,17 @@ pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure
 }
 
 fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
-    let mut table = Table::new(["key", "stage", "stage kind", "outputs", "files", "size", "last used", "state"]);
+    let look = Look::stdout();
+    let mut table = Table::new(["key", "stage", "stage kind", "outputs", "files", "size", "last used", "state"])
+        .shortening(["stage", "stage kind", "outputs"])
+        .sparing(["outputs", "files", "stage kind", "last used"]);
     for result in &listing.results {
         let outputs: Vec<String> = result.outputs.iter().map(output_name).collect();
         let files: usize = result.outputs.iter().map(|output| output.files).sum();
         let complete = result.outputs.iter().all(|output| output.complete);
         table.row([
             result.key.short(),
-            opened.map(|opened| opened.stages(&result.key)).unwrap_or_default(),
+            opened.map(|opened| opened.stages(&result.key, look)).unwrap_or_default(),
             result.kind.clone(),
             outputs.join(", "),
             files.to_string(),
@@ -89,18 +93,21 @@ fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
     }
     let mut out = crate::screen::stdout();
     if !table.is_empty() {
-        write!(out, "{table}")?;
+        write!(out, "{}", table.fitted(look))?;
     }
     let results = words::plural(listing.results.len(), "result");
     let objects = words::plural(listing.objects as usize, "object");
-    writeln!(out, "{results}, {objects}, {}", words::bytes(listing.object_bytes))?;
+    let all = format!("{results}, {objects}, {}", words::bytes(listing.object_bytes));
+    writeln!(out, "{}", look.wrap(&all, 2))?;
     if listing.outside > 0 {
         let files = words::plural(listing.outside as usize, "file");
-        writeln!(out, "{files} outside the store, {}", words::bytes(listing.outside_bytes))?;
+        let outside = format!("{files} outside the store, {}", words::bytes(listing.outside_bytes));
+        writeln!(out, "{}", look.wrap(&outside, 2))?;
     }
     if listing.partials > 0 {
-        let bytes = words::bytes(listing.partial_bytes);
-        writeln!(out, "{} of working state, {bytes}", words::plural(listing.partials as usize, "folder"))?;
+        let folders = words::plural(listing.partials as usize, "folder");
+        let working_state = format!("{folders} of working state, {}", words::bytes(listing.partial_bytes));
+        writeln!(out, "{}", look.wrap(&working_state, 2))?;
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use engine::run::clock::Moment;
 use serde::Serialize;
 
 use crate::render::Failure;
+use crate::terminal::Look;
 use crate::{Format, Global, words};
 
 /// List, check and clean up the store of results.
@@ -84,10 +85,11 @@ impl Opened {
         Ok(Some(Self { store, references }))
     }
 
-    /// `pipeline/stage`, for each stage that has this result; empty where no run is recorded that knew it.
-    fn stages(&self, key: &Digest) -> String {
+    /// `pipeline/stage`, for each stage that has this result, or the first and how many more for a person who watches;
+    /// empty where no run is recorded that knew it.
+    fn stages(&self, key: &Digest, look: Look) -> String {
         let stages = self.references.stages_of(key).map(|stage| format!("{}/{}", stage.pipeline, stage.stage));
-        stages.collect::<Vec<_>>().join(", ")
+        words::first_of(&stages.collect::<Vec<_>>(), look)
     }
 
     /// The same for a program.

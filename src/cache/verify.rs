@@ -67,17 +67,17 @@ fn check(opened: &Opened, verbosity: Verbosity) -> Result<VerifyReport, Failure>
 }
 
 /// `pipeline/stage` of each result that suffers from a fault.
-fn sufferers(fault: &Fault, opened: Option<&Opened>) -> String {
+fn sufferers(fault: &Fault, opened: Option<&Opened>, look: Look) -> String {
     let Some(opened) = opened else { return String::new() };
-    let mut stages: Vec<String> = fault.results().iter().map(|key| opened.stages(key)).collect();
+    let mut stages: Vec<String> = fault.results().iter().map(|key| opened.stages(key, look)).collect();
     stages.retain(|stages| !stages.is_empty());
     stages.join(", ")
 }
 
 fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::Result<()> {
-    let mut out = crate::screen::stdout();
+    let (mut out, look) = (crate::screen::stdout(), Look::stdout());
     for fault in &report.faults {
-        match sufferers(fault, opened) {
+        match sufferers(fault, opened, look) {
             stages if stages.is_empty() => writeln!(out, "{fault}")?,
             stages => writeln!(out, "{fault} ({stages})")?,
         }

@@ -179,11 +179,11 @@ fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Re
             Severity::Note => "36",
         };
         let name = look.paint(colour, severity.name());
-        writeln!(out, "{name}: {} [{check}]", words::visible(message))?;
-        writeln!(out, "  seen: {}", words::visible(seen))?;
-        writeln!(out, "  do:   {help}\n")?;
+        writeln!(out, "{}", look.wrap(&format!("{name}: {} [{check}]", words::visible(message)), 2))?;
+        writeln!(out, "{}", look.wrap(&format!("  seen: {}", words::visible(seen)), 6))?;
+        writeln!(out, "{}\n", look.wrap(&format!("  do:   {help}"), 6))?;
     }
-    writeln!(out, "looked at {}", looked_at(inventory, python))?;
+    writeln!(out, "{}", look.wrap(&format!("looked at {}", looked_at(inventory, python)), 2))?;
     writeln!(out, "{}", summary(findings))
 }
 

@@ -13,6 +13,7 @@ use stages::compute::kernels::{self, Instructions, Measurement, Rates};
 
 use crate::render::Failure;
 use crate::table::Table;
+use crate::terminal::Look;
 use crate::{Format, words};
 
 /// List what this machine has to compute on: CPUs, GPUs, NPUs, their memory and the links between them.
@@ -144,20 +145,22 @@ fn leases(inventory: &Inventory) -> Option<Vec<Lease>> {
 
 fn print(inventory: &Inventory, machine: &Machine) -> io::Result<()> {
     let mut out = crate::screen::stdout();
-    write!(out, "{}", device_table(inventory))?;
+    let look = Look::stdout();
+    write!(out, "{}", device_table(inventory).fitted(look))?;
     for device in inventory.devices.iter().filter(|device| !device.processes.is_empty()) {
-        writeln!(out, "{} is in use by {}", name(device), processes(device))?;
+        let used = format!("{} is in use by {}", name(device), processes(device));
+        writeln!(out, "{}", look.wrap(&used, 2))?;
     }
     let nodes = ::devices::numa_nodes(machine);
     if nodes.len() > 1 {
         let nodes: Vec<String> = nodes.iter().map(|(node, cpus)| format!("{node} ({cpus})")).collect();
-        writeln!(out, "NUMA nodes: {}", nodes.join(", "))?;
+        writeln!(out, "{}", look.wrap(&format!("NUMA nodes: {}", nodes.join(", ")), 2))?;
     }
-    writeln!(out, "{}", cpu_kernels())?;
+    writeln!(out, "{}", look.wrap(&cpu_kernels(), 2))?;
     for kind in DeviceKind::ALL {
-        print_links(&mut out, inventory, kind)?;
+        print_links(&mut out, inventory, kind, look)?;
     }
-    print_footnotes(&mut out, inventory)
+    print_footnotes(&mut out, inventory, look)
 }
 
 /// What our own kernels compute with on the CPU, and why.
@@ -187,7 +190,9 @@ fn device_table(inventory: &Inventory) -> Table {
     // A column in which no device has anything says nothing.
     let kept: Vec<usize> =
         (0..columns.len()).filter(|&column| rows.iter().any(|row| !row[column].is_empty())).collect();
-    let mut table = Table::new(kept.iter().map(|&column| columns[column]));
+    let spared = ["CPUs", "bus", "NUMA", "temperature", "power", "free"];
+    let titles = kept.iter().map(|&column| columns[column]);
+    let mut table = Table::new(titles).shortening(["name", "CPUs"]).sparing(spared);
     for row in &rows {
         table.row(kept.iter().map(|&column| row[column].clone()));
     }
@@ -230,7 +235,7 @@ fn processes(device: &Device) -> String {
 }
 
 /// The matrix of links of a kind of which there are several, and what its words mean.
-fn print_links(out: &mut impl Write, inventory: &Inventory, kind: DeviceKind) -> io::Result<()> {
+fn print_links(out: &mut impl Write, inventory: &Inventory, kind: DeviceKind, look: Look) -> io::Result<()> {
     let devices: Vec<&Device> = inventory.of_kind(kind).collect();
     if devices.len() < 2 {
         return Ok(());
@@ -245,14 +250,14 @@ fn print_links(out: &mut impl Write, inventory: &Inventory, kind: DeviceKind) ->
     }
     seen.sort_unstable_by(|a, b| b.cmp(a));
     seen.dedup_by_key(|link| link.in_words());
-    writeln!(out, "\n{table}")?;
+    writeln!(out, "\n{}", table.fitted(look))?;
     for link in seen {
-        writeln!(out, "{:<5} {}", link.to_string(), link.in_words())?;
+        writeln!(out, "{}", look.wrap(&format!("{:<5} {}", link.to_string(), link.in_words()), 6))?;
     }
     Ok(())
 }
 
-fn print_footnotes(out: &mut impl Write, inventory: &Inventory) -> io::Result<()> {
+fn print_footnotes(out: &mut impl Write, inventory: &Inventory, look: Look) -> io::Result<()> {
     let kinds = inventory.devices.chunk_by(|one, next| one.kind == next.kind);
     let kinds: Vec<(DeviceKind, usize)> = kinds.map(|devices| (devices[0].kind, devices.len())).collect();
     let mut notes = Vec::new();
@@ -271,5 +276,5 @@ fn print_footnotes(out: &mut impl Write, inventory: &Inventory) -> io::Result<()
     if !notes.is_empty() {
         writeln!(out)?;
     }
-    notes.iter().try_for_each(|note| writeln!(out, "{note}"))
+    notes.iter().try_for_each(|note| writeln!(out, "{}", look.wrap(note, 2)))
 }

@@ -132,7 +132,7 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
         Format::Text => {
             terminal::tell(render::problems(&sources, &problems, Look::stderr()));
             if global.verbosity() != Verbosity::Quiet {
-                terminal::tell(report.text());
+                terminal::tell(report.text(Look::stderr()));
             }
         }
     }
@@ -156,7 +156,8 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     match (&args.output, args.format) {
         (Some(output), _) => {
             new_file::write(output, pipeline, args.overwrite)?;
-            terminal::tell_line(format_args!("{}: written; `pipeline plan` shows what it would do", output.display()));
+            let written = format!("{}: written; `pipeline plan` shows what it would do", output.display());
+            terminal::tell_line(Look::stderr().wrap(&written, 2));
             Ok(())
         }
         (None, Format::Text) => {

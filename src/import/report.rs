@@ -10,10 +10,15 @@ use serde_json::Value as Json;
 use super::job::Method;
 use super::reading::{Item, Lists};
 use crate::render::ProblemView;
+use crate::terminal::{Look, wrapped};
 use crate::words::plural;
 
-/// The widest line.
+/// Columns that reasons are wrapped at in a pipe.
 const WIDTH: usize = 110;
+
+/// Characters that are shown of a value, and columns for the indent and the ellipsis of one that has a line of its own.
+const LONGEST_VALUE: usize = 60;
+const ROOM_BESIDE_VALUE: usize = 8;
 
 /// What is known once a job was read.
 pub(super) struct Report<'a> {
@@ -51,24 +56,26 @@ struct ItemView<'a> {
 
 impl Report<'_> {
     /// For a person.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn text(&self, look: Look) -> String {
         let Lists { same, differing, missing } = self.lists;
         let (given, defaults): (Vec<&Item>, Vec<&Item>) = same.iter().partition(|item| item.span.is_some());
-        let mut text = format!(
-            "{}: {} carried over, {} with another meaning, {} not; {} written out\n",
+        let counts = format!(
+            "{}: {} carried over, {} with another meaning, {} not; {} written out",
             self.tool,
             plural(given.len(), "key"),
             differing.len(),
             missing.len(),
             plural(defaults.len(), "default"),
         );
-        self.list(&mut text, "carried over", given.into_iter());
-        self.list(&mut text, "carried over with another meaning", differing.iter());
-        self.list(&mut text, "not carried over", missing.iter());
+        let mut text = look.wrap(&counts, 2) + "\n";
+        self.list(&mut text, "carried over", given.into_iter(), look);
+        self.list(&mut text, "carried over with another meaning", differing.iter(), look);
+        self.list(&mut text, "not carried over", missing.iter(), look);
         text
     }
 
-    fn list<'i>(&self, text: &mut String, title: &str, items: impl Iterator<Item = &'i Item>) {
+    fn list<'i>(&self, text: &mut String, title: &str, items: impl Iterator<Item = &'i Item>, look: Look) {
+        let columns = if look.live { look.width } else { WIDTH };
         let mut items = items.peekable();
         if items.peek().is_none() {
             return;
@@ -84,10 +91,11 @@ impl Report<'_> {
                 None => format!(" (default of {})", self.tool),
             };
             let becomes = item.becomes.as_deref().map_or_else(String::new, |path| format!(" → {}", self.path(path)));
-            let value = short(&item.value);
-            let _ = writeln!(text, "  {}: {value}{place}{becomes}", item.key);
-            for line in item.reason.iter().filter(|reason| !reason.is_empty()).flat_map(|reason| wrapped(reason)) {
-                let _ = writeln!(text, "      {line}");
+            let value = short(&item.value, LONGEST_VALUE.min(columns.saturating_sub(ROOM_BESIDE_VALUE)));
+            let _ = writeln!(text, "{}", look.wrap(&format!("  {}: {value}{place}{becomes}", item.key), 4));
+            if let Some(reason) = item.reason.as_deref().filter(|reason| !reason.is_empty()) {
+                let words: Vec<&str> = reason.split_whitespace().collect();
+                let _ = writeln!(text, "{}", wrapped(&format!("      {}", words.join(" ")), columns, 0));
             }
         }
     }
@@ -145,27 +153,10 @@ impl Report<'_> {
     }
 }
 
-fn short(value: &Json) -> String {
+fn short(value: &Json, longest: usize) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace('\n', " ");
-    match text.char_indices().nth(60) {
+    match text.char_indices().nth(longest) {
         Some((at, _)) => format!("{} …", &text[..at]),
         None => text,
     }
-}
-
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.last().map_or(0, |line| line.chars().count());
-        if last > 0 && last + 1 + word.chars().count() > WIDTH - 6 {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines
 }

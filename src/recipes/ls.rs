@@ -45,7 +45,8 @@ pub(crate) fn run(args: &LsArgs) -> Result<(), Failure> {
         Format::Json => crate::print_json(&pairs),
         Format::Text => {
             let mut out = crate::screen::stdout();
-            let text = if words.is_empty() { recipes() } else { pairs_table(&pairs) };
+            let look = Look::stdout();
+            let text = if words.is_empty() { recipes(look) } else { pairs_table(&pairs).fitted(look).to_string() };
             Ok(out.write_all(text.as_bytes())?)
         }
     }
@@ -67,21 +68,20 @@ impl Pair {
 }
 
 /// A line for each recipe, its summary below the others' where the line is too long.
-fn recipes() -> String {
+fn recipes(look: Look) -> String {
     let width = ALL.iter().map(|recipe| recipe.name.len()).max().unwrap_or(0) + 2;
-    let look = Look::stdout();
     let lines = ALL.iter().map(|recipe| {
         let line = format!("{:width$}{}", recipe.name, recipe.summary());
         look.wrap(&line, width) + "\n"
     });
-    lines.collect::<String>()
-        + "\n`pipeline ls lora qwen3`: a recipe's models; `pipeline cp lora job.yaml model=…`: a copy\n"
+    let help = "`pipeline ls lora qwen3`: a recipe's models; `pipeline cp lora job.yaml model=…`: a copy";
+    lines.collect::<String>() + &format!("\n{}\n", look.wrap(help, 2))
 }
 
-fn pairs_table(pairs: &[Pair]) -> String {
-    let mut table = Table::new(["recipe", "family", "model"]);
+fn pairs_table(pairs: &[Pair]) -> Table {
+    let mut table = Table::new(["recipe", "family", "model"]).sparing(["family"]);
     for Pair { recipe, family, model, .. } in pairs {
         table.row([recipe, family.unwrap_or_default(), model.unwrap_or_default()]);
     }
-    table.to_string()
+    table
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::stage::flattened;
 use super::{LATEST, Past};
 use crate::render::{Exit, Failure};
-use crate::table::width;
+use crate::table::list;
 use crate::terminal::Look;
 use crate::{Format, Global, words};
 
@@ -116,19 +116,20 @@ impl<'a> Difference<'a> {
     }
 
     fn print(&self, out: &mut dyn Write, old: &Recorded, new: &Recorded) -> io::Result<()> {
-        writeln!(out, "{} → {}", old.summary.run, new.summary.run)?;
+        let look = Look::stdout();
+        writeln!(out, "{}", look.wrap(&format!("{} → {}", old.summary.run, new.summary.run), 2))?;
         let circumstances = [("program", &old.program, &new.program), ("host", &old.host.name, &new.host.name)];
         for (name, before, now) in circumstances.iter().filter(|(_, before, now)| before != now) {
-            writeln!(out, "{name} {before} → {now}")?;
+            writeln!(out, "{}", look.wrap(&format!("{name} {before} → {now}"), 2))?;
         }
-        self.stages.iter().try_for_each(|stage| stage.print(out))?;
+        self.stages.iter().try_for_each(|stage| stage.print(out, look))?;
         let lists = [
             ("only in the first", &self.only_in_old),
             ("only in the second", &self.only_in_new),
             ("equal", &self.equal_stages),
         ];
         for (title, stages) in lists.iter().filter(|(_, stages)| !stages.is_empty()) {
-            writeln!(out, "\n{title}: {}", stages.join(", "))?;
+            writeln!(out, "\n{}", look.wrap(&format!("{title}: {}", stages.join(", ")), 2))?;
         }
         Ok(())
     }
@@ -164,8 +165,8 @@ impl<'a> StageDifference<'a> {
         same_end && self.parameters.is_empty() && self.outputs.iter().all(|output| output.equal == Equality::Bytes)
     }
 
-    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "\n{}", Look::stdout().paint("1", self.stage))?;
+    fn print(&self, out: &mut dyn Write, look: Look) -> io::Result<()> {
+        writeln!(out, "\n{}", look.paint("1", self.stage))?;
         let mut lines: Vec<(String, String)> = Vec::new();
         if has_result(self.status[0]) != has_result(self.status[1]) {
             lines.push(("state".to_owned(), format!("{} → {}", self.status[0], self.status[1])));
@@ -181,8 +182,7 @@ impl<'a> StageDifference<'a> {
         for output in &self.outputs {
             lines.push((format!("output {}", output.output), output.in_words()));
         }
-        let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
-        lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name}{}  {text}", " ".repeat(widest - width(name))))
+        write!(out, "{}", list(&lines, look))
     }
 }
 

@@ -10,6 +10,7 @@ use super::state;
 use crate::render::Failure;
 use crate::run::counts;
 use crate::table::Table;
+use crate::terminal::Look;
 use crate::{Format, Global, words};
 
 /// List the runs, the newest first.
@@ -72,13 +73,15 @@ pub(super) fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
         Format::Text if runs.is_empty() => {
             Ok(writeln!(std::io::stdout(), "{}", if ids.is_empty() { "no runs yet" } else { "no such runs" })?)
         }
-        Format::Text => Ok(write!(crate::screen::stdout(), "{}", table(&runs, &ids))?),
+        Format::Text => Ok(write!(crate::screen::stdout(), "{}", table(&runs, &ids).fitted(Look::stdout()))?),
     }
 }
 
 fn table(runs: &[RunSummary], ids: &[String]) -> Table {
     let now = Moment::now();
-    let mut table = Table::new(["run", "pipeline", "started", "state", "took", "stages"]);
+    let mut table = Table::new(["run", "pipeline", "started", "state", "took", "stages"])
+        .shortening(["pipeline"])
+        .sparing(["took", "started"]);
     for run in runs {
         let started = Moment::parse(&run.started).map(|started| words::ago(now.since(started)));
         let took = run.seconds.map(words::seconds).unwrap_or_default();

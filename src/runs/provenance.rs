@@ -238,9 +238,7 @@ impl<'a> Printer<'a> {
     }
 
     fn print(&mut self, out: &mut dyn Write, target: &Target) -> io::Result<()> {
-        for note in &target.notes {
-            writeln!(out, "{note}")?;
-        }
+        target.notes.iter().try_for_each(|note| self.line(out, note))?;
         self.result(out, &target.key, target.output.as_deref(), 0)?;
         self.sources(out)
     }
@@ -248,35 +246,36 @@ impl<'a> Printer<'a> {
     fn result(&mut self, out: &mut dyn Write, key: &Digest, output: Option<&str>, depth: usize) -> io::Result<()> {
         let indent = "  ".repeat(depth);
         let Some(ancestor) = self.provenance.get(key) else {
-            return writeln!(out, "{indent}result {}, of which all trace is gone", key.short());
+            return self.line(out, &format!("{indent}result {}, of which all trace is gone", key.short()));
         };
         let name = ancestor.stage.clone().unwrap_or_else(|| format!("a `{}`", ancestor.kind));
         let output = output.map(|output| format!(".{output}")).unwrap_or_default();
         let title = self.look.paint("1", &format!("{name}{output}"));
         if !self.told.insert(*key) {
-            return writeln!(out, "{indent}{title}, as above");
+            return self.line(out, &format!("{indent}{title}, as above"));
         }
-        writeln!(out, "{indent}{title}, key {}", key.short())?;
+        self.line(out, &format!("{indent}{title}, key {}", key.short()))?;
         let indent = format!("{indent}  ");
         for line in [made_by(ancestor), made_with(ancestor)].into_iter().filter(|line| !line.is_empty()) {
-            writeln!(out, "{indent}{line}")?;
+            self.line(out, &format!("{indent}{line}"))?;
         }
         self.wrapped(out, &indent, &parameters(ancestor))?;
         for (name, made) in &ancestor.outputs {
-            writeln!(out, "{indent}{name} is {} (files {})", made.identity.short(), made.tree.short())?;
+            let (identity, tree) = (made.identity.short(), made.tree.short());
+            self.line(out, &format!("{indent}{name} is {identity} (files {tree})"))?;
         }
         for file in &ancestor.files {
-            writeln!(out, "{indent}read {}", in_words(file))?;
+            self.line(out, &format!("{indent}read {}", in_words(file)))?;
         }
         for (pin, version) in &ancestor.pins {
-            writeln!(out, "{indent}read {pin}, pinned to {version}")?;
+            self.line(out, &format!("{indent}read {pin}, pinned to {version}"))?;
         }
         for input in &ancestor.inputs {
-            writeln!(out, "{indent}{} is {}, from", input.field, input.identity.short())?;
+            self.line(out, &format!("{indent}{} is {}, from", input.field, input.identity.short()))?;
             let output = input.name.as_deref().and_then(|name| name.rsplit_once('.')).map(|(_, output)| output);
             match &input.key {
                 Some(key) => self.result(out, key, output, depth + 2)?,
-                None => writeln!(out, "{indent}  a result of which all trace is gone")?,
+                None => self.line(out, &format!("{indent}  a result of which all trace is gone"))?,
             }
         }
         Ok(())
@@ -288,12 +287,16 @@ impl<'a> Printer<'a> {
         let mut line = String::new();
         for word in words {
             if !line.is_empty() && line.len() + 2 + word.len() > most {
-                writeln!(out, "{indent}{line}")?;
+                self.line(out, &format!("{indent}{line}"))?;
                 line.clear();
             }
             line += &(if line.is_empty() { String::new() } else { ", ".to_owned() } + word);
         }
-        if line.is_empty() { Ok(()) } else { writeln!(out, "{indent}{line}") }
+        if line.is_empty() { Ok(()) } else { self.line(out, &format!("{indent}{line}")) }
+    }
+
+    fn line(&self, out: &mut dyn Write, line: &str) -> io::Result<()> {
+        writeln!(out, "{}", self.look.wrap(line, 2))
     }
 
     /// What it all began with.
@@ -308,7 +311,7 @@ impl<'a> Printer<'a> {
             return Ok(());
         }
         writeln!(out, "\nall of it from")?;
-        files.iter().chain(&pins).try_for_each(|line| writeln!(out, "  {line}"))
+        files.iter().chain(&pins).try_for_each(|line| self.line(out, &format!("  {line}")))
     }
 }
 

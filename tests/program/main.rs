@@ -29,6 +29,7 @@ mod include;
 mod kill;
 mod lock;
 mod look;
+mod narrow;
 mod outside;
 mod parameters;
 mod plan;
