@@ -1,15 +1,18 @@
-//! Finds a stage's output in the store: what `show` and `export` take as `STAGE` or `STAGE.OUTPUT`.
+//! Finds a stage's output in the store: what `show` and `export` take as `STAGE` or `STAGE.OUTPUT`; and writes the
+//! commands that messages name.
 
 use std::path::Path;
 
 use cache::{OutputRecord, Store, StoreError};
-use engine::explain::{Status, explain};
-use engine::plan::{Plan, PlannedStage, ResolvedInput};
+use engine::explain::{StageForecast, Status, explain};
+use engine::history::{Recorded, RecordedStage};
+use engine::home::Home;
+use engine::plan::{Plan, PlannedStage, Rejected, ResolvedInput, Scale};
 use engine::suggest;
 use stages::data::artifact::{OutputKind, Tokenizer};
 
 use crate::render::{self, Exit, Failure, Message};
-use crate::{Global, words};
+use crate::{Global, new_file, words};
 
 /// How many children of a sweep are named where one has to be chosen.
 const MOST_NAMED: usize = 6;
@@ -26,12 +29,59 @@ pub(crate) struct Located {
     pub tokenizer: Option<OutputRecord>,
 }
 
+/// What a command line says of a pipeline: other values are other results.
+#[derive(Clone, Copy)]
+pub(crate) struct Invocation<'a> {
+    pub file: &'a Path,
+    pub overrides: &'a [String],
+    pub scale: Scale,
+    pub global: &'a Global,
+}
+
+impl Invocation<'_> {
+    /// The command that makes these results: `pipeline run job.yaml adapter.epochs=3`.
+    pub(crate) fn run(&self) -> String {
+        self.command("run", None)
+    }
+
+    /// The command that makes this one: `pipeline run job.yaml adapter.epochs=3 --until adapter`.
+    pub(crate) fn run_until(&self, stage: &str) -> String {
+        format!("{} --until {}", self.run(), words::for_shell(stage))
+    }
+
+    /// The command that shows it: `pipeline show job.yaml adapter adapter.epochs=3`.
+    pub(crate) fn show(&self, name: &str) -> String {
+        self.command("show", Some(name))
+    }
+
+    /// A command as a shell takes it, with the home where the command line names it.
+    fn command(&self, command: &str, name: Option<&str>) -> String {
+        let file = self.file.display().to_string();
+        let home = self.global.home.as_ref().map(|home| home.display().to_string());
+        let mut arguments: Vec<&str> = std::iter::once(file.as_str()).chain(name).collect();
+        arguments.extend(self.overrides.iter().map(String::as_str));
+        if self.scale == Scale::Smoke {
+            arguments.push("--smoke");
+        }
+        if let Some(home) = &home {
+            arguments.extend(["--home", home.as_str()]);
+        }
+        let arguments: Vec<String> = arguments.into_iter().map(words::for_shell).collect();
+        format!("pipeline {command} {}", arguments.join(" "))
+    }
+
+    fn plan(&self) -> Result<Plan, Rejected> {
+        engine::plan::load_at(self.scale, self.file, self.overrides, &stages::registry())
+            .map_err(|rejected| new_file::or_recipe(rejected, self.file))
+    }
+}
+
 /// The outputs that a name stands for in a pipeline file, each by its full name: of a stage alone, all of them.
 ///
 /// # Errors
 /// Fails where the file is wrong or there is no such stage.
-pub(crate) fn names(file: &Path, overrides: &[String], name: &str) -> Result<Vec<String>, Failure> {
-    let plan = engine::plan::load(file, overrides, &stages::registry())?;
+pub(crate) fn names(invocation: &Invocation<'_>, name: &str) -> Result<Vec<String>, Failure> {
+    let plan = invocation.plan()?;
     let (stage, output) = split(&plan, name)?;
     match (output, stage.outputs.as_slice()) {
         (None, [_, _, ..]) => Ok(stage.outputs.iter().map(|output| format!("{}.{}", stage.id, output.name)).collect()),
@@ -44,7 +94,16 @@ pub(crate) fn names(file: &Path, overrides: &[String], name: &str) -> Result<Vec
 /// # Errors
 /// Fails where the file is wrong, there is no such stage or output, or it has not been made yet.
 pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
-    let plan = engine::plan::load(file, overrides, &stages::registry())?;
+    output_of(&Invocation { file, overrides, scale: Scale::Full, global }, name)
+}
+
+/// The output that a name stands for, of a real run or of a smoke run.
+///
+/// # Errors
+/// As [`output`].
+pub(crate) fn output_of(invocation: &Invocation<'_>, name: &str) -> Result<Located, Failure> {
+    let global = invocation.global;
+    let plan = invocation.plan()?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let (stage, output) = split(&plan, name)?;
     let output = output.map_or_else(|| only_output(stage), |output| Ok(output.to_owned()))?;
@@ -54,7 +113,7 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
         let failure = Failure::wrong(format!("stage `{}` has no output `{output}`", stage.id));
         return Err(failure.with_help_if(suggest::help(&name, "its outputs", &known)));
     }
-    let home = global.home(file)?;
+    let home = global.home(invocation.file)?;
     let store = Store::look_or_open(home.store()).map_err(Failure::machine)?;
     let id = stage.id.clone();
     let tokenizer_input = tokenizer_behind(&plan.stages, stage).cloned();
@@ -68,37 +127,55 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
     {
         forecast.key.map_or(Ok(None), |key| store.take(&key)).map_err(Failure::machine)?;
     }
-    let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Status::Remote);
-    let record = stored(&id, &output).ok_or_else(|| {
-        if elsewhere {
-            return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))
-                .with_help(format!("`pipeline cache pull {} {id}` fetches it", file.display()));
-        }
-        Failure::wrong(format!("`{id}.{output}` has no result yet, as the pipeline is now")).with_help(format!(
-            "`pipeline run {}{}` makes it",
-            file.display(),
-            quoted(overrides)
-        ))
-    })?;
+    let record =
+        stored(&id, &output).ok_or_else(|| not_here(invocation, (id.as_str(), output.as_str()), &forecasts, &home))?;
     let tokenizer = tokenizer_input.and_then(|input| stored(&input.stage, &input.output));
     Ok(Located { store, name: format!("{id}.{output}"), record, tokenizer })
 }
 
-/// Overrides as a shell takes them, each after a space.
-fn quoted(overrides: &[String]) -> String {
-    overrides.iter().map(|text| format!(" {}", words::for_shell(text))).collect()
+/// The failure of an output that the store has not.
+fn not_here(
+    invocation: &Invocation<'_>,
+    (id, output): (&str, &str),
+    forecasts: &[StageForecast],
+    home: &Home,
+) -> Failure {
+    if forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Status::Remote) {
+        // `cache pull` knows the file as it is.
+        let fetch = match invocation.overrides {
+            [] => invocation.command("cache pull", Some(id)),
+            _ => invocation.run_until(id),
+        };
+        return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))
+            .with_help(format!("`{fetch}` fetches it"));
+    }
+    let mut help = format!("`{}` makes it", invocation.run());
+    let smoke = Invocation { scale: Scale::Smoke, ..*invocation };
+    if invocation.scale == Scale::Full && is_made(&smoke, (id, output), home) {
+        help += &format!("; `{}` shows that of the smoke run", smoke.show(&format!("{id}.{output}")));
+    }
+    Failure::wrong(format!("`{id}.{output}` has no result yet, as the pipeline is now")).with_help(help)
 }
 
-/// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is
-/// made again.
+/// Whether an output is in the store.
+fn is_made(invocation: &Invocation<'_>, (id, output): (&str, &str), home: &Home) -> bool {
+    let forecasts = invocation.plan().ok().and_then(|plan| explain(&plan, home).ok()).unwrap_or_default();
+    forecasts.iter().any(|forecast| forecast.stage == id && forecast.outputs.contains_key(output))
+}
+
+/// The failure of reading what was located in a file without overrides.
 pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
+    unreadable_by(error, store, &format!("pipeline run {}", words::for_shell(&file.display().to_string())))
+}
+
+/// The failure of reading what was located, which `command` makes. A damaged file is removed from the store, since only
+/// what is missing is made again.
+pub(crate) fn unreadable_by(error: StoreError, store: &Store, command: &str) -> Failure {
     let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
     match error.object() {
         None if matches!(error, StoreError::Outside { .. }) => {
-            return Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }.with_help(format!(
-                "`pipeline run {}` takes the file as it is now; or put it back as it was",
-                file.display()
-            ));
+            return Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
+                .with_help(format!("`{command}` takes the file as it is now; or put it back as it was"));
         }
         None if !damaged => return Failure::machine(error),
         // Where the store cannot be written to, the next run that can removes it.
@@ -106,7 +183,7 @@ pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failu
         None => {}
     }
     Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
-        .with_help(format!("`pipeline run {}` rebuilds it", file.display()))
+        .with_help(format!("`{command}` rebuilds it"))
 }
 
 /// The tokenizer that a stage reads, or that the nearest stage before it reads.
@@ -153,6 +230,51 @@ pub(crate) fn unknown_stage(name: &str, known: &[&str]) -> Failure {
     ))
 }
 
+/// The stages of a run that a name means: one, or the children of a sweep, of which `adapter[lora.rank=4]` are those
+/// with this value.
+///
+/// # Errors
+/// Fails where there is none, and names the nearest.
+pub(crate) fn stages_of_run<'a>(recorded: &'a Recorded, name: &str) -> Result<Vec<&'a RecordedStage>, Failure> {
+    if let Some(stage) = recorded.stage(name) {
+        return Ok(vec![stage]);
+    }
+    let meant = |stage: &&RecordedStage| {
+        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.as_str(), value));
+        engine::plan::is_meant_by(&stage.summary.declared, axes, name)
+    };
+    let children: Vec<&RecordedStage> = recorded.stages.iter().filter(meant).collect();
+    if children.is_empty() {
+        let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
+        return Err(unknown_stage(name, &ids));
+    }
+    Ok(children)
+}
+
+/// The stage of a run that a name means.
+///
+/// # Errors
+/// Fails where there is none, or where several children of a sweep are meant.
+pub(crate) fn stage_of_run<'a>(recorded: &'a Recorded, name: &str) -> Result<&'a RecordedStage, Failure> {
+    match stages_of_run(recorded, name)?.as_slice() {
+        [one] => Ok(*one),
+        several => {
+            let ids: Vec<&str> = several.iter().map(|stage| stage.summary.stage.as_str()).collect();
+            Err(several_children(name, &ids, None))
+        }
+    }
+}
+
+/// The failure of a name that means several children of a sweep where one is needed.
+fn several_children(name: &str, ids: &[&str], output: Option<&str>) -> Failure {
+    let of = |id: &&str| format!("`{id}{}`", output.map(|output| format!(".{output}")).unwrap_or_default());
+    let names: Vec<String> = ids.iter().take(MOST_NAMED).map(of).collect();
+    let more = ids.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Failure::wrong(format!("`{name}` is {} stages, the children of a sweep", ids.len()))
+        .with_help(format!("name one: {}{more}", names.join(", ")))
+}
+
 /// Splits `stage.output`; an id may hold points itself (`adapter[lora.rank=4]`), so the longest id wins.
 pub(crate) fn split<'a, 'b>(plan: &'a Plan, name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
     let (id, output) = match name.rsplit_once('.') {
@@ -162,12 +284,8 @@ pub(crate) fn split<'a, 'b>(plan: &'a Plan, name: &'b str) -> Result<(&'a Planne
     match stages(plan, std::slice::from_ref(&id.to_owned()))?.as_slice() {
         [one] => Ok((plan.stage(one).expect("the plan has named it"), output)),
         several => {
-            let of = |id: &String| format!("`{id}{}`", output.map(|output| format!(".{output}")).unwrap_or_default());
-            let names: Vec<String> = several.iter().take(MOST_NAMED).map(of).collect();
-            let more = several.len().saturating_sub(MOST_NAMED);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let failure = Failure::wrong(format!("`{id}` is {} stages, the children of a sweep", several.len()));
-            Err(failure.with_help(format!("name one: {}{more}", names.join(", "))))
+            let ids: Vec<&str> = several.iter().map(String::as_str).collect();
+            Err(several_children(id, &ids, output))
         }
     }
 }
@@ -180,5 +298,29 @@ fn only_output(stage: &PlannedStage) -> Result<String, Failure> {
             Err(Failure::wrong(format!("stage `{}` has {} outputs", stage.id, outputs.len()))
                 .with_help(format!("name one: {}", names.join(", "))))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_what_the_command_line_had_as_a_shell_takes_it() {
+        let overrides = ["adapter.epochs=3".to_owned(), "answers.prompts=[\"Who?\"]".to_owned()];
+        let (plain, elsewhere) = (global(None), global(Some("my home")));
+        let file = Path::new("my job.yaml");
+        let bare = Invocation { file, overrides: &[], scale: Scale::Full, global: &plain };
+        assert_eq!(bare.run(), "pipeline run 'my job.yaml'");
+        assert_eq!(bare.run_until("a[x=1]"), "pipeline run 'my job.yaml' --until 'a[x=1]'");
+        let full = Invocation { overrides: &overrides, global: &elsewhere, ..bare };
+        let rest = "adapter.epochs=3 'answers.prompts=[\"Who?\"]'";
+        assert_eq!(full.show("adapter"), format!("pipeline show 'my job.yaml' adapter {rest} --home 'my home'"));
+        let smoke = Invocation { scale: Scale::Smoke, ..full };
+        assert_eq!(smoke.run(), format!("pipeline run 'my job.yaml' {rest} --smoke --home 'my home'"));
+    }
+
+    fn global(home: Option<&str>) -> Global {
+        Global { home: home.map(Into::into), quiet: false, verbose: false }
     }
 }

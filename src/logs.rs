@@ -8,14 +8,16 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use engine::history::{Attempt, EventTail, LOG_FILE, Recorded, RunState, Words};
+use engine::history::{
+    Attempt, EventTail, LOG_FILE, Recorded, RecordedStage, RunState, RunSummary, StageSummary, Words,
+};
 use engine::run::RunEvent;
 use serde::Serialize;
 
 use crate::render::Failure;
-use crate::runs::{Past, stage_of};
+use crate::runs::Past;
 use crate::terminal::{self, Look};
-use crate::{Format, Global};
+use crate::{Format, Global, locate};
 
 /// Print the standard error of a stage's process.
 #[derive(Args)]
@@ -24,7 +26,7 @@ pub(crate) struct LogsArgs {
     /// The run: an id or its beginning, `latest`, `latest~1` [default: the newest run in which the stage's process was
     /// started].
     run: Option<String>,
-    /// The stage.
+    /// The stage, or a child of a sweep by its values, in any order.
     #[arg(required = true)]
     stage: String,
     /// Follow the log until the stage ends, also of a run in another terminal.
@@ -45,16 +47,17 @@ const POLL: Duration = Duration::from_millis(150);
 pub(crate) fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let recorded = args.recorded(&past)?;
-    let stage = stage_of(&recorded, &args.stage)?;
-    let log = recorded.stage_folder(&args.stage).join(LOG_FILE);
+    let stage = locate::stage_of_run(&recorded, &args.stage)?;
+    let id = &stage.summary.stage;
+    let log = recorded.stage_folder(id).join(LOG_FILE);
     if args.follow && recorded.summary.state == RunState::Running && !is_over(&stage.summary.status) {
-        return follow(args, &recorded, &log);
+        return follow(&recorded, id, &log, args.tail);
     }
     if !log.is_file() {
-        return Err(no_log(&args.stage));
+        return Err(no_log(id));
     }
     if args.format == Format::Json {
-        return print_json(args, &recorded, &stage.attempts, &log);
+        return print_json(&recorded, stage, &log, args.tail);
     }
     let mut out = Lines::new(crate::screen::stdout_of_others());
     let mut printer = Printer::new(&stage.attempts, Look::stdout());
@@ -74,21 +77,41 @@ impl LogsArgs {
         // Who follows means the run that goes on, even if the stage's turn is still to come.
         for run in runs.iter().filter(|run| self.follow && run.state == RunState::Running) {
             let recorded = past.recorded(&run.run, Words::Skip)?;
-            if recorded.stage(&self.stage).is_some_and(|stage| !is_over(&stage.summary.status)) {
+            if locate::stage_of_run(&recorded, &self.stage).is_ok_and(|stage| !is_over(&stage.summary.status)) {
                 return Ok(recorded);
             }
         }
-        let folder = engine::history::stage_folder(&self.stage);
-        let has_log = |run: &str| past.home.run(run).join(&folder).join(LOG_FILE).is_file();
-        match runs.iter().find(|run| has_log(&run.run)) {
+        match self.newest_with_log(past, &runs)? {
             Some(run) => past.recorded(&run.run, Words::Skip),
             None => {
                 // A name that no run knows is a slip; one that a run knows has no log.
                 let newest = past.recorded(&past.find(crate::runs::LATEST)?.run, Words::Skip)?;
-                stage_of(&newest, &self.stage)?;
+                locate::stage_of_run(&newest, &self.stage)?;
                 Err(no_log(&self.stage))
             }
         }
+    }
+
+    /// The newest run with a log of the stage of this id, else of a child of a sweep that the name means.
+    fn newest_with_log<'a>(&self, past: &Past, runs: &'a [RunSummary]) -> Result<Option<&'a RunSummary>, Failure> {
+        let has_log = |run: &RunSummary, stage: &str| {
+            past.home.run(&run.run).join(engine::history::stage_folder(stage)).join(LOG_FILE).is_file()
+        };
+        if let Some(run) = runs.iter().find(|run| has_log(run, &self.stage)) {
+            return Ok(Some(run));
+        }
+        for run in runs {
+            let stages = past.history.stages(&run.run).map_err(Failure::machine)?;
+            if stages.iter().any(|stage| self.means(stage) && has_log(run, &stage.stage)) {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
+    }
+
+    fn means(&self, stage: &StageSummary) -> bool {
+        let axes = stage.axes.iter().map(|(axis, value)| (axis.as_str(), value));
+        engine::plan::is_meant_by(&stage.declared, axes, &self.stage)
     }
 }
 
@@ -113,23 +136,23 @@ struct LogView<'a> {
     text: Cow<'a, str>,
 }
 
-fn print_json(args: &LogsArgs, recorded: &Recorded, attempts: &[Attempt], log: &Path) -> Result<(), Failure> {
+fn print_json(recorded: &Recorded, stage: &RecordedStage, log: &Path, tail: Option<usize>) -> Result<(), Failure> {
     let mut text = Vec::new();
     let mut file = File::open(log)?;
     let mut printer = Printer::new(&[], Look::stdout());
-    printer.begin(&mut file, args.tail)?;
+    printer.begin(&mut file, tail)?;
     printer.copy(&mut file, &mut text)?;
     crate::print_json(&LogView {
         run: &recorded.summary.run,
-        stage: &args.stage,
+        stage: &stage.summary.stage,
         log,
-        attempts,
+        attempts: &stage.attempts,
         text: String::from_utf8_lossy(&text),
     })
 }
 
 /// Prints a log that grows, until the stage or its run has ended.
-fn follow(args: &LogsArgs, recorded: &Recorded, log: &Path) -> Result<(), Failure> {
+fn follow(recorded: &Recorded, id: &str, log: &Path, tail: Option<usize>) -> Result<(), Failure> {
     let mut events = EventTail::open(recorded.folder(), Words::Skip)?;
     let mut following = Following { log: log.to_owned(), file: None, printer: Printer::new(&[], Look::stdout()) };
     let mut out = Lines::new(crate::screen::stdout_of_others());
@@ -140,23 +163,23 @@ fn follow(args: &LogsArgs, recorded: &Recorded, log: &Path) -> Result<(), Failur
         let mut over = false;
         for timed in events.poll()? {
             match timed.event {
-                RunEvent::StageStarted { stage, attempt, log_from, .. } if stage == args.stage => {
+                RunEvent::StageStarted { stage, attempt, log_from, .. } if stage == id => {
                     let begun = Attempt::begun(attempt, timed.time, log_from);
                     following.printer.attempts.push(begun);
                 }
                 RunEvent::StageFailed { stage, retry_in_seconds: None, .. }
                 | RunEvent::StageDone { stage, .. }
                 | RunEvent::StageCached { stage, .. }
-                | RunEvent::StageSkipped { stage, .. } => over |= stage == args.stage,
+                | RunEvent::StageSkipped { stage, .. } => over |= stage == id,
                 _ => {}
             }
         }
-        following.copy(args.tail, &mut out)?;
+        following.copy(tail, &mut out)?;
         if over || !alive {
             return Ok(());
         }
         if following.file.is_none() && !std::mem::replace(&mut told, true) {
-            terminal::tell_line(format_args!("waiting for `{}` to start", args.stage));
+            terminal::tell_line(format_args!("waiting for `{id}` to start"));
         }
         thread::sleep(POLL);
     }

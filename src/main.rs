@@ -51,7 +51,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use engine::execute::executor::STAGE_ARGUMENT;
 use engine::execute::keeper::{self, KEEPER_ARGUMENT};
 use engine::execute::member::{self, MEMBER_ARGUMENT};
@@ -193,19 +193,47 @@ fn own_process() -> Option<ExitCode> {
     })
 }
 
-/// Whoever gives a parameter as an option is shown how to set it.
+/// Adds to a mistake in the command line what was probably meant.
 fn with_tip(mut error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
-    let takes_overrides =
-        std::env::args_os().nth(1).is_some_and(|command| ["run", "plan", "show"].iter().any(|name| command == *name));
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
     let is_near = error.get(ContextKind::SuggestedArg).is_some();
-    let parameter = option.trim_start_matches('-').split('=').next().unwrap_or_default().replace('-', "_");
-    if error.kind() == ErrorKind::UnknownArgument && takes_overrides && !is_near && option.starts_with("--") {
-        let tip = format!("a parameter of a stage is set by `STAGE.{parameter}=VALUE`, without dashes");
+    let tip = match error.kind() {
+        ErrorKind::InvalidSubcommand => text(ContextKind::InvalidSubcommand).and_then(whole_command),
+        ErrorKind::UnknownArgument if !is_near => text(ContextKind::InvalidArg).and_then(meant_by_option),
+        _ => None,
+    };
+    if let Some(tip) = tip {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
+}
+
+/// Of a command without the word before it, such as `doctor`: all of it.
+fn whole_command(name: &str) -> Option<String> {
+    let cli = Cli::command();
+    let groups = cli.get_subcommands().filter(|group| group.find_subcommand(name).is_some());
+    let commands: Vec<String> = groups.map(|group| format!("`pipeline {} {name}`", group.get_name())).collect();
+    (!commands.is_empty()).then(|| format!("the command is {}", commands.join(" or ")))
+}
+
+/// Whoever gives a parameter as an option is shown how to set it.
+fn meant_by_option(option: &str) -> Option<String> {
+    let name = option.strip_prefix("--")?.split('=').next()?;
+    let command = std::env::args_os().nth(1)?;
+    if !["run", "plan", "show"].iter().any(|known| command == *known) {
+        return None;
+    }
+    let cli = Cli::command();
+    let mut options = cli.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
+    if options.any(|option| option.get_long() == Some(name)) {
+        return Some(format!("`--{name}` is an option of `pipeline run`"));
+    }
+    let parameter = name.replace('-', "_");
+    Some(format!("a parameter of a stage is set by `STAGE.{parameter}=VALUE`, without dashes"))
 }
 
 impl Command {

@@ -4,8 +4,10 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use engine::plan::Rejected;
+
 use crate::render::Failure;
-use crate::words;
+use crate::{recipes, words};
 
 /// Writes a pipeline file.
 pub(crate) fn write(file: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
@@ -24,4 +26,19 @@ pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
 /// A file of this name is there, and would be lost.
 pub(crate) fn taken(file: &Path) -> Failure {
     Failure::wrong(format!("`{}` exists already", words::path(file))).with_help("`--overwrite` replaces it")
+}
+
+/// Adds to a pipeline file that is not there how it is written, where its name may be that of a recipe.
+pub(crate) fn or_recipe(mut rejected: Rejected, file: &Path) -> Rejected {
+    let Some(name) = file.to_str().filter(|name| recipes::is_recipe(name)) else { return rejected };
+    let copy = format!("{name}.yaml");
+    if file.exists() || Path::new(&copy).exists() {
+        return rejected;
+    }
+    let recipe = format!("`pipeline cp {name} {copy}` writes the recipe `{name}`");
+    for problem in &mut rejected.problems {
+        let help = problem.help.take().map(|help| format!("{help}; or "));
+        problem.help = Some(help.unwrap_or_default() + &recipe);
+    }
+    rejected
 }

@@ -7,7 +7,7 @@ use cache::Store;
 use clap::Args;
 use engine::checks::{check, complete};
 use engine::explain::{
-    ExplainError, Reason, StageForecast, Status, Total, explain, explain_with, missing_results, total,
+    ExplainError, Reason, ResultMissing, StageForecast, Status, Total, explain, explain_with, missing_results, total,
 };
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
@@ -21,12 +21,13 @@ use engine::run::missing_memory;
 use engine::stage::WorkingState;
 use serde::Serialize;
 
+use crate::locate::Invocation;
 use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message, ProblemView};
 use crate::selection::SelectionArgs;
 use crate::table::{Table, list};
 use crate::terminal::Look;
-use crate::{Format, Global, terminal, words};
+use crate::{Format, Global, new_file, terminal, words};
 
 /// Print what a run would do: which stages are cached, which would run, which field is the reason, and what they
 /// would need.
@@ -92,7 +93,8 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let overrides = args.selection.overrides(&args.overrides);
     let home = global.home_to_look(&args.file);
     let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &overrides, &stages::registry());
-    let plan = args.selection.of(plan.map_err(|rejected| complete(rejected, Some(&home)))?)?;
+    let plan = plan.map_err(|rejected| new_file::or_recipe(complete(rejected, Some(&home)), &args.file))?;
+    let plan = args.selection.of(plan)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     // The shared cache is asked first, where it is to be: what others have made needs no check.
@@ -126,8 +128,11 @@ pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     };
     crate::terminal::tell(render::problems(&plan.sources, &errors, crate::terminal::Look::stderr()));
     let lacks = missing_results(&plan, &forecasts);
+    let (file, scale) = (&args.file, crate::scale(args.smoke));
+    let invocation = Invocation { file, overrides: &args.overrides, scale, global };
     lacks.iter().for_each(|missing| {
-        render::message(&Message::chain(&[missing.to_string()], Some(missing.help())));
+        let help = ResultMissing::help_by(&invocation.run_until(&missing.stage));
+        render::message(&Message::chain(&[missing.to_string()], Some(help)));
     });
     let too_large = too_large(&plan, &forecasts);
     too_large.iter().for_each(render::message);

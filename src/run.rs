@@ -10,17 +10,19 @@ use clap::Args;
 use engine::checks::complete;
 use engine::error::Cause;
 use engine::executor::ExecutorKind;
+use engine::explain::ResultMissing;
+use engine::file::source::Sources;
 use engine::history::RecordedGate;
 use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::parameter::Period;
-use engine::plan::{Plan, PlannedStage};
+use engine::plan::{Plan, PlannedStage, Scale};
 use engine::protocol::{Network, ReportLevel, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
 use engine::run::{
-    Compared, Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing,
-    StageOutcome, State,
+    Compared, Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunError, RunEvent, RunOptions, RunOutcome,
+    Sharing, StageOutcome, State,
 };
 use engine::stage::{Registry, StageKind as _};
 use serde::Serialize;
@@ -31,6 +33,7 @@ use stages::kinds::evaluate::Evaluate;
 use stages::kinds::generate::{self, Generate};
 use stages::kinds::train::Train;
 
+use crate::locate::Invocation;
 use crate::profiles::Profiles;
 use crate::progress::{Progress, Screen, Verbosity};
 use crate::remote::{RemoteArgs, SHARED_CACHE};
@@ -41,7 +44,7 @@ use crate::stream::Stream;
 use crate::table::Table;
 use crate::terminal::{self, Look};
 use crate::track::{Sender, TrackerArgs};
-use crate::{Format, Global, figures, locate, words};
+use crate::{Format, Global, figures, locate, new_file, words};
 
 /// How long a stage may take to save its state, unless the command line says.
 const GRACE: Duration = Duration::from_secs(10);
@@ -258,6 +261,7 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let preparing = ExitOnInterrupt::new();
     let registry = stages::registry();
     let plan = args.plan(&registry, global)?;
+    let invocation = args.invocation(global);
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     let home = global.home(&args.file)?;
@@ -278,16 +282,16 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         if let RunEvent::Checked { warnings } = event {
             render::warnings(&plan.sources, warnings, global.verbosity());
         }
-        report.event(event, screen, &plan);
+        report.event(event, screen, &plan, &invocation);
     });
     let unsent = sender.map(Sender::end).unwrap_or_default();
     progress.finish();
     let outcome = match ended {
         Ok(outcome) => outcome,
-        Err(error) => return Err(Failure::run(error, plan.sources)),
+        Err(error) => return Err(not_begun(error, plan.sources, &invocation)),
     };
     if !args.prompts.is_empty() {
-        report.reports.extend(answers_before(&outcome, &plan, &home, &args.file)?);
+        report.reports.extend(answers_before(&outcome, &plan, &home, &invocation)?);
     }
     let positions: HashMap<&str, usize> =
         plan.stages.iter().enumerate().map(|(position, stage)| (stage.id.as_str(), position)).collect();
@@ -316,16 +320,32 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         if !published.is_empty() {
             terminal::tell_line(Look::stderr().wrap(&format!("published: {}", published.join(", ")), 2));
         }
-        if let Some(next) = args.next(&plan, &outcome, exit).filter(|_| args.results == Results::Printed) {
+        if let Some(next) = args.next(&plan, &outcome, exit, &invocation).filter(|_| args.results == Results::Printed) {
             terminal::tell_line(format_args!("next: {next}"));
         }
     }
     Failure::after(exit, printed)
 }
 
+/// The failure of a run that did not begin.
+fn not_begun(error: RunError, sources: Sources, invocation: &Invocation<'_>) -> Failure {
+    let help = if let RunError::Results(missing) = &error {
+        let help = missing.iter().map(|missing| ResultMissing::help_by(&invocation.run_until(&missing.stage)));
+        Some(help.collect::<Vec<_>>().join("\n"))
+    } else {
+        None
+    };
+    Failure::run(error, sources).with_help_if(help)
+}
+
 /// The answers that the store had already to the prompts of the command line: nothing ran that would have reported
 /// them.
-fn answers_before(outcome: &RunOutcome, plan: &Plan, home: &Home, file: &Path) -> Result<Vec<StageReport>, Failure> {
+fn answers_before(
+    outcome: &RunOutcome,
+    plan: &Plan,
+    home: &Home,
+    invocation: &Invocation<'_>,
+) -> Result<Vec<StageReport>, Failure> {
     let store = Store::open(home.store()).map_err(Failure::machine)?;
     let mut reports = Vec::new();
     let asked = |(planned, stage): &(&PlannedStage, &StageOutcome)| {
@@ -336,7 +356,7 @@ fn answers_before(outcome: &RunOutcome, plan: &Plan, home: &Home, file: &Path) -
         let staging = store.staging().map_err(Failure::machine)?;
         let folder = staging.path().join("samples");
         let linked = store.link_folder(&record.tree, &folder, Verify::Contents);
-        linked.map_err(|error| locate::unreadable(error, &store, file))?;
+        linked.map_err(|error| locate::unreadable_by(error, &store, &invocation.run()))?;
         let text = generate::answers(&folder)?;
         reports.push(StageReport { stage: stage.stage.clone(), level: ReportLevel::Result, text });
     }
@@ -348,7 +368,10 @@ impl RunArgs {
     fn plan(&self, registry: &Registry, global: &Global) -> Result<Plan, Failure> {
         let load = |overrides: &[String]| {
             let plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, overrides, registry);
-            plan.map_err(|rejected| complete(rejected, Some(&global.home_to_look(&self.file))))
+            plan.map_err(|rejected| {
+                let rejected = complete(rejected, Some(&global.home_to_look(&self.file)));
+                new_file::or_recipe(rejected, &self.file)
+            })
         };
         let overrides = self.selection.overrides(&self.overrides);
         let mut plan = load(&overrides)?;
@@ -365,21 +388,26 @@ impl RunArgs {
         self.selection.of(plan)
     }
 
+    fn invocation<'a>(&'a self, global: &'a Global) -> Invocation<'a> {
+        Invocation { file: &self.file, overrides: &self.overrides, scale: crate::scale(self.smoke), global }
+    }
+
     /// A command that shows more of what was made.
-    fn next(&self, plan: &Plan, outcome: &RunOutcome, exit: Exit) -> Option<String> {
+    fn next(&self, plan: &Plan, outcome: &RunOutcome, exit: Exit, invocation: &Invocation<'_>) -> Option<String> {
         if exit != Exit::Done || outcome.counts.done == 0 {
             return None;
         }
-        let file = words::for_shell(&self.file.display().to_string());
         if self.smoke {
-            return Some(format!("pipeline run {file}"));
+            return Some(Invocation { scale: Scale::Full, ..*invocation }.run());
         }
         let kind = |kind: &str| plan.stages.iter().rev().find(|stage| stage.kind == kind);
         if let Some(asked) = kind(Generate::NAME).filter(|_| self.prompts.is_empty()) {
-            return Some(format!("pipeline run {file} --until {} --prompt \"Your question\"", asked.declared));
+            return Some(format!("{} --prompt \"Your question\"", invocation.run_until(&asked.declared)));
         }
-        let last = kind(Evaluate::NAME).or_else(|| kind(Train::NAME)).or(plan.stages.last())?;
-        Some(format!("pipeline show {file} {}", words::for_shell(&last.id)))
+        // `show` knows no prompts of the command line.
+        let last = || plan.stages.last().filter(|_| self.prompts.is_empty());
+        let shown = kind(Evaluate::NAME).or_else(|| kind(Train::NAME)).or_else(last)?;
+        Some(invocation.show(&shown.id))
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
@@ -452,7 +480,7 @@ fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
 }
 
 impl RunReport {
-    fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan) {
+    fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan, invocation: &Invocation<'_>) {
         match event {
             RunEvent::Worker { said: WorkerEvent::Report { .. }, .. } if screen == Screen::HasIt => {}
             RunEvent::Worker { stage, said: WorkerEvent::Report { text, level } } => {
@@ -465,7 +493,10 @@ impl RunReport {
             RunEvent::StageFailed { stage, failure, log, retry_in_seconds: None, .. } => {
                 let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
                 let log = printed.then(|| format!("what its process printed is in {}", words::path(log)));
-                let help: Vec<String> = failure.help.iter().cloned().chain(log).collect();
+                let is_missing = failure.cause == Cause::MissingResult;
+                let command = is_missing.then(|| ResultMissing::help_by(&invocation.run_until(stage)));
+                let remedy = command.or_else(|| failure.help.clone());
+                let help: Vec<String> = remedy.into_iter().chain(log).collect();
                 let text = format!("stage `{stage}` failed{}", place(plan, stage));
                 let help = (!help.is_empty()).then(|| help.join("\n"));
                 self.fail(failure.cause.into(), text, &failure.messages, help);

@@ -16,6 +16,7 @@ use stages::kinds::generate;
 use stages::view::lengths::{Lengths, lengths};
 use stages::view::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 
+use crate::locate::Invocation;
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::table::Table;
@@ -36,6 +37,9 @@ pub(crate) struct ShowArgs {
     /// How many rows to show [default: 3], or steps of a training [default: 10].
     #[arg(long, value_name = "COUNT")]
     rows: Option<u64>,
+    /// Show the result of a smoke run (`run --smoke`).
+    #[arg(long)]
+    smoke: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -96,8 +100,11 @@ pub(crate) enum Body {
 
 /// Shows each artefact.
 pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
-    let names = locate::names(&args.file, &args.overrides, &args.output)?;
-    let shown = names.iter().map(|name| shown(args, name, global)).collect::<Result<Vec<Shown>, Failure>>()?;
+    let (file, overrides, scale) = (&args.file, &args.overrides, crate::scale(args.smoke));
+    let invocation = Invocation { file, overrides, scale, global };
+    let names = locate::names(&invocation, &args.output)?;
+    let shown = |name: &String| shown(&invocation, name, args.rows.unwrap_or(DEFAULT_ROWS));
+    let shown = names.iter().map(shown).collect::<Result<Vec<Shown>, Failure>>()?;
     match (args.format, shown.as_slice()) {
         (Format::Json, [one]) => crate::print_json(one),
         (Format::Json, several) => crate::print_json(&several),
@@ -116,10 +123,9 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
 }
 
 /// What there is to show of an output.
-fn shown(args: &ShowArgs, name: &str, global: &Global) -> Result<Shown, Failure> {
-    let located = locate::output(&args.file, &args.overrides, name, global)?;
-    let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
-    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
+fn shown(invocation: &Invocation<'_>, name: &str, rows: u64) -> Result<Shown, Failure> {
+    let located = locate::output_of(invocation, name)?;
+    let unreadable = |error| locate::unreadable_by(error, &located.store, &invocation.run());
     let tokenizer = located.tokenizer.as_ref();
     of_record(&located.store, located.name, located.record, tokenizer, rows, Verify::Contents, &unreadable)
 }

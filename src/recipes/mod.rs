@@ -61,6 +61,11 @@ const ALL: &[Recipe] = recipes! {
     "" "command" ["command/clean.sh" "command/questions.txt"]
 };
 
+/// Whether there is a recipe of this name.
+pub(crate) fn is_recipe(name: &str) -> bool {
+    ALL.iter().any(|recipe| recipe.name == name)
+}
+
 impl Recipe {
     fn find(name: &str) -> Result<&'static Self, Failure> {
         let names: Vec<&str> = ALL.iter().map(|recipe| recipe.name).collect();

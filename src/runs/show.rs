@@ -13,13 +13,15 @@ use crate::table::{Table, list};
 use crate::terminal::Look;
 use crate::{Format, Global, locate, words};
 
+pub(super) use crate::locate::stages_of_run as stages_of;
+
 /// Show what happened in a run: its stages, why each ran, why those that failed did. With a stage, all about that one.
 #[derive(Args)]
 pub(super) struct ShowArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
-    /// A stage of it.
+    /// A stage of it, or a child of a sweep by its values, in any order.
     stage: Option<String>,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
@@ -34,7 +36,7 @@ pub(super) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let out = &mut crate::screen::stdout();
     match &args.stage {
         Some(id) => {
-            let stage = stage_of(&recorded, id)?;
+            let stage = locate::stage_of_run(&recorded, id)?;
             let story = StageStory::of(&past, &recorded, stage)?;
             match args.format {
                 Format::Json => crate::print_json(&story.view()),
@@ -55,23 +57,6 @@ pub(crate) fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a Recor
         let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
         locate::unknown_stage(id, &ids)
     })
-}
-
-/// The stages of a run that a name means: one, or the children of a sweep, of which `adapter[lora.rank=4]` are those
-/// with this value.
-///
-/// # Errors
-/// As [`stage_of`].
-pub(super) fn stages_of<'a>(recorded: &'a Recorded, name: &str) -> Result<Vec<&'a RecordedStage>, Failure> {
-    let meant = |stage: &&RecordedStage| {
-        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.as_str(), value));
-        engine::plan::is_meant_by(&stage.summary.declared, axes, name)
-    };
-    let children: Vec<&RecordedStage> = recorded.stages.iter().filter(meant).collect();
-    match recorded.stage(name) {
-        None if !children.is_empty() => Ok(children),
-        _ => stage_of(recorded, name).map(|stage| vec![stage]),
-    }
 }
 
 fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Failure> {

@@ -75,6 +75,11 @@ fn a_part_of_a_pipeline_needs_what_it_reads() {
         // What is in between is missing, too, and nothing before it is made.
         let between = project.run(&[command, "data.yaml", "--only", "text", "--only", "text_packs"]).ends_with(2);
         between.warns("stage `text_tokens` has no result");
+        // The remedy makes what these overrides read.
+        let shorter = "text_tokens.max_seq_len=32";
+        let other = project.run(&[command, "data.yaml", shorter, "--only", "text_packs"]).ends_with(2);
+        let words = other.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&format!("`pipeline run data.yaml {shorter} --until text_tokens` makes it")), "{other}");
     }
     assert!(!project.path(".pipeline/runs").read_dir().unwrap().any(|_| true));
     project.run(&["run", "data.yaml", "--from", "text_pakcs"]).ends_with(2);

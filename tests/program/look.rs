@@ -189,6 +189,38 @@ fn control_characters_of_a_result_reach_no_terminal() {
 }
 
 #[test]
+fn a_command_that_is_named_has_the_overrides_and_the_home_of_the_command_line() {
+    let project = Project::with_pipeline("data.yaml");
+    let (shorter, home) = ("text_packs.max_seq_len=32", ["--home", "my home"]);
+    let run = |more: &[&str]| project.run(&[&["run", "data.yaml", shorter], &home[..], more].concat());
+    let ran = run(&["--until", "text_packs"]).ends_with(0);
+    let next = ran.warns(&format!("next: pipeline show data.yaml text_packs {shorter} --home 'my home'\n"));
+    assert_eq!(next.stderr.matches("next: ").count(), 1, "{next}");
+    project.run(&["show", "data.yaml", "text_packs", shorter, "--home", "my home"]).ends_with(0);
+    run(&["--smoke"]).ends_with(0).warns(&format!("next: pipeline run data.yaml {shorter} --home 'my home'\n"));
+
+    // A home of the environment is that of the next command, too.
+    let arguments = ["run", "data.yaml", "--until", "text"];
+    let mut command = project.command(&arguments);
+    command.env("PIPELINE_HOME", "another");
+    Ran::of(command, &arguments).ends_with(0).warns("next: pipeline show data.yaml text\n");
+}
+
+#[test]
+fn an_option_of_run_is_no_parameter_and_a_command_is_found_without_the_word_before_it() {
+    let project = Project::with_pipeline("data.yaml");
+    let option = project.run(&["show", "data.yaml", "text", "--until"]).ends_with(2);
+    option.warns("tip: `--until` is an option of `pipeline run`");
+    let parameter = project.run(&["run", "data.yaml", "--max-seq-len=3"]).ends_with(2);
+    parameter.warns("tip: a parameter of a stage is set by `STAGE.max_seq_len=VALUE`");
+    project.run(&["doctor"]).ends_with(2).warns("tip: the command is `pipeline devices doctor`");
+    project
+        .run(&["verify"])
+        .ends_with(2)
+        .warns("tip: the command is `pipeline cache verify` or `pipeline runs verify`");
+}
+
+#[test]
 fn many_cached_stages_are_not_named_one_by_one() {
     let project = Project::new();
     let stages = (0..25).map(|number| format!("  s{number}: {{ uses: command, with: {{ run: 'true' }} }}\n"));

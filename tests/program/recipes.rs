@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use test_harness::test;
 
 use crate::support::fake_tools::FakeTools;
-use crate::support::terminal::pseudo_terminal;
+use crate::support::terminal::{Session, pseudo_terminal};
 use crate::support::tiny::{FAMILIES, Tokenizer};
 use crate::support::{Project, Ran};
 
@@ -203,6 +203,74 @@ fn init_writes_its_file_beside_rows_that_have_to_be_corrected() {
     project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
 }
 
+#[test]
+fn a_checkpoint_gets_its_chat_template_beside_bad_rows_too() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    fs::remove_file(project.path("model/chat_template.jinja")).unwrap();
+    let good = r#"{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Pip."}]}"#;
+    project.write("rows.jsonl", &format!("{good}\n{{\"messages\": 7}}\n{good}\n"));
+    let ran = init(&project, "rows.jsonl", &[]).ends_with(0).warns("until these rows are as they should be");
+    assert!(!ran.stderr.contains("no-chat-template"), "{ran}");
+    let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+    assert!(text.contains("chat_template: chatml") && text.contains("uses: add_tokens"), "{text}");
+    let ran = project.run(&["validate", "job.yaml"]).ends_with(2).reports("bad-row");
+    assert!(!ran.stderr.contains("no-chat-template"), "{ran}");
+    // What is wrong with a file that is not written has no place in it.
+    fs::create_dir(project.path("broken")).unwrap();
+    project.write("broken/config.json", "{}");
+    let arguments = ["init", "other.yaml", "--data", "rows.jsonl", "--model", "./broken"];
+    let ran = project.run(&arguments).ends_with(2).warns("nothing is written");
+    assert!(!ran.stderr.contains("other.yaml:") && !project.path("other.yaml").exists(), "{ran}");
+}
+
+/// Columns are chosen in a file that is there, or by an option.
+#[test]
+fn init_helps_where_columns_do_not_say_what_a_row_is() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let text = || fs::read_to_string(project.path("job.yaml")).unwrap();
+    project.write("odd.csv", &("Review Text,Star-Rating \n".to_owned() + &"Good.,5\n".repeat(24)));
+    init(&project, "odd.csv", &[]).ends_with(0).warns("columns are chosen").warns("--columns prompt=");
+    let example = "    #   template: none, column_map: { input: \"Review Text\", output: \"Star-Rating \" },\n";
+    assert!(text().contains(example), "{}", text());
+    project.run(&["validate", "job.yaml"]).ends_with(2).reports("unclear-rows");
+    init(&project, "odd.csv", &["--columns", "prompt=Review Text,response=Star-Rating "]).ends_with(0);
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+    init(&project, "odd.csv", &["--columns", "prompt=Stars,response=Review Text"])
+        .ends_with(2)
+        .warns("no column `Stars`");
+    init(&project, "odd.csv", &["--columns", "prompt=Review Text"]).ends_with(2).warns("make no rows");
+    // Names of another case are these names.
+    project.write("named.jsonl", &"{\"Prompt\": \"Who?\", \"Response\": \"Pip.\"}\n".repeat(24));
+    init(&project, "named.jsonl", &[]).ends_with(0);
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+    // Rows under a key of one object.
+    let turns = json!([{ "role": "user", "content": "Who?" }, { "role": "assistant", "content": "Pip." }]);
+    let held = json!({ "data": vec![json!({ "messages": turns }); 24] });
+    project.write("held.json", &held.to_string());
+    init(&project, "held.json", &[]).ends_with(0).warns("`field: data`");
+    assert!(text().contains("    #   field: data,\n"), "{}", text());
+    project.edit("job.yaml", "with: { source:", "with: { field: data, source:");
+    project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
+}
+
+/// A folder of rows is not published into.
+#[test]
+fn init_publishes_nothing_into_what_it_reads() {
+    let project = Project::new();
+    write_rows(&project);
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    fs::create_dir(project.path("rows")).unwrap();
+    fs::rename(project.path("rows.jsonl"), project.path("rows/rows.jsonl")).unwrap();
+    let arguments = ["init", "rows/j.yaml", "--data", "rows", "--model", "./model"];
+    project.run(&arguments).ends_with(0).warns("publishes nothing");
+    let text = fs::read_to_string(project.path("rows/j.yaml")).unwrap();
+    assert!(!text.contains("\npublish:") && text.contains("pipeline export j.yaml merged FOLDER"), "{text}");
+    project.run(&["validate", "rows/j.yaml"]).ends_with(0);
+    project.run(&["run", "rows/j.yaml", "--smoke"]).ends_with(0);
+}
+
 /// Compressed files, quoted headers, several files: `init` reads them with the readers of `dataset`.
 #[test]
 fn init_reads_what_dataset_reads() {
@@ -276,6 +344,9 @@ fn a_checkpoint_without_a_chat_template_gets_one() {
     let text = fs::read_to_string(project.path("job.yaml")).unwrap();
     assert_eq!(text.matches("chat_template: chatml").count(), 5, "{text}");
     assert_eq!((text.matches("uses: add_tokens").count(), text.matches(": wider").count()), (1, 5), "{text}");
+    // The adapter's own base is named beside it.
+    let beside = "  #   pipeline export job.yaml wider.model FOLDER\n  adapter.adapter: ./out/job/adapter\n";
+    assert!(text.contains(beside), "{text}");
     project.run(&["validate", "job.yaml"]).ends_with(0);
     for recipe in ["full", "qlora", "qat", "lora"] {
         init(&project, "rows.jsonl", &["--purpose", recipe]).ends_with(0).warns(added);
@@ -364,4 +435,39 @@ fn on_a_terminal_init_asks() {
     assert!(shown.contains("What for: lora, dora"), "{shown}");
     let text = fs::read_to_string(project.path("pipeline.yaml")).unwrap();
     assert!(text.contains("matrix:") && text.contains("name: pipeline"), "{text}");
+}
+
+#[test]
+fn where_a_recipe_is_run_by_its_name_it_is_said_how_it_becomes_a_file() {
+    let project = Project::new();
+    for command in [&["run", "lora"][..], &["plan", "lora"], &["show", "lora", "tokens"]] {
+        project.run(command).ends_with(2).reports("file-missing").warns("`pipeline cp lora lora.yaml`");
+    }
+    let other = project.run(&["run", "job.yaml"]).ends_with(2);
+    assert!(!other.stderr.contains("pipeline cp"), "{other}");
+    project.run(&["cp", "lora", "lora.yaml"]).ends_with(0);
+    let copied = project.run(&["run", "lora"]).ends_with(2).warns("`lora.yaml`");
+    assert!(!copied.stderr.contains("pipeline cp"), "{copied}");
+}
+
+#[test]
+fn a_wrong_answer_is_asked_for_again() {
+    let project = Project::new();
+    write_rows(&project);
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let answered = |answers: &str| {
+        let mut session = Session::start(&project.command(&["init"]), &[]);
+        session.press(answers);
+        session.end()
+    };
+    let (code, shown) =
+        answered("nofile\n./absent.jsonl\nrows.jsonl\nscaling\nlora\n./absent\n./rows.jsonl/x\n./model\n");
+    assert_eq!(code, Some(0), "{shown}");
+    for wrong in ["no file `nofile`", "no file `./absent.jsonl`", "`scaling` is not made", "no folder `./absent`"] {
+        assert!(shown.contains(wrong), "lacks `{wrong}`:\n{shown}");
+    }
+    assert!(fs::read_to_string(project.path("pipeline.yaml")).unwrap().contains("model: ./model"));
+    fs::remove_file(project.path("pipeline.yaml")).unwrap();
+    let (code, shown) = answered("one\ntwo\nthree\n");
+    assert_eq!((code, shown.matches("Your rows").count()), (Some(2), 3), "{shown}");
 }

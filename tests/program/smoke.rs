@@ -28,6 +28,37 @@ fn a_smoke_run_does_little_and_serves_no_real_run() {
 }
 
 #[test]
+fn results_of_a_smoke_run_are_shown_as_such() {
+    let project = Project::with_pipeline("train.yaml");
+    project.run(&["show", "train.yaml", "tokens", "--smoke"]).ends_with(2).warns("pipeline run train.yaml --smoke");
+    project.run(&["run", "train.yaml", "--smoke", "--until", "adapter"]).ends_with(0);
+    let real = project.run(&["show", "train.yaml", "tokens"]).ends_with(2).warns("has no result yet");
+    let words = real.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("`pipeline show train.yaml tokens.tokens --smoke` shows that"), "{real}");
+    project.run(&["show", "train.yaml", "tokens", "--smoke"]).ends_with(0).says("⟦");
+    project.run(&["logs", "adapter"]).ends_with(0);
+}
+
+#[test]
+fn a_smoke_run_hides_no_real_run_from_a_comparison() {
+    let project = Project::with_pipeline("train.yaml");
+    let compare = || {
+        let compared = project.run(&["runs", "compare", "adapter", "--format", "json"]).ends_with(0).json();
+        let candidates = compared["candidates"].as_array().unwrap().iter();
+        candidates.map(|candidate| candidate["metrics"].clone()).collect::<Vec<_>>()
+    };
+    project.run(&["run", "train.yaml", "--smoke", "--until", "adapter"]).ends_with(0);
+    assert_eq!(compare().len(), 1);
+    for epochs in ["adapter.epochs=1", "adapter.epochs=2"] {
+        project.run(&["run", "train.yaml", epochs, "--until", "adapter"]).ends_with(0);
+    }
+    let real = compare();
+    assert_eq!(real.len(), 2, "{real:#?}");
+    project.run(&["run", "train.yaml", "--smoke", "--until", "adapter", "adapter.seed=7"]).ends_with(0);
+    assert_eq!(compare(), real);
+}
+
+#[test]
 fn a_mistake_of_the_last_stage_shows_in_a_smoke_run() {
     let project = Project::with_pipeline("data.yaml");
     let last = "  last:\n    uses: command\n    with:\n      run: 'test \"$PIPELINE_SMOKE\" = 1 && exit 9'\n      inputs: { packs: text_packs }\n";

@@ -52,6 +52,41 @@ stages:
 }
 
 #[test]
+fn a_child_is_named_by_its_values_in_any_order_and_spelling() {
+    let project = Project::new();
+    project.write(
+        "p.yaml",
+        "version: 1
+name: sweep
+stages:
+  b:
+    uses: command
+    matrix: { lr: [0.001, 0.01], s: [1, 2] }
+    with:
+      run: echo ${matrix.lr} ${matrix.s} | tee \"$OUTPUT_o/x\" >&2
+      outputs: { o: files }
+",
+    );
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let child = "b[s=1,lr=1e-3]";
+    project.run(&["logs", child]).ends_with(0).says("0.001 1\n");
+    project.run(&["logs", "latest", child]).ends_with(0).says("0.001 1\n");
+    project.run(&["runs", "show", "latest", child]).ends_with(0);
+    for several in [&["logs", "b[s=1]"][..], &["runs", "show", "latest", "b[s=1]"]] {
+        project.run(several).ends_with(2).warns("`b[s=1]` is 2 stages").warns("name one: `b[lr=0.001,s=1]`");
+    }
+    project.run(&["logs", "b[s=3]"]).ends_with(2).warns("there is no stage `b[s=3]`");
+    let again = || project.run(&["run", "p.yaml", "--format", "json"]).ends_with(0);
+    project.run(&["cache", "rm", child]).ends_with(0);
+    again().made(1);
+    project.run(&["cache", "rm", "sweep/b[s=2]"]).ends_with(0);
+    again().made(2);
+    project.run(&["cache", "rm", "b"]).ends_with(0);
+    again().made(4);
+    project.run(&["cache", "rm", "b[s=3]"]).ends_with(2);
+}
+
+#[test]
 fn only_new_children_run_and_a_child_is_the_stage_written_by_hand() {
     let project = project();
     let first = run(&project, &["adapter.lora.rank=2,4"]);

@@ -78,10 +78,15 @@ pub struct ResultMissing {
 }
 
 impl ResultMissing {
-    /// What the user can do about it.
+    /// What the user can do about it, where the command line changes nothing of the file.
     pub fn help(&self) -> String {
         let Self { stage, file } = self;
-        format!("`pipeline run {} --until {stage}` makes it; or leave out `--from` and `--only`", file.display())
+        Self::help_by(&format!("pipeline run {} --until {stage}", file.display()))
+    }
+
+    /// The same, where `command` makes the result.
+    pub fn help_by(command: &str) -> String {
+        format!("`{command}` makes it; or leave out `--from` and `--only`")
     }
 }
 

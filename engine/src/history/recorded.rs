@@ -39,6 +39,13 @@ pub struct RunSummary {
     pub damaged_lines: usize,
 }
 
+impl RunSummary {
+    /// Whether it was a smoke run: the plan of one has a name of its own.
+    pub fn is_smoke(&self) -> bool {
+        self.pipeline.ends_with(" (smoke)")
+    }
+}
+
 /// How a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

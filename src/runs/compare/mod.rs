@@ -26,7 +26,8 @@ use crate::{Global, words};
 /// Compare runs, or the children of a sweep: the parameters that differ, the metrics, the best of each marked.
 ///
 /// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has
-/// them, or else for every different result of it in all runs of that pipeline.
+/// them, or else for every different result of it in all runs of that pipeline. Smoke runs count only where there is no
+/// other.
 #[derive(Args)]
 pub(super) struct CompareArgs {
     /// Runs, or one stage.
@@ -110,7 +111,8 @@ impl CompareArgs {
         let results = past.history.results_of(stage, self.pipeline.as_deref()).map_err(Failure::machine)?;
         let newest = match &self.run {
             Some(run) => Some(past.find(run)?.run),
-            None => results.first().map(|(run, _)| run.clone()).filter(|_| self.pipeline.is_none()),
+            None if self.pipeline.is_some() => None,
+            None => newest_real(&results, past)?,
         };
         if let Some(run) = &newest {
             let recorded = past.recorded(run, Words::Skip)?;
@@ -188,6 +190,14 @@ impl CompareArgs {
         let message = format!("`{stage}` has no result in {any}: {} run {run}{which}", ended(&stages));
         Ok(Failure::wrong(message).with_help(help))
     }
+}
+
+/// The newest run with one of these results, and a smoke run only where there is no other.
+fn newest_real(results: &[(String, StageSummary)], past: &Past) -> Result<Option<String>, Failure> {
+    let runs = past.history.runs().map_err(Failure::machine)?;
+    let smoke: BTreeSet<&str> = runs.iter().filter(|run| run.is_smoke()).map(|run| run.run.as_str()).collect();
+    let real = results.iter().find(|(run, _)| !smoke.contains(run.as_str()));
+    Ok(real.or(results.first()).map(|(run, _)| run.clone()))
 }
 
 /// The children of a sweep in a run side by side, as many as `most`: what differs in them, and what came out.
