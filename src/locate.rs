@@ -142,8 +142,8 @@ fn not_here(
 ) -> Failure {
     if forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Status::Remote) {
         // `cache pull` knows the file as it is.
-        let fetch = match invocation.overrides {
-            [] => invocation.command("cache pull", Some(id)),
+        let fetch = match (invocation.overrides, invocation.scale) {
+            ([], Scale::Full) => invocation.command("cache pull", Some(id)),
             _ => invocation.run_until(id),
         };
         return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))

@@ -92,15 +92,15 @@ impl LogsArgs {
         }
     }
 
-    /// The newest run with a log of the stage of this id, else of a child of a sweep that the name means.
+    /// The newest run with a log of the stage of this id, or of a child of a sweep that the name means.
     fn newest_with_log<'a>(&self, past: &Past, runs: &'a [RunSummary]) -> Result<Option<&'a RunSummary>, Failure> {
         let has_log = |run: &RunSummary, stage: &str| {
             past.home.run(&run.run).join(engine::history::stage_folder(stage)).join(LOG_FILE).is_file()
         };
-        if let Some(run) = runs.iter().find(|run| has_log(run, &self.stage)) {
-            return Ok(Some(run));
-        }
         for run in runs {
+            if has_log(run, &self.stage) {
+                return Ok(Some(run));
+            }
             let stages = past.history.stages(&run.run).map_err(Failure::machine)?;
             if stages.iter().any(|stage| self.means(stage) && has_log(run, &stage.stage)) {
                 return Ok(Some(run));

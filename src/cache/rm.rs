@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use cache::gc::Removal;
 use cache::{Digest, Store};
 use clap::Args;
-use engine::history::StageOf;
 use engine::suggest;
-use serde_json::Value;
 
 use super::{Opened, gc};
 use crate::Format;
@@ -48,12 +46,9 @@ fn keys(store: &Store) -> Result<BTreeSet<Digest>, Failure> {
     Ok(results.into_iter().map(|(key, _)| key).collect())
 }
 
-/// The results that a name stands for: those of a stage, or the one whose key begins so.
+/// The results that a name stands for: those of a stage and of its children in sweeps, or the one whose key begins so.
 fn named(name: &str, present: &BTreeSet<Digest>, opened: &Opened) -> Result<BTreeSet<Digest>, Failure> {
-    let mut of_stage = opened.references.results_of(name);
-    if of_stage.is_empty() {
-        of_stage = of_children(name, opened);
-    }
+    let of_stage = opened.references.results_of(name);
     if !of_stage.is_empty() {
         return Ok(of_stage.intersection(present).copied().collect());
     }
@@ -71,25 +66,6 @@ fn named(name: &str, present: &BTreeSet<Digest>, opened: &Opened) -> Result<BTre
     }
 }
 
-/// The results of the children of sweeps that a name means.
-fn of_children(name: &str, opened: &Opened) -> BTreeSet<Digest> {
-    let stages = opened.references.stages().into_iter().filter(|stage| is_meant(stage, name));
-    stages.flat_map(|of| opened.references.results_of(&format!("{}/{}", of.pipeline, of.stage))).collect()
-}
-
-/// Whether a name means a child of a sweep. What runs record of it here is its id alone: one that has lists among its
-/// values is meant by that, or by the name of the swept stage.
-fn is_meant(stage: &StageOf, name: &str) -> bool {
-    let name = name.strip_prefix(&stage.pipeline).and_then(|rest| rest.strip_prefix('/')).unwrap_or(name);
-    let Some((declared, values)) = stage.stage.strip_suffix(']').and_then(|id| id.split_once('[')) else {
-        return false;
-    };
-    let value = |label: &str| serde_json::from_str(label).unwrap_or_else(|_| Value::from(label));
-    let axis = |text: &str| text.split_once('=').map(|(axis, label)| (axis.to_owned(), value(label)));
-    let axes: Vec<(String, Value)> = values.split(',').map(axis).collect::<Option<_>>().unwrap_or_default();
-    engine::plan::is_meant_by(declared, axes.iter().map(|(axis, value)| (axis.as_str(), value)), name)
-}
-
 fn unknown(name: &str, opened: Option<&Opened>) -> Failure {
     let known: Vec<String> = opened
         .iter()
@@ -98,30 +74,4 @@ fn unknown(name: &str, opened: Option<&Opened>) -> Failure {
         .collect();
     Failure::wrong(format!("no result is of a stage `{name}`, and none has a key that begins so"))
         .with_help_if(suggest::help(name, "the stages", &known))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_child_is_meant_by_its_values_in_any_order_and_spelling() {
-        let child = |id: &str| StageOf { pipeline: "qs".to_owned(), stage: id.to_owned() };
-        let one = child("adapter[optimizer.learning_rate=0.001,seed=1]");
-        for name in [
-            "adapter",
-            "qs/adapter",
-            "adapter[seed=1]",
-            "adapter[seed=1,optimizer.learning_rate=1e-3]",
-            "qs/adapter[optimizer.learning_rate=0.0010]",
-        ] {
-            assert!(is_meant(&one, name), "{name}");
-        }
-        for name in ["adapter[seed=2]", "adapter[rank=1]", "other/adapter", "adapt", "adapter[seed=\"1\"]"] {
-            assert!(!is_meant(&one, name), "{name}");
-        }
-        assert!(is_meant(&child("a[x=\"1\"]"), "a[x=\"1\"]") && !is_meant(&child("a[x=\"1\"]"), "a[x=1]"));
-        assert!(!is_meant(&child("adapter"), "adapter[seed=1]"));
-        assert!(is_meant(&child("a[m=[q,v]]"), "a") && !is_meant(&child("a[m=[q,v]]"), "a[m=[q]]"));
-    }
 }

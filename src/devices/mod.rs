@@ -192,7 +192,7 @@ fn device_table(inventory: &Inventory) -> Table {
         (0..columns.len()).filter(|&column| rows.iter().any(|row| !row[column].is_empty())).collect();
     let spared = ["CPUs", "bus", "NUMA", "temperature", "power", "free"];
     let titles = kept.iter().map(|&column| columns[column]);
-    let mut table = Table::new(titles).shortening(["name", "CPUs"]).sparing(spared);
+    let mut table = Table::new(titles).shortening(["name"]).sparing(spared);
     for row in &rows {
         table.row(kept.iter().map(|&column| row[column].clone()));
     }

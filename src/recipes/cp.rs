@@ -50,7 +50,8 @@ pub(crate) fn run(args: &CpArgs) -> Result<(), Failure> {
         bring(&folder.join(path), content)?;
     }
     let file = words::path(&args.file);
-    terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
+    let command = words::for_shell(&file);
+    terminal::tell_line(format_args!("{file}: written; `pipeline run {command} --smoke` tries it"));
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use super::Recipe;
 use crate::import::places::Places;
 use crate::import::write;
 use crate::render::Failure;
+use crate::words;
 
 /// A recipe's text, its tree, and what is to be changed.
 #[derive(Clone)]
@@ -161,7 +162,8 @@ impl Draft {
         let targets = entries(Some(&publish.value));
         let Some(last) = targets.last() else { return };
         let (begin, name) = (publish.key_span, self.recipe.name);
-        let exports = targets.iter().map(|target| format!("\n#   pipeline export {name}.yaml {} FOLDER", target.key));
+        let export = |target: &str| format!("\n#   pipeline export {name}.yaml {} FOLDER", words::for_shell(target));
+        let exports = targets.iter().map(|target| export(&target.key));
         let comment = "# Nothing is published: the folder would lie in one that this file reads. A result is copied by";
         let text = comment.to_owned() + &exports.collect::<String>();
         self.changes.push((Span { len: last.value.span.end() - begin.offset, ..begin }, text));
@@ -196,7 +198,8 @@ impl Draft {
             text.replace_range(span.offset..span.end(), new);
         }
         let called = format!("{}.yaml", self.recipe.name);
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        // The comments of a recipe name its file in commands.
+        let name = words::for_shell(&file.file_name().unwrap_or_default().to_string_lossy());
         let head = self.head.iter().map(|line| format!("# {line}\n"));
         let lines = text.lines().map(|line| match line.starts_with('#') {
             true => line.replace("pipelines/", "").replace(&called, &name) + "\n",

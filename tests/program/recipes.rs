@@ -255,6 +255,60 @@ fn init_helps_where_columns_do_not_say_what_a_row_is() {
     project.run(&["run", "job.yaml", "--smoke"]).ends_with(0);
 }
 
+/// What `--columns` names is what `dataset` reads, whatever else the data has.
+#[test]
+fn init_reads_the_columns_that_are_chosen() {
+    let project = Project::new();
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let turns = json!([turn("user", "Who?"), turn("assistant", "Pip.")]);
+    let row = json!({ "messages": turns, "text": "All of Pip.", "before": [turn("user", "Where?")],
+        "after": [turn("assistant", "Here.")], "chosen": "Yes.", "rejected": "No." });
+    project.write("rows.jsonl", &format!("{row}\n").repeat(24));
+    for (columns, recipe, said) in [
+        ("text=text", "pretrain", "All of Pip."),
+        ("messages=messages", "lora", "Who?"),
+        ("prompt=before,response=after", "lora", "Here."),
+        ("prompt=text,chosen=chosen,rejected=rejected", "dpo", "All of Pip."),
+    ] {
+        init(&project, "rows.jsonl", &["--columns", columns]).ends_with(0);
+        let text = fs::read_to_string(project.path("job.yaml")).unwrap();
+        assert!(text.starts_with(&format!("# Written by `pipeline init`: `{recipe}`")), "{columns}:\n{text}");
+        let stage = if recipe == "dpo" { "pairs" } else { "rows" };
+        project.run(&["run", "job.yaml", "--until", stage]).ends_with(0);
+        let output = format!("{stage}.train");
+        project.run(&["show", "job.yaml", &output, "--rows", "1"]).ends_with(0).says(said);
+    }
+    let judged = ["--columns", "completion=text", "--columns", "label=chosen"];
+    init(&project, "rows.jsonl", &judged).ends_with(2).warns("the data has pairs of responses");
+    init(&project, "rows.jsonl", &["--columns", "prompt=text,prompt=chosen,response=after"])
+        .ends_with(2)
+        .warns("`--columns` names `prompt` twice");
+    init(&project, "rows.jsonl", &["--columns", "prompt=text", "--columns", "response=chosen,completion=rejected"])
+        .ends_with(2)
+        .warns("names `response` and `completion`, which are the same");
+}
+
+/// Commands can be typed as they are shown, and what options say is not told again.
+#[test]
+fn init_shows_commands_for_the_shell() {
+    let project = Project::new();
+    write_rows(&project);
+    Tokenizer::train().checkpoint("qwen2", &project.path("model"));
+    let arguments = ["init", "my job.yaml", "--data", "rows.jsonl", "--model", "./model"];
+    project.run(&arguments).ends_with(0).warns("`pipeline run 'my job.yaml' --smoke`");
+    let text = fs::read_to_string(project.path("my job.yaml")).unwrap();
+    assert!(text.contains("#   pipeline run 'my job.yaml'"), "{text}");
+    fs::remove_file(project.path("model/chat_template.jinja")).unwrap();
+    let ran = project.run(&[&arguments[..], &["--overwrite"]].concat()).ends_with(0);
+    ran.warns("`pipeline export 'my job.yaml' wider.model FOLDER`");
+    let text = fs::read_to_string(project.path("my job.yaml")).unwrap();
+    assert!(text.contains("#   pipeline export 'my job.yaml' wider.model FOLDER"), "{text}");
+    let arguments = ["init", "--data", "owner/name", "--model", "gpt2"];
+    let ran = project.run(&arguments);
+    assert!(!ran.stderr.contains("taken for"), "{ran}");
+}
+
 /// A folder of rows is not published into.
 #[test]
 fn init_publishes_nothing_into_what_it_reads() {
@@ -470,4 +524,9 @@ fn a_wrong_answer_is_asked_for_again() {
     fs::remove_file(project.path("pipeline.yaml")).unwrap();
     let (code, shown) = answered("one\ntwo\nthree\n");
     assert_eq!((code, shown.matches("Your rows").count()), (Some(2), 3), "{shown}");
+    // What is typed and is not here is said to be of a hub, once.
+    let (_, shown) = answered("owner/name\nlora\ngpt2\n");
+    let said =
+        ["taken for a data set of the Hub", "taken for a model of the Hub"].map(|text| shown.matches(text).count());
+    assert_eq!(said, [1, 1], "{shown}");
 }

@@ -87,6 +87,69 @@ stages:
 }
 
 #[test]
+fn a_stage_that_also_ran_unswept_is_named_with_its_children() {
+    let project = Project::new();
+    let again = |matrix: &str| {
+        let stage = "version: 1\nname: sweep\nstages:\n  b:\n    uses: command\n";
+        let with = "    with:
+      run: echo \"$S\" | tee \"$OUTPUT_o/x\" >&2
+      env: { S: z }
+      outputs: { o: files }
+";
+        project.write("p.yaml", &format!("{stage}{matrix}{with}"));
+        project.run(&["run", "p.yaml", "--format", "json"]).ends_with(0)
+    };
+    let swept = "    matrix: { env.S: [x, y] }\n";
+    again("").made(1);
+    project.run(&["cache", "rm", "b"]).ends_with(0);
+    again(swept).made(2);
+    project.run(&["logs", "b"]).ends_with(2).warns("`b` is 2 stages");
+    project.run(&["cache", "rm", "b"]).ends_with(0);
+    again(swept).made(2);
+    again("").made(1);
+    project.run(&["logs", "b"]).ends_with(0).says("z\n");
+    project.run(&["cache", "rm", "sweep/b[env.S=x]"]).ends_with(0);
+    again("").made(0);
+    again(swept).made(1);
+    project.run(&["cache", "rm", "sweep/b"]).ends_with(0);
+    again("").made(1);
+    again(swept).made(2);
+}
+
+#[test]
+fn results_of_children_are_removed_by_values_that_hold_commas() {
+    let project = Project::new();
+    let again = |matrix: &str, axis: &str| {
+        let text = format!(
+            "version: 1
+name: sweep
+stages:
+  b:
+    uses: command
+    matrix: {matrix}
+    with:
+      run: echo '${{matrix.{axis}}} ${{matrix.s}}' >\"$OUTPUT_o/x\"
+      outputs: {{ o: files }}
+"
+        );
+        project.write("p.yaml", &text);
+        project.run(&["run", "p.yaml", "--format", "json"]).ends_with(0)
+    };
+    let lists = || again("{ m: [[1, 2], [3]], s: [1, 2] }", "m");
+    lists().made(4);
+    project.run(&["cache", "rm", "b[s=1]"]).ends_with(0);
+    lists().made(2);
+    project.run(&["cache", "rm", "b[m=[1,2],s=1]"]).ends_with(0);
+    lists().made(1);
+    let texts = || again("{ p: [\"x,s=1\"], s: [1, 2] }", "p");
+    texts().made(2);
+    project.run(&["cache", "rm", "b[p=x,s=1,s=2]"]).ends_with(0);
+    assert_eq!(in_state(&texts(), "done"), ["b[p=x,s=1,s=2]"]);
+    project.run(&["cache", "rm", "b[s=1]"]).ends_with(0);
+    assert_eq!(in_state(&texts(), "done"), ["b[p=x,s=1,s=1]"]);
+}
+
+#[test]
 fn only_new_children_run_and_a_child_is_the_stage_written_by_hand() {
     let project = project();
     let first = run(&project, &["adapter.lora.rank=2,4"]);

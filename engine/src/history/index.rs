@@ -47,6 +47,20 @@ pub enum RunLookup {
     Several(Vec<String>),
 }
 
+/// A result that a run made or took.
+pub(super) struct ResultOfRun<'a> {
+    pub run: &'a str,
+    pub pipeline: &'a str,
+    pub stage: &'a str,
+    /// The stage's id in the file.
+    pub declared: &'a str,
+    /// The values that make the stage a child of a sweep, as JSON.
+    pub axes: &'a str,
+    pub key: Digest,
+    /// How long making it took, where the run made it.
+    pub seconds: Option<f64>,
+}
+
 /// Why the history cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
@@ -250,25 +264,22 @@ impl History {
         })
     }
 
-    /// Gives each result that a run made or took, with its pipeline and stage and, where the run made it, the seconds
-    /// that took; the newest run first.
+    /// Gives each result that a run made or took, the newest run first.
     ///
     /// # Errors
     /// Fails where the index does.
-    pub(super) fn each_result(
-        &self,
-        mut each: impl FnMut(&str, &str, &str, Digest, Option<f64>),
-    ) -> Result<(), HistoryError> {
+    pub(super) fn each_result(&self, mut each: impl FnMut(&ResultOfRun<'_>)) -> Result<(), HistoryError> {
         self.query(|connection| {
-            let sql = "SELECT run, pipeline, stage, key, status, seconds FROM stages WHERE key IS NOT NULL
-                ORDER BY run DESC, position";
+            let sql = "SELECT run, pipeline, stage, key, status, seconds, declared, axes FROM stages
+                WHERE key IS NOT NULL ORDER BY run DESC, position";
             let mut statement = connection.prepare(sql)?;
             let mut rows = statement.query([])?;
             while let Some(row) = rows.next()? {
                 let text = |column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
                 let Ok(key) = text(3)?.parse() else { continue };
                 let seconds = if text(4)? == "done" { row.get(5)? } else { None };
-                each(text(0)?, text(1)?, text(2)?, key, seconds);
+                let (run, pipeline, stage, declared, axes) = (text(0)?, text(1)?, text(2)?, text(6)?, text(7)?);
+                each(&ResultOfRun { run, pipeline, stage, declared, axes, key, seconds });
             }
             Ok(())
         })

@@ -16,6 +16,7 @@ use super::folder::{
 };
 use super::host::Host;
 use crate::error::{Cause, Failure};
+use crate::plan::Scale;
 use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
@@ -42,7 +43,7 @@ pub struct RunSummary {
 impl RunSummary {
     /// Whether it was a smoke run: the plan of one has a name of its own.
     pub fn is_smoke(&self) -> bool {
-        self.pipeline.ends_with(" (smoke)")
+        self.pipeline.ends_with(Scale::SMOKE_ENDING)
     }
 }
 

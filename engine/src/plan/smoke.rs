@@ -18,6 +18,11 @@ pub enum Scale {
     Smoke,
 }
 
+impl Scale {
+    /// How the names of smoke runs' plans end in the history.
+    pub(crate) const SMOKE_ENDING: &str = " (smoke)";
+}
+
 /// Puts into every stage's parameters what its kind does in a smoke run.
 pub(super) fn shrink(root: &mut Node, registry: &Registry) {
     let Value::Map(entries) = &mut root.value else { return };
@@ -46,7 +51,7 @@ pub(super) fn marked(mut plan: Plan, registry: &Registry) -> Plan {
     for stage in &mut plan.stages {
         stage.smoke = registry.get(stage.kind).is_some_and(|kind| (kind.smoke)(&stage.parameters) != Smoke::Same);
     }
-    plan.name.push_str(" (smoke)");
+    plan.name.push_str(Scale::SMOKE_ENDING);
     plan.publish.clear();
     plan.gates.clear();
     plan

@@ -9,28 +9,32 @@ use crate::import::places::Places;
 use crate::render::Failure;
 use crate::{terminal, words};
 
-/// Rows that are here, or that may be on a hub.
+/// Rows that are here, or that may be on a hub. `tells` says where a name is taken for one of a hub.
 ///
 /// # Errors
 /// Fails where they are not here, and the name is none of a hub.
-pub(super) fn data(name: &str, places: &Places) -> Result<String, Failure> {
+pub(super) fn data(name: &str, places: &Places, tells: bool) -> Result<String, Failure> {
     if name.contains(['*', '?', '[']) || places.find(name).is_some() {
         return Ok(name.to_owned());
     }
     let is_of_hub = name.contains('/') && Repository::parse(RepositoryKind::Dataset, name).is_ok();
+    let shown = words::visible(name);
     if places.is_path(name) || !is_of_hub {
-        let failure = Failure::wrong(format!("there is no file `{}`", words::visible(name)));
+        let failure = Failure::wrong(format!("there is no file `{shown}`"));
         return Err(failure.with_help("a data set of the Hub is named `owner/name`"));
     }
-    terminal::tell_line(format_args!("`{name}` is no file here, and is taken for a data set of the Hub"));
+    if tells {
+        terminal::tell_line(format_args!("`{shown}` is no file here, and is taken for a data set of the Hub"));
+    }
     Ok(name.to_owned())
 }
 
-/// A checkpoint that is here, or a model that may be on a hub.
+/// A checkpoint that is here, or a model that may be on a hub. `tells` says where a name without an owner is taken for
+/// one of a hub.
 ///
 /// # Errors
 /// Fails where it is not here, and the name is none of a hub, and where a folder has no checkpoint.
-pub(super) fn model(name: &str, places: &Places) -> Result<String, Failure> {
+pub(super) fn model(name: &str, places: &Places, tells: bool) -> Result<String, Failure> {
     let shown = words::visible(name);
     match places.find(name) {
         Some(folder) if folder.is_dir() && !has_checkpoint(&folder) => {
@@ -42,7 +46,7 @@ pub(super) fn model(name: &str, places: &Places) -> Result<String, Failure> {
             let failure = Failure::wrong(format!("there is no folder `{shown}`"));
             return Err(failure.with_help("a model of the Hub is named `owner/name`"));
         }
-        None if !name.contains('/') => {
+        None if tells && !name.contains('/') => {
             terminal::tell_line(format_args!("`{shown}` is no folder here, and is taken for a model of the Hub"));
         }
         None => {}

@@ -65,7 +65,7 @@ fn wider(draft: &Draft, file: &Path, missing: &[&str]) -> Wider {
     let parameters = format!("added_special_tokens: {}", write::flow(&json!(missing)));
     wider.put_between("base", "wider", "add_tokens", &parameters);
     wider.explain(format!("{NO_TEMPLATE}, whose {} the stage `wider` adds.", names(missing)));
-    let name = words::path(Path::new(file.file_name().unwrap_or_default()));
+    let name = words::for_shell(&words::path(Path::new(file.file_name().unwrap_or_default())));
     let about_adapter = [
         "The adapter is one of the model with the added tokens, and does not load on the one without:".to_owned(),
         format!("  pipeline export {name} wider.model FOLDER"),
@@ -81,7 +81,7 @@ impl Wider {
         let tokens = names(missing);
         terminal::tell_line(format_args!("the model has no chat template: ChatML's {tokens} are added to it"));
         if self.publishes_an_adapter {
-            let file = words::path(file);
+            let file = words::for_shell(&words::path(file));
             terminal::tell_line(format_args!(
                 "the adapter loads on the model with these tokens: `pipeline export {file} wider.model FOLDER`"
             ));

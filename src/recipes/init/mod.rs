@@ -1,8 +1,8 @@
 //! `pipeline init`: a pipeline file for the user's rows, model and machine, made of a recipe.
 //!
 //! [`rows`] looks at the data, whose [`columns`] have names, [`machine`] at the machine, [`questions`] asks for what is
-//! not given, of which [`answers`] says whether it is there. [`mod@check`] says what is wrong with the file before it is
-//! written, [`chat_template`] helps a model that has none.
+//! not given, of which [`answers`] says whether it is there. [`mod@check`] says what is wrong with the file before it
+//! is written, [`chat_template`] helps a model that has none.
 
 mod answers;
 mod chat_template;
@@ -55,7 +55,8 @@ pub(crate) struct InitArgs {
     /// A file of rows, or a dataset on the Hub: `owner/name`.
     #[arg(long, value_name = "FILE|NAME")]
     data: Option<String>,
-    /// Which columns of the rows are what, where their names do not say it: `prompt=Review,response=Stars`.
+    /// Which columns of the rows are what, where their names do not say it: `prompt=Review,response=Stars`. May be
+    /// given several times; a column with a comma in its name cannot be named.
     #[arg(long, value_name = "NAME=COLUMN", value_delimiter = ',')]
     columns: Vec<Chosen>,
     /// A recipe that reads rows, as `pipeline ls` lists them; default: the one that fits the rows.
@@ -77,12 +78,15 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let places = Places::new(None, Some(&args.file));
     let machine = Machine::here();
     let question = Question { option: "--data", text: "Your rows, a file or a data set on the Hub", default: None };
-    let data = answer(args.data.as_deref(), &question, &|name| answers::data(name, &places))?;
+    let is_quiet = global.verbosity() == Verbosity::Quiet;
+    let tells = args.data.is_none() && !is_quiet;
+    let data = answer(args.data.as_deref(), &question, &|name| answers::data(name, &places, tells))?;
     let rows = Rows::of(&data, &places, &args.columns)?;
     let recipe = recipe(args.purpose.as_deref(), &rows)?;
     let suggested = Some(machine.suggested(recipe.name).repo);
     let question = Question { option: "--model", text: "A model, on the Hub or in a folder", default: suggested };
-    let model = answer(args.model.as_deref(), &question, &|name| answers::model(name, &places))?;
+    let tells = args.model.is_none() && !is_quiet;
+    let model = answer(args.model.as_deref(), &question, &|name| answers::model(name, &places, tells))?;
 
     let mut draft = draft(recipe, &rows, (&model, &data), &machine, &places)?;
     check_publish(&mut draft, &args.file, global);
@@ -96,8 +100,11 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let file = words::path(&args.file);
     match until {
         Some(until) => terminal::tell_line(format_args!("the file is written, and a run of it fails until {until}")),
-        None if global.verbosity() == Verbosity::Quiet => {}
-        None => terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it")),
+        None if is_quiet => {}
+        None => {
+            let command = words::for_shell(&file);
+            terminal::tell_line(format_args!("{file}: written; `pipeline run {command} --smoke` tries it"));
+        }
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use stages::data::artifact::Shape as RowShape;
 use stages::kinds::dataset::read::{Reading, Wanted};
 use stages::kinds::dataset::{self, Format};
 
-use super::columns::{self, Chosen, Columns};
+use super::columns::{self, Chosen, Columns, listed};
 use crate::import::parameters::Parameters;
 use crate::import::places::Places;
 use crate::import::rows::{self, Shape};
@@ -53,7 +53,7 @@ impl Rows {
     /// Looks at the first rows of the files, and counts. `chosen` are the columns that the user names.
     ///
     /// # Errors
-    /// Fails where a column that is named is not there, and where those that are named make no rows.
+    /// Fails where a column that is named is not there or named twice, and where those that are named make no rows.
     pub(super) fn of(data: &str, places: &Places, chosen: &[Chosen]) -> Result<Self, Failure> {
         let columns = places.columns(data).unwrap_or_default();
         let named = if chosen.is_empty() { Columns::of(&columns) } else { Columns::chosen(chosen, &columns)? };
@@ -63,9 +63,10 @@ impl Rows {
             let others = "`messages=…`, `text=…` or `prompt=…,chosen=…,rejected=…`";
             return Err(failure.with_help(format!("such as `{}`, {others}", columns::EXAMPLE)));
         }
-        let read: Vec<&str> = found.read.iter().map(|name| named.source(name)).collect();
-        let is_read = |column: &String| found.form == Form::Unknown || read.contains(&column.as_str());
-        let unread = columns.iter().filter(|column| !is_read(column)).cloned().collect();
+        if let Some(failure) = found.contradicted(&named) {
+            return Err(failure);
+        }
+        let unread = found.unread(&named, &columns);
         let count = count(data, places);
         let field = if count == Some(1) { field(data, places, &columns) } else { None };
         Ok(Self { form: found.form, parameters: found.written(), unread, count, columns, field })
@@ -106,6 +107,8 @@ struct Found {
     form: Form,
     /// What `dataset` is told.
     parameters: Parameters,
+    /// What `map` is told where `parameters` say nothing of it.
+    map: Option<Json>,
     /// What `column_map` is told besides: a name, and the column of the data.
     renamed: Vec<(String, String)>,
     /// The columns that are read, by the names that are known here.
@@ -124,7 +127,7 @@ impl Found {
             None | Some(Shape::Preference) => Self::nothing(Form::Unknown),
             Some(Shape::Text(name)) => {
                 let mut found = Self::nothing(Form::Text);
-                if !columns.have(&["text"]) {
+                if columns.are_chosen() || !columns.have(&["text"]) {
                     rows::text(&mut found.parameters, columns.source(&name));
                 }
                 found.reading(&name)
@@ -143,16 +146,52 @@ impl Found {
     }
 
     fn nothing(form: Form) -> Self {
-        Self { form, parameters: Parameters::default(), renamed: Vec::new(), read: Vec::new() }
+        Self { form, parameters: Parameters::default(), map: None, renamed: Vec::new(), read: Vec::new() }
     }
 
-    /// Preferences, whose columns `dataset` finds by itself where they have their own names.
-    fn preferences(columns: &Columns, shape: RowShape, read: Vec<String>, lists: &dyn Fn(&[&str]) -> bool) -> Self {
+    /// Preferences, whose columns `dataset` finds by itself where they have their own names and the user chooses none.
+    fn preferences(columns: &Columns, shape: RowShape, mut read: Vec<String>, lists: &dyn Fn(&[&str]) -> bool) -> Self {
         let form = if shape == RowShape::Judged { Form::Judged } else { Form::Pairs };
         let renamed = columns.renamed(&read);
         let turns: Vec<&str> = read.iter().map(String::as_str).collect();
         let tools = columns.get(TOOLS).filter(|_| lists(&turns));
-        Self { form, parameters: Parameters::default(), renamed, read }.with_tools(tools)
+        if columns.are_chosen() {
+            read = Self::with_prompt_of_data(columns, read);
+        }
+        Self { renamed, read, ..Self::nothing(form) }.with_tools(tools)
+    }
+
+    /// The columns of preferences that are chosen, with those of the data that `dataset` takes for a prompt where none
+    /// is chosen. An instruction that `column_map` names is the whole prompt.
+    fn with_prompt_of_data(columns: &Columns, mut read: Vec<String>) -> Vec<String> {
+        let has_instruction = read.iter().any(|name| name == "instruction");
+        if has_instruction && !columns.have_instruction() {
+            read.retain(|name| !columns::BESIDE_INSTRUCTION.contains(&name.as_str()));
+        } else if has_instruction || read.len() == 2 {
+            let seen = dataset::preferences(&columns.seen()).map(|(_, seen)| seen).unwrap_or_default();
+            let more: Vec<String> = seen.into_iter().filter(|name| name != "kto_tag" && !read.contains(name)).collect();
+            read.extend(more);
+        }
+        read
+    }
+
+    /// Why `dataset` does not make what is chosen: columns of the data say something else, whatever others are named.
+    fn contradicted(&self, columns: &Columns) -> Option<Failure> {
+        let is_judged = self.form == Form::Judged && columns.are_chosen();
+        let (_, read) = dataset::preferences(&columns.seen()).filter(|(shape, _)| *shape != RowShape::Judged)?;
+        is_judged.then(|| {
+            let message = "`--columns` names a response that is judged, and the data has pairs of responses";
+            let help = format!("`dataset` makes pairs of {}, whatever else is named", listed(&read));
+            Failure::wrong(message).with_help(help)
+        })
+    }
+
+    /// The columns that nothing is made of: of the data, or of those that are named where it cannot be seen.
+    fn unread(&self, named: &Columns, columns: &[String]) -> Vec<String> {
+        let read: Vec<&str> = self.read.iter().map(|name| named.source(name)).collect();
+        let chosen: Vec<String> = named.names().iter().map(|name| named.source(name).to_owned()).collect();
+        let all = if columns.is_empty() { chosen } else { columns.to_vec() };
+        all.into_iter().filter(|column| self.form != Form::Unknown && !read.contains(&column.as_str())).collect()
     }
 
     /// Turns in a column, behind the system message of another.
@@ -162,7 +201,7 @@ impl Found {
         if let Some(system) = columns.get("system").filter(|_| lists(&[name])) {
             rows::messages_after(&mut found.parameters, column, system);
             found = found.reading("system");
-        } else if tools.is_some() || !["messages", "conversations"].contains(&column) {
+        } else if columns.are_chosen() || tools.is_some() || !["messages", "conversations"].contains(&column) {
             rows::messages(&mut found.parameters, column);
             found.parameters.remove("turn_order");
         }
@@ -174,6 +213,9 @@ impl Found {
         let has = |name: &str| columns.get(name).is_some();
         let tools = columns.get(TOOLS);
         if lists(&[prompt, completion]) {
+            if columns.are_chosen() {
+                return Self::turns(columns, prompt, completion).with_tools(tools);
+            }
             // TRL's columns, which `dataset` reads as a conversation.
             let are_of_trl = (prompt, completion) == ("prompt", "completion") && columns.have(&[prompt, completion]);
             return match are_of_trl {
@@ -189,6 +231,23 @@ impl Found {
         }
         let found = Self::answered(columns, lists, &user, completion).reading(prompt);
         context.into_iter().fold(found, Self::reading).with_tools(tools)
+    }
+
+    /// A prompt and its response, both lists of turns, of which those of the prompt are not trained: as `dataset` reads
+    /// TRL's columns.
+    fn turns(columns: &Columns, prompt: &str, completion: &str) -> Self {
+        let mut found = Self::nothing(Form::Conversations);
+        let (before, after) = (required(columns.source(prompt)), required(columns.source(completion)));
+        let is_one = |key: &str| format!("(turn['{key}']|default('')) in ['assistant', 'gpt', 'model']");
+        let is_answer = [is_one("role"), is_one("from")].join(" or ");
+        let text = format!(
+            "{{% set kept = namespace(turns=[]) %}}{{% for turn in {before} %}}{{% set kept.turns = kept.turns + \
+             [dict(turn, weight=0) if {is_answer} else turn] %}}{{% endfor %}}{{{{ (kept.turns + {after})|tojson }}}}"
+        );
+        found.map = Some(json!({ "messages": text }));
+        rows::messages(&mut found.parameters, "messages");
+        found.parameters.remove("turn_order");
+        found.reading(prompt).reading(completion)
     }
 
     /// A prompt and its answer as the turns of a user and an assistant, for the model's chat template, behind the
@@ -229,7 +288,7 @@ impl Found {
             columns.get_or_insert_with(|| json!({}))[name] = json!(column);
         }
         let one = |(name, value): (&str, Option<&Json>)| Some(format!("{name}: {}", write::flow(value?)));
-        let all = [("map", self.parameters.get("map")), ("column_map", columns.as_ref())];
+        let all = [("map", self.parameters.get("map").or(self.map.as_ref())), ("column_map", columns.as_ref())];
         let written: Vec<String> = all.into_iter().filter_map(one).collect();
         (!written.is_empty()).then(|| written.join(", "))
     }
@@ -291,6 +350,51 @@ mod tests {
         let (alpaca, parameters) = form(&["instruction", "input", "output"]);
         assert_eq!(alpaca, Form::Conversations);
         assert!(parameters.is_some_and(|parameters| parameters.contains("'assistant'")));
+    }
+
+    /// Each with the columns of the data, those that are chosen, the form, and what `dataset` is told.
+    #[test]
+    fn dataset_is_told_of_chosen_columns_whatever_they_are_called() {
+        for (data, chosen, form, told) in [
+            (&["messages", "text"][..], &["text=text"][..], Form::Text, "column_map: { text: text }"),
+            (
+                &["chosen", "rejected", "messages"],
+                &["messages=messages"],
+                Form::Conversations,
+                "column_map: { messages: messages }",
+            ),
+            (
+                &["messages", "chosen", "rejected"],
+                &["chosen=chosen", "rejected=rejected"],
+                Form::Pairs,
+                "column_map: { chosen: chosen, rejected: rejected }",
+            ),
+            (
+                &["prompt", "completion", "label", "messages"],
+                &["response=completion", "label=label", "prompt=prompt"],
+                Form::Judged,
+                "column_map: { completion: completion, label: label, prompt: prompt }",
+            ),
+        ] {
+            let (columns, found) = choice(data, chosen, &[]);
+            assert_eq!((found.form, found.written().as_deref()), (form, Some(told)), "{chosen:?}");
+            assert!(found.contradicted(&columns).is_none(), "{chosen:?}");
+        }
+        // A prompt of the data is read, too.
+        let (columns, found) = choice(&["prompt", "chosen", "rejected"], &["chosen=chosen", "rejected=rejected"], &[]);
+        assert!(found.unread(&columns, &columns.seen()).is_empty(), "{found:?}");
+        let (columns, found) = choice(&["chosen", "rejected", "c", "l"], &["completion=c", "label=l"], &[]);
+        assert!(found.contradicted(&columns).is_some(), "{found:?}");
+        let (_, found) = choice(&["messages", "prompt", "b"], &["prompt=prompt", "response=b"], &["prompt", "b"]);
+        assert!(found.written().is_some_and(|told| told.contains("weight=0") && told.contains("messages: messages")));
+    }
+
+    fn choice(data: &[&str], chosen: &[&str], lists: &[&str]) -> (Columns, Found) {
+        let data: Vec<String> = data.iter().map(|&column| column.to_owned()).collect();
+        let chosen: Vec<Chosen> = chosen.iter().map(|text| text.parse().unwrap()).collect();
+        let columns = Columns::chosen(&chosen, &data).unwrap();
+        let found = Found::of(&columns, &|names| names.iter().any(|name| lists.contains(name)));
+        (columns, found)
     }
 
     /// Each with the columns that are read, and a part of what `dataset` is told.

@@ -31,7 +31,7 @@ pub(crate) fn end_at_turns(folder: &Path) -> Result<(), StageError> {
     let model = object(&folder.join("config.json")).unwrap_or_default();
     let settings = if path.exists() { object(&path) } else { Some(of_model(&model)) };
     let Some(mut settings) = settings else { return Ok(()) };
-    let before = ids(&settings).or_else(|| ids(&model)).unwrap_or_default();
+    let before = ids(&settings).or_else(|| ids(&of_model(&model))).unwrap_or_default();
     let mut after = before.clone();
     for id in end_of_turn_ids(folder).into_iter().map(u64::from) {
         if !after.contains(&id) {
@@ -53,18 +53,20 @@ fn object(path: &Path) -> Option<Map<String, Value>> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// What a new file has of a `config.json`.
+/// What a new file has of a `config.json`; that of a model of several parts has it in the part for text.
 fn of_model(model: &Map<String, Value>) -> Map<String, Value> {
-    let named = OF_MODEL.into_iter().filter_map(|name| Some((name, model.get(name)?)));
-    named.filter(|(_, id)| !id.is_null()).map(|(name, id)| (name.to_owned(), id.clone())).collect()
+    let of_text = model.get("text_config").and_then(Value::as_object);
+    let field = |name: &str| model.get(name).or_else(|| of_text?.get(name)).filter(|id| !id.is_null());
+    OF_MODEL.into_iter().filter_map(|name| Some((name.to_owned(), field(name)?.clone()))).collect()
 }
 
-/// The tokens that end generation, if they are named.
+/// The tokens that end generation, if any is named.
 fn ids(fields: &Map<String, Value>) -> Option<Vec<u64>> {
-    match fields.get(EOS)? {
-        Value::Array(several) => several.iter().map(Value::as_u64).collect(),
-        one => Some(vec![one.as_u64()?]),
-    }
+    let ids: Vec<u64> = match fields.get(EOS)? {
+        Value::Array(several) => several.iter().filter_map(Value::as_u64).collect(),
+        one => one.as_u64().into_iter().collect(),
+    };
+    (!ids.is_empty()).then_some(ids)
 }
 
 #[cfg(test)]
@@ -108,6 +110,10 @@ mod tests {
         written(settings, r#"{"temperature":0.6,"eos_token_id":[7,1,4],"top_p":0.9}"#);
         written(r#"{"eos_token_id": 2, "top_p": 1.0}"#, r#"{"eos_token_id":[2,4],"top_p":1.0}"#);
         written(r#"{"_from_model_config": true, "eos_token_id": 1}"#, r#"{"eos_token_id":[1,4]}"#);
+        written(r#"{"eos_token_id": [2, null]}"#, r#"{"eos_token_id":[2,4]}"#);
+        written(r#"{"eos_token_id": []}"#, r#"{"eos_token_id":[1,4]}"#);
+        let of_parts = ("config.json", r#"{"text_config": {"eos_token_id": 1}}"#);
+        assert_eq!(ended(&[of_parts]).as_deref(), Some("{\n  \"eos_token_id\": [\n    1,\n    4\n  ]\n}\n"));
         written(r#"{"do_sample": true}"#, r#"{"do_sample":true,"eos_token_id":[1,4]}"#);
         assert_eq!(ended(&[("config.json", "{}")]).as_deref(), Some("{\n  \"eos_token_id\": 4\n}\n"));
     }

@@ -258,16 +258,18 @@ impl Tokenizer {
         ids
     }
 
-    /// The tokens that end a turn of its chat templates, the default one's first: of each the added token that its end
-    /// of a turn begins with. A template that ends turns with other text has none.
+    /// The tokens that end a turn of its chat templates, the default one's first: of each the special token that its
+    /// end of a turn begins with, or the added one that it is. A template that ends turns with other text has none.
     fn end_of_turn_ids(&self) -> Vec<u32> {
         let templates = self.chat_templates.iter().flat_map(|templates| templates.all());
-        templates.filter_map(|template| self.leading_added_token(template.end_of_turn()?.trim())).collect()
+        templates.filter_map(|template| self.ending_token(template.end_of_turn()?.trim())).collect()
     }
 
-    fn leading_added_token(&self, text: &str) -> Option<u32> {
-        let first = *self.encode(text).ok()?.first()?;
-        self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&first).then_some(first)
+    fn ending_token(&self, text: &str) -> Option<u32> {
+        let ids = self.encode(text).ok()?;
+        let (&first, rest) = ids.split_first()?;
+        let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&first);
+        (self.is_special(first) || (rest.is_empty() && is_added())).then_some(first)
     }
 
     /// The chat templates, if the model has any.

@@ -199,7 +199,6 @@ impl Cpu {
         places: Places<'_>,
     ) {
         let (dy, rows, width) = (dy.operand, dy.operand.rows(), block.gate_up.width());
-        let activation = block.activation;
         let down = [Columns::new(&block.down_proj, 0, of_low_rank, dy, Sense::Backward)];
         let dropped = self.dropped_gradient(&block.down_proj, of_low_rank, draws);
         let work = || block.down_proj.matrix.weight.work(dy, Sense::Backward, width);
@@ -230,11 +229,11 @@ impl Cpu {
                         );
                         let mut short_rows = Vec::with_capacity(BLOCK);
                         for first in rows.clone().step_by(BLOCK) {
-                            let block = first..rows.end.min(first + BLOCK);
-                            for row in block.end..rows.end.min(block.end + BLOCK) {
+                            let in_turn = first..rows.end.min(first + BLOCK);
+                            for row in in_turn.end..rows.end.min(in_turn.end + BLOCK) {
                                 places.ask_for(row, &columns);
                             }
-                            for row in block {
+                            for row in in_turn {
                                 let dhidden = dhidden.row(row - rows.start, 0..count);
                                 if let Some(dropped) = &dropped {
                                     pointwise::add(self.set, &dropped.view().row(row)[columns.clone()], dhidden);
@@ -243,11 +242,11 @@ impl Cpu {
                                     Some(rounded) => short_rows.push(rounded),
                                     None => {
                                         let scratch = [&mut *gate_up, &mut *gradients];
-                                        self.gated_backward(activation, places, row, &columns, dhidden, scratch);
+                                        self.gated_backward(block.activation, places, row, &columns, dhidden, scratch);
                                     }
                                 }
                             }
-                            pointwise::gated_backward_rounded(self.set, activation, &mut short_rows);
+                            pointwise::gated_backward_rounded(self.set, block.activation, &mut short_rows);
                             short_rows.clear();
                         }
                     }

@@ -176,7 +176,7 @@ impl Cpu {
         let halves = block.gate_up.halves(low_rank, x);
         let work = || halves[0].projection.matrix.weight.work(x, Sense::Forward, 2 * width);
         let _kernel = self.profile.kernel("linear and gated", work);
-        let (is_rounded, activation) = (self.compute == Compute::Bf16, block.activation);
+        let is_rounded = self.compute == Compute::Bf16;
         kept.reshape(&self.buffers, rows, if is_rounded { width } else { 2 * width });
         let kept = kept.target();
         let mut hidden = Prepared::default();
@@ -220,13 +220,13 @@ impl Cpu {
                                 short_rows.push(GatedRow { gate, up, words: words(row), y });
                                 continue;
                             }
-                            pointwise::gated(self.set, activation, gate, up, hidden);
+                            pointwise::gated(self.set, block.activation, gate, up, hidden);
                             target.write(row, columns.start, hidden);
                             if is_rounded {
                                 pointwise::round_pairs(self.set, gate, up, words(row));
                             }
                         }
-                        pointwise::gated_and_rounded(self.set, activation, &mut short_rows);
+                        pointwise::gated_and_rounded(self.set, block.activation, &mut short_rows);
                         short_rows.clear();
                     }
                 }
