@@ -130,9 +130,8 @@ fn instead_of(kind: &Kind, written: &str) -> Option<&'static str> {
 fn instead_of_value(kind: &Kind, with: &Node, span: Span) -> Option<&'static str> {
     let listed = kind.keys_elsewhere.iter();
     let mut values = listed.filter_map(|(written, instead)| Some((written.split_once(": ")?, *instead)));
-    let is_meant = |node: &Node, value: &str| {
-        node.span == span && (value == node.to_json().to_string() || value == format!("<{}>", node.describe()))
-    };
+    let forms = |node: &Node| [node.to_json().to_string(), format!("<{}>", node.describe())];
+    let is_meant = |node: &Node, value: &str| node.span == span && forms(node).iter().any(|form| form == value);
     values.find(|((key, value), _)| with.get(key).is_some_and(|node| is_meant(node, value))).map(|(_, instead)| instead)
 }
 
