@@ -243,7 +243,7 @@ const WORDS_OF_OTHER_PROGRAMS: &[(&str, &str)] = &[
     ("uses: train, with: { dtype: float16 }", "did you mean `f16`?"),
     ("uses: train, with: { dtype: bfloat16 }", "did you mean `bf16`?"),
     ("uses: train, with: { dtype: float32 }", "did you mean `f32`?"),
-    ("uses: train, with: { epochs: 1.5 }", "write a whole number, or `max_steps`"),
+    ("uses: train, with: { epochs: 1.5 }", "write an integer, or `max_steps`"),
     ("uses: train, with: { epochs: 1.0 }", "write 1"),
     ("uses: train, with: { max_steps: -1 }", "leave it out"),
     ("uses: train, with: {}, resources: { device: gpu }", "did you mean `cuda`, `rocm` or `metal`?"),

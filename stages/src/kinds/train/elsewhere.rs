@@ -17,7 +17,7 @@ pub(super) const KEYS: &[(&str, &str)] = &[
     ("batch_size", "write `micro_batch_size`, and `gradient_accumulation_steps` for more rows per step"),
     ("num_train_epochs", "write `epochs`"),
     ("num_epochs", "write `epochs`"),
-    ("epochs: <a number>", "write a whole number, or `max_steps`: the number of optimizer steps"),
+    ("epochs: <a number>", "write an integer, or `max_steps`: the number of optimizer steps"),
     ("max_steps: -1", "leave it out: without it `epochs` decides how many steps there are"),
     ("model_name_or_path", "write `model`: the id of a `download` stage"),
     ("pretrained_model_name_or_path", "write `model`: the id of a `download` stage"),
