@@ -232,6 +232,8 @@ def test_steps_without_a_loss_may_move_nothing() -> None:
     from pipeline_torch_worker.device import Device
     from pipeline_torch_worker.parallel import Ranks
 
-    audit = Audit({"lora_A": torch.nn.Parameter(torch.ones(8))}, {}, True, Ranks.alone(Device("cpu", torch.device("cpu"), "cpu")))
+    audit = Audit(
+        {"lora_A": torch.nn.Parameter(torch.ones(8))}, {}, True, Ranks.alone(Device("cpu", torch.device("cpu"), "cpu"))
+    )
     assert [audit.after_step(1e-3, 0.0) for _ in range(2 * STEPS)] == [None] * (2 * STEPS)
     assert [audit.after_step(1e-3, 0.5) for _ in range(STEPS)] == [None] * (STEPS - 1) + ["lora_A"]
