@@ -112,6 +112,11 @@ impl Home {
         &self.root
     }
 
+    /// The folder, where it is not the one that the pipeline file has by itself.
+    pub(crate) fn elsewhere(&self) -> Option<&Path> {
+        (self.root != self.project.join(FOLDER)).then_some(self.root.as_path())
+    }
+
     /// What to do when the disk is full that a path is on. `told` is what has been said about it.
     pub fn advice_when_full(&self, path: &Path, told: &[String]) -> String {
         let full = if Disk::holds_both(path, &self.store()) { FullDisk::OfStore } else { FullDisk::Another };

@@ -42,7 +42,7 @@ pub struct Problem {
     /// Other places that belong to it, each with what is under its underline.
     pub related: Vec<(Span, String)>,
     /// The parameter that it is about, as a dotted path below `with:`, where its span is that of the whole mapping:
-    /// the engine knows where each parameter stands, and a stage kind does not.
+    /// the engine knows where each parameter stands, and a stage kind does not. Of a missing key it is that key.
     pub field: Option<String>,
 }
 

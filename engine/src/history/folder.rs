@@ -117,6 +117,13 @@ pub struct RunInput {
     pub kind: String,
 }
 
+/// The id of a run that begins at a moment. Runs are ordered by their ids, so it is behind those of all runs that are
+/// recorded: also where the clock was set back since, the newest run is the one that was recorded last.
+pub(crate) fn new_run_id(runs: &Path, started: Moment) -> String {
+    let recorded = fs::read_dir(runs).into_iter().flatten().flatten();
+    started.behind(recorded.filter_map(|run| Moment::of_run_id(run.file_name().to_str()?))).run_id()
+}
+
 /// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not
 /// say another.
 pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<String, Value> {

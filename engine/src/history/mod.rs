@@ -17,11 +17,11 @@ mod view;
 
 pub use archive::{ArchiveError, ArchiveList, ArchivedFile, write_archive};
 pub use events::{EventTail, Events, TimedEvent, Words, events_file};
-pub(crate) use folder::circumstances;
 pub use folder::{
     JOB_FILE, LOG_FILE, PROFILE_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TRACE_FILE, own_traces,
     stage_folder,
 };
+pub(crate) use folder::{circumstances, new_run_id};
 pub use host::Host;
 pub use index::{History, HistoryError, RunLookup, Selection};
 pub use provenance::{Ancestor, InputOrigin, Provenance, SourceFile, Tracer};

@@ -51,15 +51,13 @@ impl<'a> Fields<'a> {
                 let span = if taken_away { entry.value.span } else { entry.key_span };
                 Problem::error("missing-key", span, format!("`{field}` has no value"), "a value is required")
             }
-            None => Problem::error(
-                "missing-key",
-                self.span,
-                format!("`{field}` is missing"),
-                match self.chosen {
+            None => {
+                let label = match self.chosen {
                     Some(chosen) => format!("`{chosen}` needs `{name}`"),
                     None => format!("`{name}` is required in this mapping"),
-                },
-            ),
+                };
+                Problem::error("missing-key", self.span, format!("`{field}` is missing"), label).at(field)
+            }
         };
         self.reader.problems.push(problem);
         None

@@ -138,8 +138,7 @@ fn instead_of_value(kind: &Kind, with: &Node, span: Span) -> Option<&'static str
 /// The keys that were reported as missing, nested ones with dots.
 fn missing_keys(problems: &[Problem]) -> Vec<String> {
     let missing = problems.iter().filter(|problem| problem.code == "missing-key");
-    let named = missing.filter_map(|problem| problem.message.strip_prefix('`')?.strip_suffix("` is missing"));
-    named.map(str::to_owned).collect()
+    missing.filter_map(|problem| problem.field.clone()).collect()
 }
 
 /// The one nested key that is called so, alone or with the key around it: `learning_rate`, `lora_alpha`, `lora_r`.

@@ -20,6 +20,7 @@ use crate::track::Tracker;
 
 mod as_written;
 mod child;
+mod command;
 mod declared;
 pub(crate) mod entry;
 mod expand;
@@ -41,6 +42,7 @@ mod smoke;
 mod tests;
 
 pub use child::is_meant_by;
+pub use command::for_shell;
 pub use gate::{Bound, Figure, Gate, Margin, Side};
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};

@@ -1,19 +1,23 @@
-//! Where nothing may be published: what a run reads or keeps, and what others made. Found before anything runs.
+//! Where nothing may be published: what a run reads or keeps, and what others made; and where nothing can be. Found
+//! before anything runs.
 //!
 //! A target is replaced as a whole. So one that is, holds or is in the pipeline file, the home or a source of the
-//! same file would take it along, and is an error whatever the command line says. Folders are compared by the places
-//! that they really are: `..`, links and absolute paths are other spellings of the same.
+//! same file would take it along, and is an error whatever the command line says. So is one in a folder that was
+//! published, which another file may replace. Folders are compared by the places that they really are: `..`, links and
+//! absolute paths are other spellings of the same.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::ops::Bound;
 use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
 
 use cache::{StatCache, Store};
+use nix::unistd::{AccessFlags, access};
 
-use super::record::Look;
+use super::record::{Look, Record};
 use super::{Alone, OnChanged, PublishError, inspect, lock_name, target, tidy};
-use crate::file::problem::Problem;
+use crate::error::{Cause, by_system_error};
+use crate::file::problem::{Problem, Severity};
 use crate::file::source::Span;
 use crate::home::Home;
 use crate::keys::folder_of;
@@ -22,8 +26,8 @@ use crate::plan::{Plan, Publish, Reads};
 /// When the targets are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// By a command that only looks: what `--overwrite` would replace is a warning, nothing is written, and no file is
-    /// read.
+    /// By a command that only looks: what `--overwrite` would replace is a warning, as is what cannot be written;
+    /// nothing is written, and no file is read.
     Ahead,
     /// When a run begins.
     Run(OnChanged),
@@ -35,8 +39,8 @@ pub fn check_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
         return Vec::new();
     }
     let mut problems = unsafe_targets(plan, home);
-    if problems.is_empty() && moment != Moment::Run(OnChanged::Overwrite) {
-        problems.extend(taken_targets(plan, home, moment));
+    if problems.is_empty() {
+        problems.extend(unusable_targets(plan, home, moment));
     }
     problems
 }
@@ -47,9 +51,10 @@ pub fn lies_in(path: &Path, folder: &Path) -> bool {
     path.written.starts_with(&folder.written) || path.real.starts_with(&folder.real)
 }
 
-/// Targets that take along what the run reads or keeps.
+/// Targets that take along what the run reads or keeps, or that others would take along.
 fn unsafe_targets(plan: &Plan, home: &Home) -> Vec<Problem> {
     let (kept, globs) = Kept::of(plan, home);
+    let project = Places::of(&plan.folder);
     let mut targets = Kept::default();
     let mut problems = Vec::new();
     for publish in &plan.publish {
@@ -58,6 +63,8 @@ fn unsafe_targets(plan: &Plan, home: &Home) -> Vec<Problem> {
         let met = met.or_else(|| targets.meet(&places));
         if let Some((relation, thing)) = met {
             problems.push(problem(publish, relation, thing));
+        } else if let Some(folder) = published_around(&places, &project) {
+            problems.push(in_published(publish, &folder));
         }
         targets.add(
             places,
@@ -87,8 +94,28 @@ fn problem(publish: &Publish, relation: Relation, thing: &Thing) -> Problem {
     }
 }
 
-/// Targets that hold what this program did not put there, or no longer what it put there.
-fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
+/// The nearest folder around a target that was published, by whatever pipeline file. One that holds the pipeline file as
+/// well is no longer what was published.
+fn published_around(target: &Places, project: &Places) -> Option<PathBuf> {
+    [(&target.real, &project.real), (&target.written, &project.written)].into_iter().find_map(|(target, project)| {
+        let mut around = target.ancestors().skip(1).take_while(|folder| !project.starts_with(folder));
+        around.find(|folder| matches!(Record::read(folder), Ok(Some(_)))).map(Path::to_owned)
+    })
+}
+
+/// The problem of a target in a folder that was published: publishing that one again would find it changed, or take the
+/// target along.
+fn in_published(publish: &Publish, folder: &Path) -> Problem {
+    let message = format!("`{}` is in `{}`, a folder that was published", publish.path.display(), folder.display());
+    let label = "publishing replaces that folder as a whole";
+    let problem = Problem::error("unsafe-target", publish.path_span, message, label);
+    problem.with_help("publish to a folder outside of it, or move it away if nothing is published to it any more")
+}
+
+/// Targets that hold what this program did not put there, or no longer what it put there, and those that it cannot
+/// write.
+fn unusable_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
+    let severity = if moment == Moment::Ahead { Severity::Warning } else { Severity::Error };
     let store = Store::look(home.store()).ok().flatten().filter(|_| moment != Moment::Ahead);
     let mut seen = StatCache::load(&home.published_files());
     let mut problems = Vec::new();
@@ -106,32 +133,78 @@ fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
             Some(Ok(Some(_)) | Err(_)) | None => {}
         }
         let look = match moment {
-            Moment::Ahead => Look::Names,
-            Moment::Run(_) => Look::Attributes(&mut seen),
+            Moment::Ahead | Moment::Run(OnChanged::Overwrite) => Look::Names,
+            Moment::Run(OnChanged::Refuse) => Look::Attributes(&mut seen),
         };
         let outputs = plan.stage(&publish.stage).map_or(&[][..], |stage| &stage.outputs);
         let kind = outputs.iter().find(|output| output.name == publish.output).map(|output| output.kind.as_str());
-        let (message, label) = match inspect(&target, kind, look) {
-            Err(PublishError::Foreign { .. }) => {
-                (format!("`{}` exists and was not written by this program", publish.path.display()), "is taken")
-            }
-            Err(PublishError::Changed { file, how, .. }) => {
-                let path = publish.path.display();
-                (format!("`{path}` was changed since it was published: `{file}` {how}"), "was changed")
-            }
-            Err(error @ PublishError::OtherKind { .. }) => (error.to_string(), "is taken"),
+        let found = inspect(&target, kind, look);
+        let is_kept = moment != Moment::Run(OnChanged::Overwrite);
+        let taken = found.as_ref().err().filter(|_| is_kept).and_then(|error| taken(publish, error, severity));
+        problems.extend(taken.or_else(|| match found {
+            // It may be current, and then nothing is written.
+            Ok(Some(_)) => unwritable(publish, &target, Severity::Warning),
             // What cannot be looked at now may be made by then; publishing tells it.
-            Ok(_) | Err(_) => continue,
-        };
-        let of = if moment == Moment::Ahead { Problem::warning } else { Problem::error };
-        let problem = of("target-taken", publish.path_span, message, label);
-        problems.push(problem.with_help("move it away, or replace it with `pipeline run --overwrite`"));
+            Ok(None) | Err(_) => unwritable(publish, &target, severity),
+        }));
     }
     if moment != Moment::Ahead {
         // What could not be written down is read again.
         let _ = seen.save(&home.published_files());
     }
     problems
+}
+
+/// The problem of a target that holds something else than what was published there.
+fn taken(publish: &Publish, error: &PublishError, severity: Severity) -> Option<Problem> {
+    let path = publish.path.display();
+    let (message, label) = match error {
+        PublishError::Foreign { .. } => (format!("`{path}` exists and was not written by this program"), "is taken"),
+        PublishError::Changed { file, how, .. } => {
+            (format!("`{path}` was changed since it was published: `{file}` {how}"), "was changed")
+        }
+        PublishError::OtherKind { .. } => (error.to_string(), "is taken"),
+        PublishError::NameTaken | PublishError::Io { .. } | PublishError::Store(_) | PublishError::Panicked => {
+            return None;
+        }
+    };
+    let problem = Problem::error("target-taken", publish.path_span, message, label);
+    let problem = problem.with_help("move it away, or replace it with `pipeline run --overwrite`");
+    Some(Problem { severity, ..problem })
+}
+
+/// The problem of a target in whose folder, or the nearest above it that is there, nothing can be made. For a warning
+/// the system is asked and nothing is written; an error takes an attempt, which alone shows it for root and for file
+/// systems that take no folder.
+fn unwritable(publish: &Publish, target: &Path, severity: Severity) -> Option<Problem> {
+    let folder = target.ancestors().skip(1).find(|folder| fs::symlink_metadata(folder).is_ok())?;
+    let written = match severity {
+        Severity::Warning => access(&folder.join("."), AccessFlags::W_OK | AccessFlags::X_OK).map_err(io::Error::from),
+        Severity::Error => try_to_write(folder),
+    };
+    // A disk that is full now may have room by then.
+    let error = written.err().filter(|error| by_system_error(error) != Some(Cause::DiskFull))?;
+    let folder: PathBuf = folder.components().collect();
+    let (path, folder) = (publish.path.display(), folder.display());
+    let message = format!("`{path}` cannot be written: no folder can be created in `{folder}`: {error}");
+    let problem = Problem::error("target-unwritable", publish.path_span, message, "cannot be written");
+    let problem = problem.with_help("publish to another folder, or let this user write to that one");
+    Some(Problem { severity, ..problem })
+}
+
+/// What is made to see whether a folder can be written to, and removed.
+const PROBE: &str = ".pipeline-probe";
+
+/// Makes an empty folder in another one, as publishing does, and leaves nothing.
+fn try_to_write(folder: &Path) -> io::Result<()> {
+    let probe = folder.join(PROBE);
+    // What a process left that was killed in between.
+    let _ = fs::remove_dir(&probe);
+    match fs::create_dir(&probe) {
+        // Another run tries it at this moment.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.map(|()| drop(fs::remove_dir(&probe))),
+    }
 }
 
 /// How a target lies to something.
@@ -339,6 +412,20 @@ mod tests {
         for apart in ["project/out", "link/out/model", "project/data-2", "project/file.yaml.d", "elsewhere"] {
             assert_eq!(meet(apart), None, "{apart}");
         }
+    }
+
+    #[test]
+    fn an_attempt_to_write_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        try_to_write(root.path()).unwrap();
+        // A process that was killed has left it.
+        fs::create_dir(root.path().join(PROBE)).unwrap();
+        try_to_write(root.path()).unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(try_to_write(&file).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        assert!(try_to_write(Path::new("/proc")).is_err(), "no folder can be made there, by nobody");
     }
 
     #[test]

@@ -93,7 +93,8 @@ impl Scheduler<'_> {
 
     fn not_to_be_made(&self, stage: usize) -> StageError {
         let missing = ResultMissing { stage: self.id(stage), file: self.plan.file.clone() };
-        StageError::new(Cause::MissingResult, missing.to_string()).with_help(missing.help())
+        let command = self.plan.command_until(&missing.stage, self.home);
+        StageError::new(Cause::MissingResult, missing.to_string()).with_help(ResultMissing::help_by(&command))
     }
 
     /// Starts a stage that has no result, if it can be.

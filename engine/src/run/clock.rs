@@ -8,6 +8,9 @@ use chrono::{DateTime, NaiveDateTime, Utc};
 /// RFC 3339 with milliseconds, as `chrono` spells formats.
 const RFC3339: &str = "%Y-%m-%dT%H:%M:%S%.3fZ";
 
+/// The moment in a run's id.
+const RUN_ID: &str = "%Y%m%d-%H%M%S-%3f";
+
 /// A moment, to the millisecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
@@ -49,12 +52,26 @@ impl Moment {
         Self { milliseconds: self.milliseconds.saturating_sub(milliseconds) }
     }
 
+    /// This moment, or the first one behind all of these where one of them is not earlier.
+    #[must_use]
+    pub fn behind(self, earlier: impl Iterator<Item = Self>) -> Self {
+        let next = |earlier: Self| Self { milliseconds: earlier.milliseconds.saturating_add(1) };
+        earlier.map(next).fold(self, Ord::max)
+    }
+
     /// A new run's id, such as `20260301-090507-042-5f3a`: sorted by time, and different even for runs of the same
     /// millisecond.
     pub fn run_id(self) -> String {
         // The standard library seeds each state from the system's random source.
         let random = RandomState::new().build_hasher().finish() & 0xffff;
-        format!("{}-{random:04x}", self.utc().format("%Y%m%d-%H%M%S-%3f"))
+        format!("{}-{random:04x}", self.utc().format(RUN_ID))
+    }
+
+    /// The moment of a run's id; `None` of any other name.
+    pub fn of_run_id(id: &str) -> Option<Self> {
+        let (moment, _) = id.rsplit_once('-')?;
+        let time = NaiveDateTime::parse_from_str(moment, RUN_ID).ok()?.and_utc();
+        Some(Self { milliseconds: u64::try_from(time.timestamp_millis()).ok()? })
     }
 
     fn utc(self) -> DateTime<Utc> {
@@ -104,5 +121,22 @@ mod tests {
         let late = Moment { milliseconds: 1_772_355_907_043 }.run_id();
         assert!(early.starts_with("20260301-090507-042-"));
         assert!(early < late);
+    }
+
+    #[test]
+    fn an_id_has_its_moment_and_no_other_name_has_one() {
+        let moment = Moment { milliseconds: 1_772_355_907_042 };
+        assert_eq!(Moment::of_run_id(&moment.run_id()), Some(moment));
+        for other in ["", "run", "20260301-090507", "20261301-090507-042-5f3a", ".removed-20260301-090507-042-5f3a"] {
+            assert_eq!(Moment::of_run_id(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_moment_is_put_behind_those_that_are_not_earlier() {
+        let [first, second, third] = [1, 2, 3].map(|milliseconds| Moment { milliseconds });
+        assert_eq!(second.behind([first].into_iter()), second);
+        assert_eq!(first.behind([second, first].into_iter()), third);
+        assert_eq!(first.behind([first].into_iter()), second);
     }
 }

@@ -17,8 +17,8 @@ use super::scheduler::{Prepared, Scheduler};
 use super::signals::{ExitOnInterrupt, Signals};
 use crate::checks::{AlreadySeen, Findings, check};
 use crate::explain::explain_with;
-use crate::file::problem::Problem;
-use crate::history::{History, RunFolder, RunPlan};
+use crate::file::problem::{Problem, Severity};
+use crate::history::{History, RunFolder, RunPlan, new_run_id};
 use crate::home::Home;
 use crate::keys::read_rest;
 use crate::limits;
@@ -47,7 +47,7 @@ pub fn run(
     let preparing = ExitOnInterrupt::new();
     let targets = check_targets(plan, home, Moment::Run(options.on_changed_target));
     let findings = match checked(plan, home, options) {
-        Ok(findings) if targets.is_empty() => findings,
+        Ok(findings) if targets.iter().all(|problem| problem.severity == Severity::Warning) => findings,
         Ok(_) => return Err(RunError::Targets(targets)),
         // Told together, as `validate` tells them.
         Err(RunError::Rejected(mut problems)) => {
@@ -69,7 +69,9 @@ pub fn run(
     };
     let mut findings = look_closer(plan, home, &store, options, findings)?;
     let AlreadySeen { mut files, outside, results } = std::mem::take(&mut findings.seen);
-    let warnings = findings.into_problems();
+    let mut warnings = findings.into_problems();
+    warnings.extend(targets);
+    warnings.sort_by_key(Problem::place);
     if !warnings.is_empty() {
         observer(&RunEvent::Checked { warnings: warnings.clone() });
     }
@@ -86,7 +88,7 @@ pub fn run(
         Signals::new().map_err(machine("heed signals for", &store))?
     };
     let started = clock::Moment::now();
-    let id = started.run_id();
+    let id = new_run_id(&home.runs(), started);
     let path = home.run(&id);
     let recorded = RunPlan::new(&id, plan, started);
     let folder = RunFolder::create(&path, &recorded).map_err(|source| RunError::Machine {

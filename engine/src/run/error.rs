@@ -20,8 +20,9 @@ pub enum RunError {
     /// What the data flow of the plan shows to be wrong, and what a user should hear besides; each with its place.
     #[error("{} mistakes in the data flow", .0.len())]
     Rejected(Vec<Problem>),
-    /// Targets of `publish:` that may not be replaced: mistakes of the pipeline file, with their places.
-    #[error("{} targets of `publish` are not to be replaced", .0.len())]
+    /// Targets of `publish:` that may not be replaced, or cannot be written: mistakes of the pipeline file, with their
+    /// places.
+    #[error("{} targets of `publish` cannot be published to", .0.len())]
     Targets(Vec<Problem>),
     /// Stages that ask for devices that are not there, and that have no result yet.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]

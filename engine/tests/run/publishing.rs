@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use engine::artifact::Description;
+use engine::file::problem::Severity;
 use engine::plan::Selection;
 use engine::publish::{Moment, OnChanged, check_targets, description, published_as};
 use engine::run::{Conclusion, RunError, RunEvent};
@@ -229,6 +230,95 @@ fn a_target_that_takes_along_what_is_read_or_kept_is_refused() {
     assert!(refused(&project)[0].1.contains("which is published to as well"));
     fs::remove_file(root.with_extension("elsewhere")).unwrap();
     assert_eq!(fs::read_to_string(project.path("data/deep/b.txt")).unwrap(), "2");
+}
+
+#[test]
+fn a_target_in_a_folder_that_was_published_is_refused() {
+    let mut project = Project::new(PUBLISHED);
+    project.run().succeeded();
+    symlink("out", project.path("again")).unwrap();
+    // The file does not say any more that this folder is published to, as if another one did.
+    for target in ["./out/number/own", "./out/number/deep/own", "./again/number/own"] {
+        project.write(&PUBLISHED.replace("./out/number", target));
+        for on_changed in [OnChanged::Refuse, OnChanged::Overwrite] {
+            project.options.on_changed_target = on_changed;
+            let [(code, message)] = &refused(&project)[..] else { panic!("{:?}", refused(&project)) };
+            assert_eq!(code, "unsafe-target");
+            let is_named = message.starts_with(&format!("`{target}` is in `"));
+            assert!(is_named && message.ends_with("/out/number`, a folder that was published"), "{message}");
+        }
+        let ahead = check_targets(&project.plan(), &project.home(), Moment::Ahead);
+        assert_eq!(ahead.iter().map(|problem| problem.code).collect::<Vec<_>>(), ["unsafe-target"]);
+    }
+    project.write(PUBLISHED);
+    assert_eq!(written(&project.run().succeeded()), Some(false), "it is as it was");
+    project.write(&PUBLISHED.replace("./out/number", "./out/number-2"));
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+    // A folder that holds the pipeline file, too, is no copy any more.
+    fs::copy(project.path("out/number/.pipeline-published.json"), project.path(".pipeline-published.json")).unwrap();
+    project.write(&PUBLISHED.replace("./out/number", "./out/own"));
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+}
+
+/// Makes sure that a run is refused since nothing can be made in a folder.
+#[track_caller]
+fn is_unwritable(project: &Project, target: &str, folder: &Path) {
+    project.write(&PUBLISHED.replace("./out/number", target));
+    let [(code, message)] = &refused(project)[..] else { panic!("{:?}", refused(project)) };
+    assert_eq!(code, "target-unwritable");
+    let expected = format!("`{target}` cannot be written: no folder can be created in `{}`: ", folder.display());
+    assert!(message.starts_with(&expected), "{message}");
+}
+
+#[test]
+fn a_target_that_cannot_be_written_is_found_before_anything_runs() {
+    let mut project = Project::new("");
+    let file = project.path("file");
+    fs::write(&file, "mine").unwrap();
+    symlink("absent", project.path("nowhere")).unwrap();
+    // Nobody can write there, root neither.
+    for on_changed in [OnChanged::Refuse, OnChanged::Overwrite] {
+        project.options.on_changed_target = on_changed;
+        is_unwritable(&project, "./file/number", &file);
+        is_unwritable(&project, "./file/deep/number", &file);
+        is_unwritable(&project, "./nowhere/number", &project.path("nowhere"));
+        is_unwritable(&project, "/proc/out/number", Path::new("/proc"));
+    }
+    project.write(&PUBLISHED.replace("./out/number", "./file/number"));
+    let ahead = check_targets(&project.plan(), &project.home(), Moment::Ahead);
+    let ahead: Vec<_> = ahead.iter().map(|problem| (problem.code, problem.severity)).collect();
+    assert_eq!(ahead, [("target-unwritable", Severity::Warning)]);
+    // Nothing is made by looking, also not for another target that could be.
+    let stages = "  a: { uses: constant, with: { value: 4 } }\n  b: { uses: constant, with: { value: 5 } }\n";
+    project.write(&format!("stages:\n{stages}publish: {{ a: ./out/number, b: ./file/number }}\n"));
+    assert_eq!(refused(&project).len(), 1);
+    let mut left: Vec<_> = fs::read_dir(project.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".pipeline", "file", "nowhere", "pipeline.yaml"]);
+    assert_eq!(fs::read_dir(project.home().runs()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_without_permission_is_found_before_anything_runs_unless_what_it_holds_may_be_current() {
+    let project = Project::new(&PUBLISHED.replace("./out/number", "./kept/number"));
+    project.run().succeeded();
+    let may = |mode: u32| fs::set_permissions(project.path("kept"), fs::Permissions::from_mode(mode)).unwrap();
+    may(0o555);
+    // Root may write all the same.
+    let tried = project.path("kept/tried");
+    let is_locked = fs::create_dir(&tried).and_then(|()| fs::remove_dir(&tried)).is_err();
+    // A copy that is current needs no permission.
+    let ran = project.run().succeeded();
+    assert_eq!(written(&ran), Some(false));
+    let is_warned = ran.events.iter().any(|event| match event {
+        RunEvent::Checked { warnings } => warnings.iter().any(|warning| warning.code == "target-unwritable"),
+        _ => false,
+    });
+    assert_eq!(is_warned, is_locked);
+    if is_locked {
+        is_unwritable(&project, "./kept/other", &project.path("kept"));
+    }
+    may(0o755);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use engine::history::{History, RunState};
+use engine::history::{History, References, RunLookup, RunState};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_harness::test;
@@ -163,6 +163,30 @@ fn the_index_is_made_again() {
     let stages = History::open(&project.home()).unwrap().stages(&before[1].run).unwrap();
     assert_eq!((stages[0].stage.as_str(), stages[0].status.as_str()), ("a", "done"));
     assert!(stages[0].peak_memory_bytes.unwrap() > 1 << 20);
+}
+
+#[test]
+fn the_newest_run_is_the_one_recorded_last_also_where_the_clock_was_set_back() {
+    let project = Project::new("");
+    let run = |value: u8| {
+        project.write(&format!("\nstages:\n  a: {{ uses: constant, with: {{ value: {value} }} }}\n"));
+        project.run().succeeded().outcome
+    };
+    let first = run(1);
+    // As it is recorded while the clock is years ahead.
+    let ahead = "20990101-000000-000-0000";
+    let plan = fs::read_to_string(first.folder.join("run.json")).unwrap();
+    fs::write(first.folder.join("run.json"), plan.replace(&first.run, ahead)).unwrap();
+    fs::rename(&first.folder, project.home().run(ahead)).unwrap();
+    let (second, last) = (run(2), run(3));
+    let history = History::open(&project.home()).unwrap();
+    assert_eq!(history.ids().unwrap(), [ahead, &second.run, &last.run]);
+    let Ok(RunLookup::Run(latest)) = history.find("latest") else { panic!("there are runs") };
+    assert_eq!(latest.run, last.run);
+    assert!(latest.started.as_str() < "2099", "its time is that of the clock: {}", latest.started);
+    // What a clean-up keeps that is to keep one run.
+    let kept = References::read(&history).unwrap().of_newest_runs(1);
+    assert_eq!(kept.into_iter().collect::<Vec<_>>(), [last.stages[0].key.unwrap()]);
 }
 
 #[test]

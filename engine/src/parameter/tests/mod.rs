@@ -154,6 +154,16 @@ fn every_type_reads_its_value() {
 }
 
 #[test]
+fn a_missing_key_is_reported_with_its_path() {
+    let problems = read::<Everything>(json!({ "dataset": null, "optimizer": {}, "adapters": [{ "weight": 1 }] }));
+    let found: Vec<_> = problems.unwrap_err().into_iter().map(|problem| (problem.code, problem.field)).collect();
+    let path = |path: &str| Some(path.to_owned());
+    // The key of a value that was taken away is there.
+    let expected = [None, path("adapters[0].adapter"), path("max_seq_len")];
+    assert_eq!(found, expected.map(|field| ("missing-key", field)));
+}
+
+#[test]
 fn all_problems_of_all_depths_are_reported_at_once() {
     let found = messages::<Everything>(json!({
         "max_seq_len": 0, "epochs": 101, "optimizer": { "learning_rate": 0, "betas": [0.9, 1.0], "fused": "yes", "lr": 1 },

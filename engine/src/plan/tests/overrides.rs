@@ -1,6 +1,7 @@
 //! Changes on the command line.
 
 use super::*;
+use crate::home::Home;
 
 #[test]
 fn overrides_are_checked_like_the_file() {
@@ -31,6 +32,24 @@ fn overrides_are_checked_like_the_file() {
     assert_eq!(parameters("base"), r#"{"repo":"meta-llama/Llama-3.1-8B-Instruct","exclude":[]}"#);
     assert_eq!(plan.stage("adapter").unwrap().resources.count, DeviceCount::Exactly(4));
     assert_eq!((plan.name.as_str(), plan.publish[1].path.to_str()), ("other", Some("./m")));
+}
+
+#[test]
+fn the_command_of_a_plan_has_its_overrides_and_its_home() {
+    let overrides = ["adapter.epochs=3", "samples.prompts=[\"Who?\"]"];
+    let command = |plan: &Plan, home: Option<&str>| {
+        plan.command_until("adapter[epochs=3]", &Home::at(Path::new("file.yaml"), home.map(Path::new)))
+    };
+    assert_eq!(command(&plan(REFERENCE), None), "pipeline run file.yaml --until 'adapter[epochs=3]'");
+    let full = "pipeline run file.yaml adapter.epochs=3 'samples.prompts=[\"Who?\"]'";
+    let plan = plan_over(REFERENCE, &overrides);
+    assert_eq!(command(&plan, None), format!("{full} --until 'adapter[epochs=3]'"));
+    assert_eq!(command(&plan, Some("/my home")), format!("{full} --home '/my home' --until 'adapter[epochs=3]'"));
+    let overrides = overrides.map(str::to_owned);
+    let env = |_: &str| Ok::<_, VarError>("rows.jsonl".to_owned());
+    let smoke = load_with(Path::new("file.yaml"), REFERENCE, &overrides, &registry(), Scale::Smoke, &env);
+    let smoke = smoke.unwrap_or_else(|rejected| panic!("{:#?}", lines(&rejected)));
+    assert_eq!(command(&smoke, None), format!("{full} --smoke --until 'adapter[epochs=3]'"));
 }
 
 #[test]
