@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stored", choices=["f32", "bf16"], help="ours reads its weights from a checkpoint of this type")
-    parser.add_argument("--optimizer", choices=["adamw", "adamw_8bit", "adamw_bf16"], help="of ours; PyTorch has its AdamW; default: adamw")
+    parser.add_argument("--optimizer", choices=["adamw", "adamw_8bit", "adamw_8bit_all", "adamw_bf16"], help="of ours; PyTorch has its AdamW; default: adamw")
     parser.add_argument("--matmul-precision", choices=["highest", "high"], help="of ours in f32; default: highest")
     arguments = parser.parse_args()
     python = measure.python_with("torch", "transformers", "peft")

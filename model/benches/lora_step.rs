@@ -34,7 +34,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
 use model::ops::{Compute, MatmulPrecision};
-use model::optimizer::{AdamW, AdamW8bit, MomentDtype, Optimizer};
+use model::optimizer::{AdamW, AdamW8bit, EmbeddingState, MomentDtype, Optimizer};
 use model::parameter::Trainability;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::peft::{AdapterConfig, Modules};
@@ -212,8 +212,11 @@ impl Arguments {
                 self.optimizer = match value {
                     "adamw" => AdamW::default().into(),
                     "adamw_8bit" => AdamW8bit::default().into(),
+                    "adamw_8bit_all" => {
+                        AdamW8bit { embedding_state: EmbeddingState::Int8, ..Default::default() }.into()
+                    }
                     "adamw_bf16" => AdamW { state_dtype: MomentDtype::Bf16, ..AdamW::default() }.into(),
-                    _ => return Err("an optimizer is adamw, adamw_8bit or adamw_bf16 (moments in bf16)".into()),
+                    _ => return Err("an optimizer is adamw, adamw_8bit, adamw_8bit_all or adamw_bf16".into()),
                 }
             }
             "--stored" => {

@@ -12,8 +12,11 @@ const MIN_8BIT_SIZE: usize = 4096;
 /// AdamW whose moments are kept in 8 bits between steps: each block of 256 as codes of a dynamic map (signed for the
 /// first moment, unsigned for the second) and its largest magnitude in f32. An update itself is [`AdamW`]'s, in f32.
 ///
+/// The token embedding's moments are kept in f32 unless said otherwise: a block spans rows of tokens that occur often
+/// and rarely, and where the second moment of a rare one rounds to zero its update is divided by `eps` alone.
+///
 /// Source: Dettmers et al., arXiv:2110.02861, as `bitsandbytes.optim.AdamW8bit`, with the exact nearest code, which
-/// bitsandbytes approximates on CPUs.
+/// bitsandbytes approximates on CPUs; the embedding in f32 as transformers' `Trainer` has it (`optim_bits: 32`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdamW8bit {
@@ -23,26 +26,43 @@ pub struct AdamW8bit {
     pub eps: f64,
     /// Decoupled weight decay, on every trained tensor.
     pub weight_decay: f64,
+    /// How the moments of the token embedding are kept.
+    pub embedding_state: EmbeddingState,
+}
+
+/// How the moments of the token embedding are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EmbeddingState {
+    /// In f32.
+    F32,
+    /// In 8 bits, as those of other tensors.
+    Int8,
 }
 
 impl Default for AdamW8bit {
     /// Those of [`AdamW`].
     fn default() -> Self {
         let AdamW { betas, eps, weight_decay, .. } = AdamW::default();
-        Self { betas, eps, weight_decay }
+        Self { betas, eps, weight_decay, embedding_state: EmbeddingState::F32 }
     }
 }
 
 impl AdamW8bit {
     fn adamw(self) -> AdamW {
-        let Self { betas, eps, weight_decay } = self;
+        let Self { betas, eps, weight_decay, embedding_state: _ } = self;
         AdamW { betas, eps, weight_decay, state_dtype: MomentDtype::F32 }
+    }
+
+    fn is_8bit(self, tensor: TensorInfo<'_>) -> bool {
+        let is_embedding = tensor.name.contains("embed_tokens");
+        tensor.elements() >= MIN_8BIT_SIZE && (!is_embedding || self.embedding_state == EmbeddingState::Int8)
     }
 }
 
 impl Rule for AdamW8bit {
     fn state(&self, tensor: TensorInfo<'_>) -> Vec<StateSpec> {
-        if tensor.elements() < MIN_8BIT_SIZE {
+        if !self.is_8bit(tensor) {
             return self.adamw().state(tensor);
         }
         let moments = [("exp_avg", Sign::Signed), ("exp_avg_sq", Sign::Unsigned)];

@@ -14,7 +14,7 @@ mod sgd;
 mod state;
 
 pub use adamw::{AdamW, MomentDtype};
-pub use adamw_8bit::AdamW8bit;
+pub use adamw_8bit::{AdamW8bit, EmbeddingState};
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
 pub use lion::Lion;

@@ -8,7 +8,7 @@ use model::candle::Candle;
 use model::cpu::InstructionSet;
 use model::ops::{Compute, Ops};
 use model::optimizer::{
-    AdamW, AdamW8bit, MomentDtype, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated,
+    AdamW, AdamW8bit, EmbeddingState, MomentDtype, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated,
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -393,5 +393,11 @@ impl Check for StepsIn8Bits {
         // A byte for each moment, and an f32 for each of 17 blocks of both; small tensors keep theirs in f32.
         assert_eq!(bytes(start.len()), 2 * (4200 + 17 * 4));
         assert_eq!(bytes(4095), 8 * 4095);
+        let of_embedding = |embedding_state| {
+            let optimizer = Optimizer::from(AdamW8bit { embedding_state, ..AdamW8bit::default() });
+            optimizer.state_bytes(TensorInfo { name: "model.embed_tokens.weight", shape: &[70, 60] })
+        };
+        assert_eq!(of_embedding(EmbeddingState::F32), 2 * 4 * 4200);
+        assert_eq!(of_embedding(EmbeddingState::Int8), 2 * (4200 + 17 * 4));
     }
 }

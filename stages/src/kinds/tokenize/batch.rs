@@ -30,6 +30,8 @@ pub(super) struct Done {
     pub counts: Counts,
     /// Whether an earlier result had it.
     pub taken_over: bool,
+    /// Rows with reasoning that the chat template does not write.
+    pub without_reasoning: u64,
 }
 
 impl Batch {
@@ -67,16 +69,18 @@ impl Batch {
         let of_chunk = |(chunk, taken): (Chunk, Option<Taken>)| {
             let encode = || chunk.rows.par_iter().map(|row| encoder.encode(row)).collect::<Vec<_>>();
             let made = taken.map_or_else(|| Err(encode()), Ok);
-            (chunk.identity, made)
+            // Counted anew in chunks that are taken over, too: it depends on the rows and the template alone.
+            let left_out = chunk.rows.iter().filter(|row| encoder.renderer.leaves_out_reasoning(row));
+            (chunk.identity, left_out.count() as u64, made)
         };
         let made: Vec<_> = self.chunks.into_par_iter().map(of_chunk).collect();
         let mut row = self.from;
         let mut done = Vec::with_capacity(made.len());
-        for (identity, made) in made {
+        for (identity, without_reasoning, made) in made {
             let taken_over = made.is_ok();
             let (rows, counts) = made.or_else(|outcomes| count(outcomes, row))?;
             row += counts.read;
-            done.push(Done { identity, rows, counts, taken_over });
+            done.push(Done { identity, rows, counts, taken_over, without_reasoning });
         }
         Ok(done)
     }

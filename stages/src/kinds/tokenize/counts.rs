@@ -72,23 +72,37 @@ impl Counts {
         facts.equal_pairs = self.equal;
     }
 
-    /// Why rows are left out, and what would keep them.
-    fn why_dropped(&self) -> String {
+    /// Why rows are left out, and what would keep them; `weight` is the name of their weights, where they may have some.
+    fn why_dropped(&self, weight: Option<&str>) -> String {
         let without_target = self.dropped - self.too_long;
+        let causes = [
+            Some("an empty response".to_owned()),
+            weight.map(|name| format!("a weight of 0 in `{name}`")),
+            (self.truncated > 0).then(|| "a prompt that fills `max_seq_len`: raise it".to_owned()),
+        ];
+        let causes: Vec<String> = causes.into_iter().flatten().collect();
+        let causes = match causes.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{}, or {last}", others.join(", ")),
+            None => String::new(),
+        };
         let reasons = [
-            (self.too_long, "longer than `max_seq_len` (raise it, or set `on_too_long: truncate`)"),
-            (
-                without_target,
-                "without a token to train on (an empty response, or a prompt that fills `max_seq_len`: \
-                raise it)",
-            ),
+            (self.too_long, "longer than `max_seq_len` (raise it, or set `on_too_long: truncate`)".to_owned()),
+            (without_target, format!("without a token to train on ({causes})")),
         ];
         let reasons = reasons.iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
         reasons.collect::<Vec<_>>().join(", ")
     }
 
-    /// Says what became of the rows, `taken_over` of which an earlier result had.
-    pub(super) fn report(&self, facts: &TokensFacts, taken_over: u64, context: &mut StageContext) {
+    /// Says what became of the rows, `taken_over` of which an earlier result had; `weight` is the name of their weights,
+    /// where they may have some.
+    pub(super) fn report(
+        &self,
+        facts: &TokensFacts,
+        weight: Option<&str>,
+        taken_over: u64,
+        context: &mut StageContext,
+    ) {
         let mut text = self.text(facts);
         if taken_over > 0 {
             text.push_str(&format!(
@@ -104,7 +118,8 @@ impl Counts {
         }
         context.report_detail(text);
         if self.dropped > 0 {
-            context.warn(format!("{} of {} rows are not trained on: {}", self.dropped, self.read, self.why_dropped()));
+            let why = self.why_dropped(weight);
+            context.warn(format!("{} of {} rows are not trained on: {why}", self.dropped, self.read));
         }
         if self.sanitized > 0 {
             context.warn(format!(
@@ -125,11 +140,11 @@ impl Counts {
         )
     }
 
-    /// A run that would learn nothing fails here, not after hours.
+    /// A run that would learn nothing fails here, not after hours; `weight` is as in [`Counts::report`].
     ///
     /// # Errors
     /// Fails where there are no rows, or none with a token to learn.
-    pub(super) fn check(&self, facts: &TokensFacts) -> Result<(), StageError> {
+    pub(super) fn check(&self, facts: &TokensFacts, weight: Option<&str>) -> Result<(), StageError> {
         if self.read == 0 {
             return Err(StageError::bad_data("the dataset has no rows"));
         }
@@ -137,10 +152,10 @@ impl Counts {
             return Ok(());
         }
         let message = format!("none of the {} rows has a token to train on", self.read);
-        let help = if self.truncated > 0 {
-            "the prompts alone fill `max_seq_len`: raise it"
-        } else {
-            "check the response column, or set `train_on: all`"
+        let help = match (self.truncated, weight) {
+            (1.., _) => "the prompts alone fill `max_seq_len`: raise it".to_owned(),
+            (0, Some(name)) => format!("check the responses and `{name}`, or set `train_on: all`"),
+            (0, None) => "check the response column, or set `train_on: all`".to_owned(),
         };
         Err(StageError::bad_data(message).with_help(help))
     }
@@ -179,5 +194,20 @@ mod tests {
             "5 rows read, 3 written: 6 tokens, 2 of them trained, longest row 2\n\
              3 truncated, 1 too long and left out, 2 without a token to train on, 1 without an end of text, 2 left out in all"
         );
+    }
+
+    #[test]
+    fn rows_that_are_left_out_have_a_cause_that_is_possible() {
+        let of = |truncated, weight| {
+            let mut counts = Counts::default();
+            counts.note(Outcome { fate: Fate::NoTarget { truncated }, sanitized: false, equal: false });
+            counts.why_dropped(weight)
+        };
+        let begins = "1 without a token to train on (an empty response";
+        assert_eq!(of(false, None), format!("{begins})"));
+        assert_eq!(of(false, Some("importance")), format!("{begins}, or a weight of 0 in `importance`)"));
+        assert_eq!(of(true, None), format!("{begins}, or a prompt that fills `max_seq_len`: raise it)"));
+        let all = format!("{begins}, a weight of 0 in `weight`, or a prompt that fills `max_seq_len`: raise it)");
+        assert_eq!(of(true, Some("weight")), all);
     }
 }

@@ -192,6 +192,7 @@ impl Stage for Tokenize {
             .is_some_and(need_chat_template)
             .then(|| self.prompt.without_template(tokenizer, "dataset", span))
             .flatten();
+        let medium = self.prompt.with_medium(facts, "dataset", span);
         let unweighted = rows.as_ref().and_then(|rows| self.without_weight(rows, span));
         let shape = rows.as_ref().map_or(Shape::Prompt, |rows| rows.shape);
         let unlearned = rows.as_ref().and_then(|rows| self.without_response(rows.shape, span));
@@ -214,8 +215,9 @@ impl Stage for Tokenize {
             .with_help(help)
             .at("train_on_input")
         };
-        let problems = [splits_prompts.then(problem), self.train_on(shape).is_none().then(contradiction)];
-        problems.into_iter().flatten().chain(untold).chain(unweighted).chain(unlearned).chain(idle).collect()
+        let problems =
+            [splits_prompts.then(problem), self.train_on(shape).is_none().then(contradiction), untold, medium];
+        problems.into_iter().flatten().chain(unweighted).chain(unlearned).chain(idle).collect()
     }
 
     fn forecast(&self, ahead: &Ahead<'_>) -> Forecast {
@@ -297,7 +299,7 @@ impl Stage for Tokenize {
         let mut earlier = Earlier::new(context, &family);
         let draft = context.create("tokens")?;
         let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, self));
-        let (mut counts, mut pieces, mut taken_over) = (Counts::default(), Vec::new(), 0);
+        let (mut counts, mut pieces, mut taken_over, mut left_out) = (Counts::default(), Vec::new(), 0, 0);
         let (rows_facts, total) = (rows.facts().clone(), rows.len());
         let mut chunks = Chunks::new(&mut rows, &rows_facts);
         // Within the pool, so that the writer encodes on its threads too.
@@ -307,9 +309,10 @@ impl Stage for Tokenize {
                 context.stop_if_cancelled()?;
                 let (done, next) =
                     rayon::join(|| batch.encode(&encoder), || Batch::read(&mut chunks, &mut earlier, context));
-                for Done { identity, rows, counts: of_chunk, taken_over: is_taken } in done? {
+                for Done { identity, rows, counts: of_chunk, taken_over: is_taken, without_reasoning } in done? {
                     counts.add(&of_chunk);
                     taken_over += if is_taken { of_chunk.read } else { 0 };
+                    left_out += without_reasoning;
                     let first = writer.facts().rows;
                     pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
                     rows.into_iter().try_for_each(|row| writer.write(groups.complete(row)))?;
@@ -320,8 +323,18 @@ impl Stage for Tokenize {
             Ok::<_, StageError>(())
         })?;
         let (facts, identity) = writer.finish(|facts| counts.write_to(facts))?;
-        counts.report(&facts, taken_over, context);
-        counts.check(&facts)?;
+        // In a conversation `weight: 0` takes a turn out in any case.
+        let weight = self.weight.as_deref().or((shape == Shape::Messages).then_some("weight"));
+        counts.report(&facts, weight, taken_over, context);
+        if left_out > 0 {
+            context.warn(format!(
+                "{left_out} of {} rows have reasoning (`reasoning_content`, `reasoning` or `thinking`) that the \
+                 chat template does not render, so that the model does not see it: set a `chat_template` that renders it, \
+                 or move it into `content`, as `<think>…</think>` before the answer",
+                counts.read
+            ));
+        }
+        counts.check(&facts, weight)?;
         context.record("rows_taken_over", taken_over);
         context.seal(draft, facts.to_facts(), Some(identity))?;
         // A judged response has the response of the row before beside it, which a chunk does not know.

@@ -585,7 +585,7 @@ fn a_turn_counts_as_much_as_its_weight_says() {
     let silent = rows[0].weights.iter().zip(&rows[0].labels).filter(|(weight, _)| **weight == 0.0);
     let labels: Vec<i32> = silent.map(|(_, label)| *label).collect();
     assert!(labels.len() > 3 && labels.iter().all(|label| *label == -100), "{labels:?}");
-    for wrong in [json!("much"), json!(-1)] {
+    for wrong in [json!("much"), json!(-1), json!(1e-42)] {
         let messages = vec![Message::new("user", "Hi."), said("assistant", "Hello.", wrong)];
         let error =
             tokenize("bytelevel", RowsFacts::messages(), [Row::Messages(messages)], json!({"weight": "weight"}));
@@ -615,6 +615,12 @@ fn a_column_of_prompts_may_be_their_weight() {
         tokenize("bytelevel", facts(), rows(), json!({"weight": "importance", "max_seq_len": 9, "train_on": "all"}))
             .unwrap();
     assert!(cut.iter().all(|row| (row.weights.len(), row.input_ids.len()) == (9, 9)));
+    // Gradients times such a weight are nothing, and divided by it no numbers.
+    for tiny in ["1e-42", "1e-60"] {
+        let error = tokenize("bytelevel", facts(), [weighted(tiny)], json!({"weight": "importance"})).unwrap_err();
+        assert!(error.help.as_ref().unwrap().starts_with("multiply all weights"), "{tiny}: {error:?}");
+    }
+    assert!(tokenize("bytelevel", facts(), [weighted("1.2e-38")], json!({"weight": "importance"})).is_ok());
     let error = tokenize("bytelevel", facts(), rows(), json!({"weight": "importanse"})).unwrap_err();
     assert!(error.message.contains("no column `importanse` with weights: they have `dialogue`"), "{error:?}");
     let text = || [Row::Text("Words.".to_owned())];

@@ -12,10 +12,11 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::stage::InputFacts;
 use model::config::Architecture;
-use model::peft::Modules;
+use model::peft::{AdapterConfig, Modules};
 use serde_json::Value;
 
-use super::parameters::{AdapterOrigin, For, Loss, Method, Train};
+use super::forecast::ADAPTER_CONFIG;
+use super::parameters::{AdapterOrigin, For, LEAVE_IT_OUT, Loss, Method, Train, contradicts};
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Shape, TokensFacts};
 use crate::forecast::{model_config, not_native};
@@ -68,9 +69,23 @@ pub(super) fn problems(params: &Train, inputs: &InputFacts, span: Span) -> Vec<P
         let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
         problems.extend(params.lora.problem_on(&Modules::from(&config), origin, span));
     }
+    problems.extend(contradicted(params, inputs, span));
     let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
     problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));
     problems
+}
+
+/// A setting of the file that contradicts the adapter of the warm start, where another stage of the file has yet to train
+/// that one: the run would find it only then.
+fn contradicted(params: &Train, inputs: &InputFacts, span: Span) -> Option<Problem> {
+    let adapter = &params.adapter.as_ref()?.reference;
+    let fields = serde_json::from_str(adapter.facts_in(inputs)?.get(ADAPTER_CONFIG)?.as_str()?).ok()?;
+    let existing = AdapterConfig::from_fields(fields).ok()?;
+    let model = Modules::from(&model_config(&params.model.reference, inputs)?);
+    let (key, file, adapters) = params.lora.contradiction(&existing, &model).ok()??;
+    let label = format!("contradicts the adapter of `{}`", adapter.stage);
+    let problem = Problem::error("wrong-input", span, contradicts(&key, &file, &adapters), label);
+    Some(problem.at(format!("lora.{key}")).with_help(LEAVE_IT_OUT))
 }
 
 /// What may not fit, as far as it is known before there are tokens.

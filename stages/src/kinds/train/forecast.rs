@@ -15,8 +15,8 @@ use model::peft::Modules;
 use model::trainer::Trained;
 use serde_json::Value;
 
-use super::order::Division;
-use super::parameters::{Method, QuantizeParams, Train, TrainQuantize};
+use super::order::{Division, WITHOUT_A_STEP};
+use super::parameters::{Method, QuantizeParams, Train, TrainQuantize, Warmup};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::checkpoint;
@@ -30,6 +30,10 @@ const F32_BYTES: u64 = 4;
 
 /// Within which share of the estimate `benches/memory.py` finds the peak of each of its configurations.
 const MARGIN: f64 = 0.15;
+
+/// The fact of an adapter that is not trained yet which is its `adapter_config.json` as a text; of one that is there,
+/// the file itself tells.
+pub(super) const ADAPTER_CONFIG: &str = "adapter_config";
 
 /// Everything that can be foretold.
 pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
@@ -50,13 +54,30 @@ pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
         forecast.pass(trained, ahead, model, checkpoint::config_facts());
     }
     forecast.pass(trained, ahead, &params.data.reference, [PROMPT]);
-    if params.method == Method::Full {
-        checkpoint::forecast_template(trained, ahead, &params.data.reference, &mut forecast);
+    match params.method {
+        Method::Lora => adapter_config(params, ahead, &mut forecast),
+        Method::Full => {
+            checkpoint::forecast_template(trained, ahead, &params.data.reference, &mut forecast);
+        }
     }
     if let Some(quantize) = &params.quantize {
         forecast.fact(trained, QUANTIZE, quantize.fact());
     }
     forecast
+}
+
+/// The settings of the adapter: a warm start has those of the adapter that it starts from, but for the dropout, which
+/// nothing is compared with.
+fn adapter_config(params: &Train, ahead: &Ahead<'_>, forecast: &mut Forecast) {
+    if let Some(existing) = &params.adapter {
+        return forecast.pass("adapter", ahead, &existing.reference, [ADAPTER_CONFIG]);
+    }
+    let model = &params.model.reference;
+    let known = model_config(model, ahead.certain).zip(model.facts_in(ahead.certain));
+    let settings = known.map(|(config, facts)| params.lora.value.settings_on(&Modules::from(&config), facts));
+    if let Some(Ok((settings, _))) = settings {
+        forecast.fact("adapter", ADAPTER_CONFIG, settings.to_json());
+    }
 }
 
 /// Rows, steps and learning rates.
@@ -80,7 +101,10 @@ fn steps(params: &Train, ahead: &Ahead<'_>, forecast: &mut Forecast) {
     forecast.figure("steps_per_epoch", division.steps_per_epoch(), epoch_in_words(&division));
     let total = params.total_steps(rows);
     forecast.figure("optimizer_steps", total, format!("{total} in {}", epochs_in_words(params, &division, total)));
-    learning_rate(params, total, ahead.span, forecast);
+    match total.checked_sub(1) {
+        Some(last_step) => learning_rate(params, last_step, ahead.span, forecast),
+        None => forecast.problems.push(without_a_step(params, grade, ahead.span)),
+    }
     if known
         && let (Some(tokens), Some(targets), Some(padding)) =
             (count("tokens"), count("target_tokens"), count("padding"))
@@ -155,17 +179,20 @@ fn epochs_in_words(params: &Train, division: &Division, total: u64) -> String {
     }
 }
 
-/// What the learning rate comes to, with a warning where the warm-up does not end.
-fn learning_rate(params: &Train, total: u64, span: Span, forecast: &mut Forecast) {
-    let Some(last_step) = total.checked_sub(1) else {
-        let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
-        forecast.problems.push(
-            Problem::warning("no-steps", span, message, "fewer rows than a step needs")
-                .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`")
-                .at("gradient_accumulation_steps"),
-        );
-        return;
+/// That the rows make no step: an error where they are counted, as the run would only fail later.
+fn without_a_step(params: &Train, grade: Option<Grade>, span: Span) -> Problem {
+    let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
+    let label = "fewer rows than a step needs";
+    let problem = match grade {
+        Some(Grade::Certain) => Problem::error("no-steps", span, message, label),
+        Some(Grade::Expected) | None => Problem::warning("no-steps", span, message, label),
     };
+    problem.with_help(WITHOUT_A_STEP).at("leftover")
+}
+
+/// What the learning rate comes to up to the last step (from 0), with a warning where the warm-up does not end.
+fn learning_rate(params: &Train, last_step: u64, span: Span, forecast: &mut Forecast) {
+    let total = last_step + 1;
     let schedule = params.schedule(total);
     let base = params.optimizer.learning_rate;
     let (last, peak) = (base * schedule.factor(last_step, total), base * schedule.peak(total));
@@ -178,9 +205,15 @@ fn learning_rate(params: &Train, total: u64, span: Span, forecast: &mut Forecast
     };
     forecast.figure("last_learning_rate", last, text);
     if let Some(message) = params.low_peak(total) {
-        let (code, field, help) = match warmup >= total {
-            true => ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer"),
-            false => ("schedule-too-long", "scheduler", "lower the numbers of steps in `scheduler`, or train longer"),
+        let (code, field, help) = match (warmup >= total, params.scheduler.warmup()) {
+            (true, Warmup::Steps(_)) => {
+                ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer")
+            }
+            // Of a longer run it is the same share.
+            (true, Warmup::Ratio(_)) => ("warmup-too-long", "scheduler.warmup_ratio", "lower `scheduler.warmup_ratio`"),
+            (false, _) => {
+                ("schedule-too-long", "scheduler", "lower the numbers of steps in `scheduler`, or train longer")
+            }
         };
         let problem = Problem::warning(code, span, message, "trains at a lower learning rate than the file sets");
         forecast.problems.push(problem.with_help(help).at(field));
@@ -312,8 +345,79 @@ fn trained_tensors(params: &Train, config: &Config) -> Option<Vec<TrainedTensor>
 
 #[cfg(test)]
 mod tests {
+    use engine::artifact::Facts;
+    use engine::file::problem::Severity;
+    use engine::file::tree::Node;
+    use engine::parameter::{Parameter as _, Reader};
+    use engine::stage::Stage as _;
+    use serde_json::json;
+
     use super::*;
     use crate::kinds::train::parameters::Leftover;
+
+    const LLAMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/config.json"));
+
+    fn read(more: Value) -> Train {
+        let mut parameters = json!({"model": "base", "data": "rows"});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut reader = Reader::default();
+        let read = Train::read(&Node::from_json(&parameters), &mut reader);
+        assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+        read.unwrap()
+    }
+
+    #[test]
+    fn settings_that_contradict_an_adapter_of_the_same_file_are_found_before_it_is_trained() {
+        let facts = checkpoint::facts_of_config(serde_json::from_str(LLAMA).unwrap());
+        let mut inputs = InputFacts::from([("base.model".to_owned(), facts)]);
+        let adapter = |more: Value, inputs: &InputFacts| {
+            let foretold = forecast(&read(more), &Ahead::of_results(inputs, Span::default()));
+            foretold.outputs["adapter"].certain.clone()
+        };
+        let lora = json!({"rank": 4, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": 1});
+        let first = adapter(json!({ "lora": lora }), &inputs);
+        inputs.insert("first.adapter".to_owned(), first.clone());
+        let problems = |lora: Value| read(json!({"adapter": "first", "lora": lora})).check(&inputs, Span::default());
+        for agreeing in [lora.clone(), json!({}), json!({"dropout": 0.1, "learning_rate_ratio": 16})] {
+            let found = problems(agreeing.clone());
+            assert!(found.is_empty(), "{agreeing}: {found:?}");
+        }
+        let found = problems(json!({"rank": 8}));
+        assert!(found.len() == 1, "{found:?}");
+        assert_eq!(found[0].message, "`lora.rank` is 8, and the adapter of the warm start has 4");
+        assert_eq!((found[0].field.as_deref(), found[0].severity), (Some("lora.rank"), Severity::Error));
+        let others = problems(json!({"target_modules": ["q_proj"]}));
+        assert!(others.len() == 1 && others[0].field.as_deref() == Some("lora.target_modules"), "{others:?}");
+        // What is trained further from it has its settings.
+        assert_eq!(adapter(json!({"adapter": "first"}), &inputs)[ADAPTER_CONFIG], first[ADAPTER_CONFIG]);
+    }
+
+    #[test]
+    fn a_warm_up_that_does_not_end_is_marked_at_the_key_that_is_given() {
+        for (scheduler, key) in [
+            (json!({"warmup_steps": 30}), "scheduler.warmup_steps"),
+            (json!({"warmup_ratio": 1}), "scheduler.warmup_ratio"),
+        ] {
+            let mut forecast = Forecast::default();
+            learning_rate(&read(json!({ "scheduler": scheduler })), 9, Span::default(), &mut forecast);
+            let [problem] = &forecast.problems[..] else { panic!("{:?}", forecast.problems) };
+            assert_eq!((problem.code, problem.field.as_deref()), ("warmup-too-long", Some(key)));
+            assert!(problem.help.as_ref().unwrap().contains(&format!("`{key}`")), "{:?}", problem.help);
+        }
+    }
+
+    #[test]
+    fn rows_that_make_no_step_are_an_error_once_they_are_counted() {
+        let params = read(json!({"leftover": "drop", "micro_batch_size": 100}));
+        let rows = Facts::from_iter([("rows".to_owned(), 43.into())]);
+        let (counted, none) = (InputFacts::from([("rows.tokens".to_owned(), rows)]), InputFacts::new());
+        for (certain, severity) in [(&counted, Severity::Error), (&none, Severity::Warning)] {
+            let foretold = forecast(&params, &Ahead { certain, ..Ahead::of_results(&counted, Span::default()) });
+            let [problem] = &foretold.problems[..] else { panic!("{:?}", foretold.problems) };
+            assert_eq!((problem.code, problem.severity), ("no-steps", severity));
+            assert_eq!(problem.help.as_deref(), Some(WITHOUT_A_STEP));
+        }
+    }
 
     #[test]
     fn tokens_of_rows_that_are_left_out_are_not_counted() {

@@ -5,7 +5,7 @@ use engine::error::{Cause, OrFail, StageError};
 use model::config::Architecture;
 
 use super::fit;
-use super::order::Division;
+use super::order::{Division, WITHOUT_A_STEP};
 use super::parameters::{Train, TrainQuantize};
 use super::summary::surprises;
 use crate::compute::checkpoint;
@@ -81,9 +81,7 @@ fn extent(params: &Train, rows: &TokensReader, context: &mut StageContext) -> Re
     let (division, total_steps) = (params.division(count), params.total_steps(count));
     if total_steps == 0 {
         let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
-        return Err(StageError::bad_data(message).with_help(
-            "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
-        ));
+        return Err(StageError::bad_data(message).with_help(WITHOUT_A_STEP));
     }
     surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
     Ok((division, total_steps))

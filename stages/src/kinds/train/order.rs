@@ -14,6 +14,10 @@ pub enum Leftover {
     Drop,
 }
 
+/// What to do where the rows make no step.
+pub(super) const WITHOUT_A_STEP: &str =
+    "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`";
+
 /// How a run is divided into epochs and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Division {

@@ -131,7 +131,7 @@ pub(super) fn model(
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
     let is_saved = checkpoint::save_chat_template(&draft.folder, prompt_facts.get(PROMPT))?;
-    generation_config::end_at_turns(&draft.folder)?;
+    generation_config::end_at_turns(&draft.folder, |warning| context.warn(warning))?;
     if aware.is_some() {
         aware::write_scales(&scales, &draft)?;
     }

@@ -13,12 +13,11 @@ use model::decoder::Decoder;
 use model::parameter::Trainability;
 use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
-use serde::Deserialize;
 
-use super::parameters::{Method, Train, train_tokens};
+use super::parameters::{LEAVE_IT_OUT, Method, Train, contradicts};
 use super::{failure, fit};
 use crate::compute::adapter;
-use crate::compute::checkpoint::{self, ADDED_TOKENS, QUANTIZATION};
+use crate::compute::checkpoint::{self, QUANTIZATION};
 use crate::compute::quantize::TrainQuantize;
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
@@ -160,13 +159,8 @@ fn settings(
     base: &Artifact,
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
-    let settings = params.lora.value.settings(model);
-    let (mut settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
-    let added =
-        base.description.facts.get(ADDED_TOKENS).filter(|_| params.lora.value.trainable_token_indices.is_none());
-    if let Some(added) = added.and_then(|added| Vec::<u32>::deserialize(added).ok()) {
-        train_tokens(&mut settings, model, &added);
-    }
+    let settings = params.lora.value.settings_on(model, &base.description.facts);
+    let (settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
     notes.into_iter().for_each(|note| context.warn(note));
     Ok(settings)
 }
@@ -182,9 +176,8 @@ fn trained_before(
     let contradiction = params.lora.contradiction(&existing.config, model);
     let unusable = || "cannot start from the adapter".to_owned();
     if let Some((key, file, adapters)) = contradiction.or_fail(Cause::BadParameters, unusable)? {
-        let message = format!("`lora.{key}` is {file}, and the adapter of the warm start has {adapters}");
-        return Err(StageError::new(Cause::BadParameters, message)
-            .with_help("leave it out: the settings of an existing adapter are its own, but for `dropout`"));
+        let message = contradicts(&key, &file, &adapters);
+        return Err(StageError::new(Cause::BadParameters, message).with_help(LEAVE_IT_OUT));
     }
     if params.lora.has("dropout") {
         existing.config.dropout = params.lora.value.dropout;

@@ -512,6 +512,7 @@ impl Session<'_> {
         context: &mut StageContext,
     ) -> Result<Map<String, Value>, StageError> {
         require_targets(&self.progress, self.learner.loss_scaler().map(|scaler| scaler.scale))?;
+        summary::many_skipped(&self.progress).into_iter().for_each(|warning| context.warn(warning));
         // An adapter is of use only with the base model that it was trained on, to the bit.
         let profile = context.profile().clone();
         let checking = profile.phase("check the frozen weights");

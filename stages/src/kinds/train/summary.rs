@@ -25,6 +25,22 @@ pub(super) fn surprises(params: &Train, division: &Division, total_steps: u64) -
     surprises
 }
 
+/// At how large a share of skipped steps a run is worth a warning, as a divisor: a few at the start, in which the loss
+/// scale is found, are none.
+const MANY_SKIPPED: u64 = 4;
+
+/// That gradients overflowed in many steps, which trained nothing.
+pub(super) fn many_skipped(progress: &Progress) -> Option<String> {
+    let Progress { step, skipped_steps, .. } = *progress;
+    let are_many = skipped_steps > 0 && skipped_steps.saturating_mul(MANY_SKIPPED) >= step;
+    are_many.then(|| {
+        format!(
+            "{skipped_steps} of {step} steps were skipped, as their gradients overflowed, and trained nothing: lower \
+             `loss_scale.init_scale`, raise `loss_scale.growth_interval`, or train for more steps"
+        )
+    })
+}
+
 /// What is known of the whole run: the same for equal inputs.
 pub(super) fn facts(params: &Train, division: &Division, progress: &Progress, history: &History) -> Map<String, Value> {
     let mut facts = Map::new();
@@ -100,4 +116,23 @@ fn validation(params: &Train, progress: &Progress, history: &History) -> Vec<Str
         lines.push(format!("ended at step {step} of {total}: {patience} validations without improvement"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_skipped_steps_are_said_and_a_few_are_not() {
+        let said = |skipped_steps, step| {
+            many_skipped(&Progress { step, skipped_steps, ..Progress::fresh(step, String::new()) })
+        };
+        for (skipped, steps) in [(0, 0), (0, 10), (2, 10), (5, 1000)] {
+            assert_eq!(said(skipped, steps), None, "{skipped} of {steps}");
+        }
+        assert!(said(3, 12).is_some());
+        let message = said(8, 10).unwrap();
+        assert!(message.starts_with("8 of 10 steps were skipped"), "{message}");
+        assert!(message.contains("lower `loss_scale.init_scale`"), "{message}");
+    }
 }

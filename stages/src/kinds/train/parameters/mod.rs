@@ -14,7 +14,7 @@ use model::schedule::Schedule;
 use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 
 pub use given::Given;
-pub(super) use lora::{AdapterOrigin, train_tokens};
+pub(super) use lora::{AdapterOrigin, LEAVE_IT_OUT, contradicts};
 pub use lora::{LoraParams, Targets};
 pub(super) use loss::For;
 pub use loss::{Divergence, DpoDivergence, Likelihood, Loss};
@@ -50,7 +50,7 @@ pub struct Train {
     #[semantic(default)]
     pub lora: Given<LoraParams>,
     /// Warm start: the adapter to start from, ours or PEFT's. It determines the LoRA settings; `lora` must agree with
-    /// them, except `dropout`.
+    /// them, except `dropout` and `learning_rate_ratio`. An adapter does not store the ratio: give it again.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// The format that the frozen linear layers are quantised to while they are read (QLoRA), for `method: lora`, or
@@ -259,6 +259,7 @@ impl Train {
         problems.extend(self.problem_of_the_reference(span));
         problems.extend(self.problem_of_the_best(span));
         problems.extend(self.optimizer.problem(span));
+        problems.extend(self.problem_of_the_learning_rate(span));
         problems.extend(self.scheduler.problem(self.optimizer.learning_rate, span));
         problems.extend(self.without_validation(span));
         if let Some(validation) = self.validation.as_ref().filter(|rows| {
@@ -342,6 +343,17 @@ impl Train {
         let message = format!("{asked} cannot be used here: it needs {needs}");
         let problem = Problem::error("bad-value", span, message, "not on the CPU").at("attention");
         Some(problem.with_help("leave `attention` out, or take `sdpa`"))
+    }
+
+    /// A learning rate that rounds to nothing, or nearly so, in f32, which weights are updated in.
+    fn problem_of_the_learning_rate(&self, span: Span) -> Option<Problem> {
+        let (rate, least) = (self.optimizer.learning_rate, f32::MIN_POSITIVE);
+        (rate < f64::from(least)).then(|| {
+            let message =
+                format!("`optimizer.learning_rate` = {rate:e} is below {least:e}, the smallest normal number of f32");
+            let problem = Problem::error("out-of-range", span, message, "would train nothing");
+            problem.at("optimizer.learning_rate").with_help("1e-6 to 1e-2 are usual")
+        })
     }
 
     /// A reference that nothing is compared with, or that there is none of.

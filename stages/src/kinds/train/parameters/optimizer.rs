@@ -67,7 +67,8 @@ pub enum UpdateRule {
         #[semantic(default)]
         adamw: AdamwParams,
     },
-    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), native backend only.
+    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), of tensors of 4096 elements or
+    /// more; native backend only.
     #[semantic(rename = "adamw_8bit")]
     Adamw8bit {
         /// Decay rates of the two moments.
@@ -79,7 +80,20 @@ pub enum UpdateRule {
         /// Decoupled weight decay.
         #[semantic(default = 0.01, range = 0.0..)]
         weight_decay: f64,
+        /// How the moments of the token embedding are kept, where it is trained.
+        // Not `omit_default`: results from before there was a choice are of `int8`.
+        #[semantic(default = EmbeddingState::F32)]
+        embedding_state: EmbeddingState,
     },
+}
+
+/// How the moments of the token embedding are kept.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmbeddingState {
+    /// In f32, as `Trainer` of transformers has them beside 8-bit ones.
+    F32,
+    /// In 8 bits, as those of other tensors: less memory, but rows of rare tokens can move far in one step.
+    Int8,
 }
 
 /// The options of AdamW.
@@ -129,6 +143,15 @@ impl AdamwParams {
     }
 }
 
+impl EmbeddingState {
+    fn rule(self) -> optimizer::EmbeddingState {
+        match self {
+            Self::F32 => optimizer::EmbeddingState::F32,
+            Self::Int8 => optimizer::EmbeddingState::Int8,
+        }
+    }
+}
+
 impl AdjustLr {
     fn rule(self) -> optimizer::AdjustLr {
         match self {
@@ -149,8 +172,9 @@ impl OptimizerParams {
             UpdateRule::Lion { betas: [first, second], weight_decay } => {
                 Optimizer::Lion(Lion { betas: (first, second), weight_decay })
             }
-            UpdateRule::Adamw8bit { betas: [first, second], eps, weight_decay } => {
-                Optimizer::AdamW8bit(AdamW8bit { betas: (first, second), eps, weight_decay })
+            UpdateRule::Adamw8bit { betas: [first, second], eps, weight_decay, embedding_state } => {
+                let embedding_state = embedding_state.rule();
+                Optimizer::AdamW8bit(AdamW8bit { betas: (first, second), eps, weight_decay, embedding_state })
             }
             UpdateRule::Muon { momentum, nesterov, weight_decay, adjust_lr, adamw } => {
                 let (adjust_lr, adamw) = (adjust_lr.rule(), adamw.rule());
@@ -175,6 +199,18 @@ impl OptimizerParams {
 
     /// What is wrong with the options taken together.
     pub(super) fn problem(&self, span: Span) -> Option<Problem> {
+        let eps = match self.rule {
+            UpdateRule::Adamw(adamw) => Some(("optimizer.eps", adamw.eps)),
+            UpdateRule::Adamw8bit { eps, .. } => Some(("optimizer.eps", eps)),
+            UpdateRule::Muon { adamw, .. } => Some(("optimizer.adamw.eps", adamw.eps)),
+            UpdateRule::Sgd { .. } | UpdateRule::Lion { .. } => None,
+        };
+        if let Some((key, eps)) = eps.filter(|(_, eps)| *eps < f64::from(f32::MIN_POSITIVE)) {
+            let message =
+                format!("`{key}` is {eps:e}, below {:e}, the smallest normal number of f32", f32::MIN_POSITIVE);
+            let problem = Problem::error("out-of-range", span, message, "a gradient of zero would divide zero by zero");
+            return Some(problem.at(key).with_help("1e-8 is usual"));
+        }
         match self.rule {
             UpdateRule::Sgd { nesterov: true, momentum, dampening, .. } if momentum == 0.0 || dampening != 0.0 => {
                 let message = "`nesterov` needs a `momentum`, and no `dampening`";
@@ -199,6 +235,19 @@ mod tests {
         reader.problems.extend(read.as_ref().and_then(|read| read.problem(Span::default())));
         read.filter(|_| reader.problems.is_empty())
             .ok_or_else(|| reader.problems.into_iter().map(|problem| problem.message).collect())
+    }
+
+    #[test]
+    fn an_eps_that_f32_does_not_hold_is_refused() {
+        for optimizer in [
+            json!({"eps": 1e-50}),
+            json!({"name": "adamw_8bit", "eps": 1e-50}),
+            json!({"name": "muon", "adamw": {"eps": 1e-50}}),
+        ] {
+            let messages = read(optimizer).unwrap_err();
+            assert!(messages[0].contains("eps` is 1e-50, below 1.1754944e-38"), "{messages:?}");
+        }
+        assert!(read(json!({"eps": 1e-30})).is_ok());
     }
 
     #[test]

@@ -134,6 +134,20 @@ fn attention_of_gpus_is_refused_on_a_cpu_that_the_worker_computes_on() {
 }
 
 #[test]
+fn a_learning_rate_below_the_normal_numbers_of_f32_is_refused() {
+    let problems = |rate: f64| read(json!({"optimizer": {"learning_rate": rate}})).problems(Span::default());
+    for rate in [1e-60, 1e-38] {
+        let found = problems(rate);
+        assert!(
+            found.len() == 1 && found[0].message.contains("the smallest normal number of f32"),
+            "{rate}: {found:?}"
+        );
+        assert_eq!(found[0].field.as_deref(), Some("optimizer.learning_rate"));
+    }
+    assert!(problems(1.2e-38).is_empty());
+}
+
+#[test]
 fn a_learning_rate_that_stays_below_its_highest_is_said() {
     let low = |scheduler: Json, steps| read(json!({"scheduler": scheduler})).low_peak(steps);
     let decay = |steps: u64| json!({"name": "warmup_stable_decay", "num_decay_steps": steps});

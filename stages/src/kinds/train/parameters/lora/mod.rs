@@ -1,14 +1,17 @@
 //! `lora:`: the adapter, with its modules named as in PEFT or in torchtune.
 
+use engine::artifact::Facts;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{Json, KeyWriter, Mapping, OneOrMore, Parameter, Parameters, Reader};
 use model::peft::targets::{self, ALL_LINEAR, TargetError, Torchtune};
 use model::peft::{AdapterConfig, AdapterConfigError, Modules, TargetModules};
+use serde::Deserialize;
 use serde_json::json;
 
 use super::Given;
+use crate::compute::checkpoint::ADDED_TOKENS;
 
 /// The adapter of `method: lora`.
 #[derive(Parameters, Debug, Clone, PartialEq)]
@@ -53,7 +56,8 @@ pub struct LoraParams {
     /// first in alphabetical order counts.
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
-    /// The numbers of the layers with an adapter, as in PEFT; default: all. Not with a string as `target_modules`.
+    /// The numbers of the layers with an adapter, from 0, as in PEFT; default: all. One that the model does not have is
+    /// ignored, with a warning. Not with a string as `target_modules`.
     #[semantic(default, omit_default)]
     pub layers_to_transform: OneOrMore<u64>,
     /// The name of the list of layers in the paths of the modules, as in PEFT: `layers`. Needs `layers_to_transform`.
@@ -99,6 +103,15 @@ impl Parameter for Targets {
     }
 }
 
+/// That the file and the adapter of a warm start have different values of a setting.
+pub(in crate::kinds::train) fn contradicts(key: &str, file: &str, adapters: &str) -> String {
+    format!("`lora.{key}` is {file}, and the adapter of the warm start has {adapters}")
+}
+
+/// What to do about that.
+pub(in crate::kinds::train) const LEAVE_IT_OUT: &str = "leave it out: an existing adapter has settings of its own; \
+    only `dropout` and `learning_rate_ratio` can differ (an adapter does not store the ratio: give it again)";
+
 /// No layer is wider, and a rank beyond a layer's width says nothing more.
 const MOST_RANK: usize = 1 << 16;
 
@@ -117,6 +130,24 @@ pub(in crate::kinds::train) enum LoraError {
 }
 
 impl LoraParams {
+    /// The settings of a fresh adapter on a model with these facts, and what a user should hear about them. Where the
+    /// file names no tokens, the rows of those that were added to the model are trained.
+    ///
+    /// # Errors
+    /// As [`LoraParams::settings`].
+    pub(in crate::kinds::train) fn settings_on(
+        &self,
+        model: &Modules,
+        facts: &Facts,
+    ) -> Result<(AdapterConfig, Vec<String>), LoraError> {
+        let (mut settings, notes) = self.settings(model)?;
+        let added = facts.get(ADDED_TOKENS).filter(|_| self.trainable_token_indices.is_none());
+        if let Some(added) = added.and_then(|added| Vec::<u32>::deserialize(added).ok()) {
+            train_tokens(&mut settings, model, &added);
+        }
+        Ok((settings, notes))
+    }
+
     /// The settings of the adapter on a model, as PEFT knows them, and what a user should hear about them.
     ///
     /// # Errors
@@ -162,6 +193,7 @@ impl LoraParams {
         let adapted = targets::resolve(model, &settings)?;
         targets::resolve_saved(model, &settings)?;
         notes.extend(idle_patterns(&settings, &adapted));
+        notes.extend(idle_layers(&settings, model, &self.layers_to_transform.0));
         Ok((settings, notes))
     }
 
@@ -217,7 +249,7 @@ impl LoraParams {
 }
 
 /// Has an adapter train the rows of these tokens, of the embedding and of a head that is apart from it.
-pub(in crate::kinds::train) fn train_tokens(settings: &mut AdapterConfig, model: &Modules, tokens: &[u32]) {
+fn train_tokens(settings: &mut AdapterConfig, model: &Modules, tokens: &[u32]) {
     if tokens.is_empty() {
         return;
     }
@@ -241,6 +273,18 @@ fn idle_patterns(settings: &AdapterConfig, adapted: &[String]) -> Vec<String> {
     let named = ranks.map(|pattern| ("rank_pattern", pattern)).chain(alphas.map(|pattern| ("alpha_pattern", pattern)));
     let note = |(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules");
     named.map(note).collect()
+}
+
+/// Layers of which no module is adapted: PEFT passes them over without a word.
+fn idle_layers(settings: &AdapterConfig, model: &Modules, layers: &[u64]) -> Vec<String> {
+    let is_idle = |layer: &&u64| {
+        let mut alone = settings.clone();
+        alone.other.insert("layers_to_transform".to_owned(), json!([layer]));
+        targets::resolve(model, &alone).is_err()
+    };
+    let note =
+        |layer: &u64| format!("`lora.layers_to_transform` has {layer}, and the model has no such layer to adapt");
+    layers.iter().filter(is_idle).map(note).collect()
 }
 
 /// Where the adapter comes from that is trained.
@@ -362,7 +406,7 @@ impl Given<LoraParams> {
     }
 
     /// The first setting of the file that an existing adapter contradicts, by its name, with both values. What happens
-    /// only while training (dropout) is the file's to say.
+    /// only while training (dropout, LoRA+) is the file's to say.
     pub(in crate::kinds::train) fn contradiction(
         &self,
         adapter: &AdapterConfig,

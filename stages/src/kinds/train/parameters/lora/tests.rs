@@ -129,7 +129,7 @@ fn a_module_that_the_model_does_not_have_is_named_with_the_nearest_one() {
 }
 
 #[test]
-fn an_existing_adapter_may_be_contradicted_in_nothing_but_dropout() {
+fn an_existing_adapter_may_be_contradicted_in_dropout_and_the_ratio_of_learning_rates_alone() {
     let config = model(LLAMA);
     let existing = AdapterConfig::new(4, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
     let contradicted = |json: Json| {
@@ -138,7 +138,10 @@ fn an_existing_adapter_may_be_contradicted_in_nothing_but_dropout() {
             .unwrap()
             .map(|(key, file, adapters)| format!("{key}: {file}, {adapters}"))
     };
-    for fine in [json!({}), json!({"dropout": 0.1}), json!({"rank": 4, "lora_attn_modules": ["v_proj", "q_proj"]})] {
+    let ratio = json!({"learning_rate_ratio": 16});
+    for fine in
+        [json!({}), json!({"dropout": 0.1}), ratio, json!({"rank": 4, "lora_attn_modules": ["v_proj", "q_proj"]})]
+    {
         assert_eq!(contradicted(fine), None);
     }
     assert_eq!(contradicted(json!({"rank": 8})).unwrap(), "rank: 8, 4");
@@ -156,6 +159,14 @@ fn a_pattern_that_fits_no_adapted_module_is_said() {
     let expected = [("rank_pattern", "k_proj"), ("alpha_pattern", "down_proj")]
         .map(|(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules"));
     assert_eq!(notes, expected);
+}
+
+#[test]
+fn a_layer_that_the_model_does_not_have_is_said() {
+    let notes = |layers: Json| read(json!({ "layers_to_transform": layers })).value.settings(&model(LLAMA)).unwrap().1;
+    assert_eq!(notes(json!([0, 1])), [""; 0]);
+    let expected = "`lora.layers_to_transform` has 7, and the model has no such layer to adapt";
+    assert_eq!(notes(json!([0, 7])), [expected]);
 }
 
 #[test]

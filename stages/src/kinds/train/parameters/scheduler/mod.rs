@@ -159,7 +159,7 @@ impl SchedulerParams {
     }
 
     /// The warm-up; none where the schedule has a rise of its own.
-    fn warmup(&self) -> Warmup {
+    pub(in crate::kinds::train) fn warmup(&self) -> Warmup {
         match *self {
             Self::Constant { warmup }
             | Self::Linear { warmup }
