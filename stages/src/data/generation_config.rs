@@ -13,6 +13,10 @@ const FILE: &str = "generation_config.json";
 /// The tokens that end generation: an id, or a list of them.
 const EOS: &str = "eos_token_id";
 
+/// What is warned of, before why.
+const UNKNOWN_ENDS: &str = "`generation_config.json` does not get the tokens that end a turn, so that transformers may \
+                            generate beyond it";
+
 /// A mark by which transformers may replace the settings by those of `config.json`: they are no longer those.
 const FROM_MODEL: &str = "_from_model_config";
 
@@ -21,19 +25,30 @@ const OF_MODEL: [&str; 3] = ["bos_token_id", EOS, "pad_token_id"];
 
 /// Adds the tokens that end a turn of the folder's chat templates to `eos_token_id` of its `generation_config.json`, so
 /// that transformers ends generation there. The tokens that are there already stay before them; where the file names
-/// none, they are those of `config.json`. The file is made where there is none. Where no token is missing, or the file
-/// is no JSON object, all stays as it is.
+/// none, they are those of `config.json`. The file is made where there is none. Where no token is missing, all stays as
+/// it is; where the tokenizer cannot be opened, or the file is no JSON object, it does too, and `warn` gets why.
 ///
 /// # Errors
 /// Fails if the disk refuses.
-pub(crate) fn end_at_turns(folder: &Path) -> Result<(), StageError> {
+pub(crate) fn end_at_turns(folder: &Path, warn: impl FnOnce(String)) -> Result<(), StageError> {
+    let ends = match end_of_turn_ids(folder) {
+        Ok(ends) if ends.is_empty() => return Ok(()),
+        Ok(ends) => ends,
+        Err(why) => {
+            warn(format!("{UNKNOWN_ENDS}: {why}"));
+            return Ok(());
+        }
+    };
     let path = folder.join(FILE);
     let model = object(&folder.join("config.json")).unwrap_or_default();
     let settings = if path.exists() { object(&path) } else { Some(of_model(&model)) };
-    let Some(mut settings) = settings else { return Ok(()) };
+    let Some(mut settings) = settings else {
+        warn(format!("{UNKNOWN_ENDS}: the file is no JSON object"));
+        return Ok(());
+    };
     let before = ids(&settings).or_else(|| ids(&of_model(&model))).unwrap_or_default();
     let mut after = before.clone();
-    for id in end_of_turn_ids(folder).into_iter().map(u64::from) {
+    for id in ends.into_iter().map(u64::from) {
         if !after.contains(&id) {
             after.push(id);
         }
@@ -79,6 +94,11 @@ mod tests {
     /// The file of a folder with these files and a tokenizer, whose end of text is 1. Its chat template ends turns with
     /// 4, `<|eot_id|>`, unless another one is among the files.
     fn ended(files: &[(&str, &str)]) -> Option<String> {
+        made(files).0
+    }
+
+    /// The same, and what is warned of.
+    fn made(files: &[(&str, &str)]) -> (Option<String>, Option<String>) {
         let folder = tempfile::tempdir().unwrap();
         let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel"));
         for name in ["tokenizer.json", "tokenizer_config.json"] {
@@ -86,8 +106,9 @@ mod tests {
         }
         fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
-        end_at_turns(folder.path()).unwrap();
-        fs::read_to_string(folder.path().join(FILE)).ok()
+        let mut warning = None;
+        end_at_turns(folder.path(), |text| warning = Some(text)).unwrap();
+        (fs::read_to_string(folder.path().join(FILE)).ok(), warning)
     }
 
     /// A chat template that ends turns so.
@@ -124,6 +145,27 @@ mod tests {
             assert_eq!(ended(&[CONFIG, (FILE, settings)]).as_deref(), Some(settings));
         }
         assert_eq!(ended(&[("config.json", r#"{"eos_token_id": [1, 4]}"#)]), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_warned_of() {
+        let template = ("chat_template.jinja", "{% for");
+        for (file, why) in [
+            (template, "the chat template cannot be used: the chat template cannot be read: "),
+            (("tokenizer.json", "{}"), "cannot understand `tokenizer.json`: "),
+            (("tokenizer_config.json", "[]"), "cannot understand `tokenizer_config.json`: "),
+            ((FILE, "no JSON"), "the file is no JSON object"),
+        ] {
+            let (written, warning) = made(&[CONFIG, file]);
+            let warning = warning.unwrap_or_default();
+            assert!(warning.contains(&format!("generate beyond it: {why}")), "{file:?}: {warning}");
+            assert_eq!(written.as_deref(), (file.0 == FILE).then_some("no JSON"));
+        }
+        // Without a chat template no turn ends.
+        let unread = [("tokenizer_config.json", "{}"), ("tokenizer.json", "{}"), (FILE, "no JSON")];
+        for fine in [&[CONFIG][..], &[CONFIG, (FILE, "{}")], &unread] {
+            assert_eq!(made(fine).1, None, "{fine:?}");
+        }
     }
 
     /// The end of a turn that is no token, or the end of text, adds none; a template of tools may have another one.

@@ -145,6 +145,8 @@ pub enum HubError {
         what: String,
         /// What the server said, on one line.
         message: String,
+        /// The HTTP status that it says it with, where its code is one.
+        status: Option<u16>,
     },
     /// An answer that makes no sense.
     #[error("the Hub's answer to the request for `{what}` makes no sense: {problem}")]
@@ -211,7 +213,9 @@ impl HubError {
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Cut { .. } | Self::Shorter { .. } => true,
-            Self::Status { status, .. } => matches!(status, 408 | 429 | 500..=599),
+            Self::Status { status, .. } | Self::Declined { status: Some(status), .. } => {
+                matches!(status, 408 | 429 | 500..=599)
+            }
             _ => false,
         }
     }
@@ -224,6 +228,7 @@ impl HubError {
     /// What the user can do about it.
     pub fn help(&self) -> Option<String> {
         const LOGIN: &str = "set HF_TOKEN to an access token of an account that may read it";
+        const LATER: &str = "run again later: what was fetched already is kept";
         match self {
             Self::BadName(_) => Some("a repository is named `owner/name`, as in the address of its page".to_owned()),
             Self::BadEndpoint(_) => Some("set HF_ENDPOINT to an address such as https://huggingface.co".to_owned()),
@@ -258,11 +263,10 @@ impl HubError {
             Self::Redirects { .. } => {
                 Some("check HF_ENDPOINT: addresses of a mirror or a proxy on the way lead to each other".to_owned())
             }
-            Self::Status { .. } | Self::Cut { .. } => {
-                Some("run again later: what was fetched already is kept".to_owned())
-            }
+            Self::Status { .. } | Self::Cut { .. } => Some(LATER.to_owned()),
             Self::Moved { .. } => Some("remove its line from pipeline.lock to take what is there now".to_owned()),
             Self::NoToken(name) => Some(format!("set it where `pipeline run` is started: `export {name}=…`")),
+            Self::Declined { .. } if self.is_transient() => Some(LATER.to_owned()),
             Self::Declined { .. } => Some(format!("if it is a matter of access, {LOGIN}")),
             Self::Shorter { .. } => Some(
                 "a proxy or mirror on the way has a part of it, or another page in its place: try another HF_ENDPOINT"
@@ -376,7 +380,7 @@ mod tests {
             HubError::FileNotFound { name: name.clone(), commit: elsewhere.clone(), path: "x".to_owned() },
             HubError::Gated { name, page: elsewhere, with_token },
             HubError::Refused { what: what.clone(), status: 403, with_token },
-            HubError::Declined { what: what.clone(), message: what.clone() },
+            HubError::Declined { what: what.clone(), message: what.clone(), status: None },
             HubError::Status { what, status: 500, retry_after_seconds: None },
             HubError::Redirects { endpoint },
         ] {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::checksum::{Checksum, hex};
-use super::connection::{Connection, Subject, Token};
+use super::connection::{Connection, Page, Subject, Token};
 use super::error::HubError;
 use super::listing::{Listing, RemoteFile, is_safe};
 use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
@@ -255,18 +255,23 @@ async fn all_pages(
     Err(bad(format!("its listing does not end within {MOST_PAGES} pages")))
 }
 
-/// One answer of a listing. One that declines is an error in the server's words.
+/// One answer of a listing. One that declines is an error in the server's words, after retries where they could help.
 async fn listed_page(
     connection: &Connection,
     url: &Url,
     repository: &Repository,
     subject: Subject<'_>,
 ) -> Result<ListedPage, HubError> {
-    let answered = connection.json::<Answer>(url, repository, subject).await?;
-    let (answer, bytes) = (answered.value, answered.bytes);
-    if answer.success == Some(false) {
-        return Err(HubError::Declined { what: repository.written(), message: answer.reason() });
-    }
+    let mut failures = 0;
+    let (answer, bytes) = loop {
+        let Page { value: answer, bytes, .. } = connection.json::<Answer>(url, repository, subject).await?;
+        if answer.success != Some(false) {
+            break (answer, bytes);
+        }
+        let (message, status) = (answer.reason(), answer.status());
+        let declined = HubError::Declined { what: repository.written(), message, status };
+        connection.pause_or_give_up(declined, &mut failures).await?;
+    };
     let total = answer.total;
     // What is not there is listed as nothing.
     let Some(data) = answer.data else { return Ok(ListedPage { entries: Vec::new(), latest: None, total, bytes }) };
@@ -283,6 +288,13 @@ impl Answer {
             (None, Some(code)) => clipped(&format!("code {code}, and no message")),
             (None, None) => "no message".to_owned(),
         }
+    }
+
+    /// Its code where that is an HTTP status, as that of success is; most are numbers of its own, of eleven digits.
+    fn status(&self) -> Option<u16> {
+        let code = self.code.as_ref()?;
+        let status = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
+        u16::try_from(status).ok().filter(|status| (100..600).contains(status))
     }
 }
 

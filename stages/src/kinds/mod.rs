@@ -6,6 +6,7 @@ pub mod add_tokens;
 pub mod command;
 pub mod dataset;
 pub mod download;
+mod elsewhere;
 pub mod evaluate;
 pub mod generate;
 pub mod gguf;

@@ -47,3 +47,14 @@ fn what_is_to_be_written_is_there_and_what_is_listed_is_not() {
         }
     }
 }
+
+#[test]
+fn rows_of_a_length_have_the_same_names_for_it_in_each_kind() {
+    let registry = stages::registry();
+    let names = |kind: &str| -> Vec<&'static str> {
+        let listed = registry.get(kind).unwrap().keys_elsewhere.iter();
+        listed.filter(|(_, instead)| *instead == "write `max_seq_len`").map(|(key, _)| *key).collect()
+    };
+    assert!(names("tokenize").len() == 6 && names("tokenize").contains(&"cutoff_len"), "{:?}", names("tokenize"));
+    assert_eq!(names("tokenize"), names("pack"));
+}

@@ -133,6 +133,26 @@ fn a_server_that_declines_is_told_in_its_words() {
 }
 
 #[test]
+fn a_server_that_declines_for_a_moment_is_asked_again() {
+    for (code, tries) in [
+        (json!(429), 3),
+        (json!("503"), 3),
+        (json!(403), 1),
+        (json!(404), 1),
+        (json!(10_010_205_001_u64), 1),
+        (json!(null), 1),
+    ] {
+        let server = FaultyHub::serve(&[]);
+        server.list_instead(json!({"Code": code, "Message": "busy", "Success": false, "Data": null}));
+        let error = tried().client(&server).resolve_revision(&tried().repository(), "master").unwrap_err();
+        assert_eq!(server.requests().len(), tries, "{code}");
+        let failure = error.of(service());
+        assert_eq!(failure.message, "the Hub refused the request for `modelscope:owner/name`: busy");
+        assert_eq!(failure.help.unwrap().contains("run again later"), tries > 1, "{code}");
+    }
+}
+
+#[test]
 fn an_address_that_is_none_is_answered_with_that_of_this_service() {
     let help = Hub::new("ftp://x").unwrap_err().of(service()).help.unwrap();
     assert_eq!(help, "set MODELSCOPE_ENDPOINT to an address such as https://www.modelscope.cn");

@@ -24,6 +24,7 @@ fn values_that_would_train_nothing_are_refused() {
     for wrong in [
         json!({"clip_grad_norm": 0}),
         json!({"optimizer": {"learning_rate": 0}}),
+        json!({"optimizer": {"learning_rate": 1e-60}}),
         json!({"optimizer": {"eps": 0}}),
         json!({"optimizer": {"betas": [0.9]}}),
         json!({"optimizer": {"betas": [0.9, 1.0]}}),

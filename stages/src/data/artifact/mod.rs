@@ -20,7 +20,7 @@ pub use kind::{
 };
 pub use parts::{ROWS_PER_PART, TableError, is_part_list};
 pub use rows::{
-    HAS_TURNS, Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape, TOOLS,
-    need_chat_template,
+    HAS_TURNS, Judged, MEDIUM, Medium, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said,
+    Shape, TOOLS, need_chat_template,
 };
 pub use tokens::{IGNORE_INDEX, OptionalColumn, Role, TokenRow, TokensFacts, TokensReader, TokensWriter};

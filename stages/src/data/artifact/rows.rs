@@ -79,6 +79,14 @@ impl Said {
         }
     }
 
+    /// Its turns; a text has none.
+    pub fn turns(&self) -> &[Message] {
+        match self {
+            Self::Text(_) => &[],
+            Self::Turns(turns) => turns,
+        }
+    }
+
     /// As it enters an identity: JSON, in one form for what is equal.
     fn to_cell(&self) -> String {
         match self {
@@ -189,6 +197,19 @@ impl Row {
         texts.join("\n")
     }
 
+    /// The first part of its turns that is an image, a video or sound: the turn, from 1, whose it is, and the type.
+    pub fn medium(&self) -> Option<(usize, &str, &str)> {
+        match self {
+            Self::Messages(messages) => medium_in(messages, 1),
+            Self::Judged(judged) => {
+                let asked = judged.prompt.turns();
+                let mut responses = [&judged.chosen, &judged.rejected].into_iter().flatten();
+                medium_in(asked, 1).or_else(|| responses.find_map(|said| medium_in(said.turns(), asked.len() + 1)))
+            }
+            Self::Columns(_) | Self::Text(_) => None,
+        }
+    }
+
     /// How much text it holds, in bytes.
     pub fn text_bytes(&self) -> usize {
         match self {
@@ -198,6 +219,16 @@ impl Row {
             Self::Judged(judged) => judged.parts().map(Said::text_bytes).sum(),
         }
     }
+}
+
+/// As [`Row::medium`], among turns of which the first has the number `first`.
+fn medium_in(turns: &[Message], first: usize) -> Option<(usize, &str, &str)> {
+    turns.iter().zip(first..).find_map(|(message, turn)| {
+        let parts = message.content.as_array().into_iter().flatten();
+        let mut kinds = parts.filter_map(|part| part["type"].as_str());
+        let kind = kinds.find(|kind| ["image", "video", "audio"].into_iter().any(|medium| kind.contains(medium)))?;
+        Some((turn, message.role.as_str(), kind))
+    })
 }
 
 /// What is known about all rows together.
@@ -233,6 +264,22 @@ const LABEL: &str = "label";
 
 /// What is foreseen of rows with judged responses: that the first of them have turns of a conversation.
 pub const HAS_TURNS: &str = "has_turns";
+
+/// What is foreseen of rows with turns of which one of the first has an image, a video or sound: a [`Medium`].
+pub const MEDIUM: &str = "medium";
+
+/// A part of a turn that is an image, a video or sound, which no stage computes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Medium {
+    /// Where its row is, for messages.
+    pub place: String,
+    /// The turn, from 1.
+    pub turn: usize,
+    /// Whose turn it is.
+    pub role: String,
+    /// Its type, such as `image_url`.
+    pub kind: String,
+}
 
 /// Whether rows with these facts are known to need a chat template.
 pub fn need_chat_template(facts: &Facts) -> bool {

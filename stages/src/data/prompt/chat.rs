@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::frame::Frame;
 use super::python;
 use super::render::behind_reasoning;
-use super::spelling::{REASONING, Spelling};
+use super::spelling::{REASONING, Spelling, calls_tools, conversation_with_a_call, has_reasoning, tool};
 use super::train_on::TrainOn;
 use crate::data::artifact::{Message, TOOLS};
 use crate::data::jinja::{self, Form, Program};
@@ -140,6 +140,8 @@ pub struct ChatTemplate {
     spelling: OnceLock<Spelling>,
     frame: OnceLock<Option<Frame>>,
     end_of_reasoning: OnceLock<Option<String>>,
+    /// Whether reasoning is left out of a turn that speaks, and of one that calls a tool.
+    leaves_out_reasoning: OnceLock<[bool; 2]>,
 }
 
 impl ChatTemplate {
@@ -163,6 +165,7 @@ impl ChatTemplate {
             spelling: OnceLock::new(),
             frame: OnceLock::new(),
             end_of_reasoning: OnceLock::new(),
+            leaves_out_reasoning: OnceLock::new(),
         })
     }
 
@@ -405,6 +408,26 @@ impl ChatTemplate {
             (!end.is_empty()).then_some(end)
         };
         self.end_of_reasoning.get_or_init(told).as_deref()
+    }
+
+    /// Whether a message has reasoning and the template writes none in such a turn, with a call or without, even where
+    /// it is the last one: of earlier turns some leave it out on purpose (Qwen 3).
+    pub fn leaves_out_reasoning(&self, message: &Message) -> bool {
+        if !has_reasoning(message) {
+            return false;
+        }
+        let told = || {
+            let speaks = [Message::new("user", "x"), Message::new("assistant", "x")];
+            let mut calls = conversation_with_a_call("f", json!({ "n": 1 }));
+            calls[0].other.insert(TOOLS.to_owned(), json!([tool("f")]));
+            [speaks, calls].map(|mut probe| {
+                probe[1].other.insert(REASONING[0].to_owned(), PLACE.into());
+                // A template that refuses the probe may write the reasoning of others.
+                self.render(&probe, false).is_ok_and(|written| !written.contains(PLACE))
+            })
+        };
+        let [speaks, calls] = *self.leaves_out_reasoning.get_or_init(told);
+        if calls_tools(message) { calls } else { speaks }
     }
 
     /// What an assistant says in its last message, as the template writes it, without the end of the turn: what a model
@@ -734,6 +757,42 @@ mod tests {
         let source = "{% for m in messages %}\r\n{{ m.content }}\r\n{% endfor %}\rend";
         let rendered = template(source).render(&[Message::new("user", "a\r\nb")], false).unwrap();
         assert_eq!(rendered, "a\r\nb\nend");
+    }
+
+    #[test]
+    fn reasoning_that_a_template_writes_in_no_turn_is_left_out() {
+        let mut speaks = Message::new("assistant", "4");
+        speaks.other.insert("thinking".to_owned(), "2 + 2".into());
+        let mut calls = speaks.clone();
+        calls.other.insert("tool_calls".to_owned(), json!([{ "function": { "name": "f", "arguments": {} } }]));
+        let left_out = |writes: &str| {
+            let source =
+                format!("{{% for m in messages %}}<{{{{ m.role }}}}>{writes}{{{{ m.content }}}}{{% endfor %}}");
+            let template = template(&source);
+            [&speaks, &calls].map(|message| template.leaves_out_reasoning(message))
+        };
+        let writes = "{{ m.reasoning_content or '' }}";
+        let writes_if = |condition: &str| format!("{{% if {condition} %}}{writes}{{% endif %}}");
+        for (writes, expected) in [
+            ("", [true, true]),
+            (writes, [false, false]),
+            ("{{ m.thinking or '' }}", [false, false]),
+            ("{{ m|tojson }}", [false, false]),
+            (writes_if("loop.last").as_str(), [false, false]),
+            (writes_if("m.tool_calls").as_str(), [true, false]),
+            (writes_if("enable_thinking").as_str(), [true, true]),
+            // What it does not write of a call is not known.
+            ("{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}", [true, false]),
+        ] {
+            assert_eq!(left_out(writes), expected, "{writes}");
+        }
+        let none = template("");
+        let [blank, others] = [("assistant", " "), ("user", "2 + 2")].map(|(role, reasoning)| {
+            let mut message = Message::new(role, "4");
+            message.other.insert("reasoning_content".to_owned(), reasoning.into());
+            none.leaves_out_reasoning(&message)
+        });
+        assert!(!blank && !others && !none.leaves_out_reasoning(&Message::new("assistant", "4")));
     }
 
     #[test]

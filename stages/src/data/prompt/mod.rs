@@ -14,6 +14,7 @@ mod preference;
 pub(crate) mod python;
 mod render;
 mod spelling;
+mod strftime;
 mod template;
 mod tool_calls;
 mod train_on;

@@ -87,6 +87,17 @@ mod tests {
     }
 
     #[test]
+    fn none_of_them_writes_reasoning() {
+        let tokens = ["bos_token", "eos_token"].map(|name| (name.to_owned(), "</s>".to_owned()));
+        let mut message = Message::new("assistant", "4");
+        message.other.insert("reasoning_content".to_owned(), "2 + 2".into());
+        for named in ALL {
+            let template = ChatTemplate::new(named.text, BTreeMap::from(tokens.clone())).unwrap();
+            assert!(template.leaves_out_reasoning(&message), "{}", named.name);
+        }
+    }
+
+    #[test]
     fn chatml_writes_tools_and_calls_as_qwen_does() {
         let template = |name: &str| ChatTemplate::new(find(name).unwrap().text, BTreeMap::new()).unwrap();
         let mut messages =

@@ -11,10 +11,11 @@ use engine::suggest;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::chat::ChatTemplate;
+use super::chat::{ChatError, ChatTemplate};
 use super::named::{self, NamedTemplate};
 use super::render::PromptError;
 use crate::compute::checkpoint::{CHAT_TEMPLATE, SAVED_TEMPLATE};
+use crate::data::artifact::{MEDIUM, Medium, Message};
 
 /// How text becomes what a model reads, beside the template that stands with the rows.
 ///
@@ -77,6 +78,32 @@ impl PromptParams {
             let help = error.help().expect("there is a way out");
             Problem::error("no-chat-template", span, error.to_string(), "conversations").with_help(help).at(field)
         })
+    }
+
+    /// What is wrong where one of the first rows has an image, a video or sound: an error where `chat_template` writes
+    /// text alone, as it is when the row is rendered. Of a tokenizer's own template that is not known, and one that
+    /// reads parts writes no more than their marks: a warning. `field` is the parameter that names the rows.
+    pub fn with_medium(&self, rows: Option<&Facts>, field: &str, span: Span) -> Option<Problem> {
+        let medium: Medium = serde_json::from_value(rows?.get(MEDIUM)?.clone()).ok()?;
+        let Medium { place, turn, role, kind } = medium;
+        let said = [Message { content: json!([{ "type": kind }]), ..Message::new(&role, "") }];
+        let tokens = ["bos_token", "eos_token", "pad_token", "unk_token"];
+        let tokens = BTreeMap::from(tokens.map(|name| (name.to_owned(), format!("<{name}>"))));
+        let template = self.chat_template.as_ref().and_then(|choice| ChatTemplate::new(choice.text(), tokens).ok());
+        let problem = if template.is_some_and(|template| template.spelled(&said).is_err()) {
+            let error = ChatError::Part { turn, found: format!("of type `{kind}`") };
+            let message = format!("{place}: {error}");
+            let help = PromptError::Chat(error).help().map(str::to_owned);
+            Problem::error("bad-row", span, message, "a row of these cannot be rendered").with_help_if(help)
+        } else {
+            let message = format!(
+                "{place}: turn {turn}: its `content` has a part of type `{kind}`: images, videos and sound are not \
+                 computed, and chat templates that write text alone fail over them"
+            );
+            let help = "leave such rows out with `filter` in the stage that makes them";
+            Problem::warning("bad-row", span, message, "text alone is computed").with_help(help)
+        };
+        Some(problem.at(field))
     }
 
     /// Warnings of options that are for conversations alone, where there are none.
@@ -195,6 +222,8 @@ impl Parameter for ChatTemplateChoice {
 
 #[cfg(test)]
 mod tests {
+    use engine::file::problem::Severity;
+
     use super::*;
 
     fn read(json: serde_json::Value) -> Result<PromptParams, String> {
@@ -257,6 +286,28 @@ mod tests {
         // Of a result of an earlier version nothing is known.
         assert_eq!(problem(&by_default, &Facts::new()), None);
         assert_eq!(by_default.without_template(None, "data", Span::default()), None);
+    }
+
+    #[test]
+    fn an_image_is_refused_by_a_template_that_writes_text_alone_and_else_warned_of() {
+        let medium = json!({ "place": "`a.jsonl`, line 3", "turn": 2, "role": "user", "kind": "image_url" });
+        let facts = Facts::from_iter([(MEDIUM.to_owned(), medium)]);
+        let found = |with: serde_json::Value| read(with).unwrap().with_medium(Some(&facts), "data", Span::default());
+        let problem = found(json!({"chat_template": "chatml"})).unwrap();
+        let message = "`a.jsonl`, line 3: turn 2: its `content` has a part of type `image_url`, and the chat template writes \
+                       text alone";
+        assert_eq!((problem.severity, problem.message.as_str()), (Severity::Error, message));
+        assert!(problem.help.unwrap().contains("`filter`"));
+        let reads_parts = "{% for m in messages %}{{ bos_token + m.role }}{% if m.content is string %}{{ m.content }}{% else %}\
+                           {% for part in m.content %}{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}\
+                           {% endif %}{% endfor %}";
+        for with in [json!({}), json!({ "chat_template": reads_parts })] {
+            let problem = found(with).unwrap();
+            assert!(problem.severity == Severity::Warning && problem.message.contains("`image_url`"), "{problem:?}");
+        }
+        let params = PromptParams::default();
+        assert_eq!(params.with_medium(Some(&Facts::new()), "data", Span::default()), None);
+        assert_eq!(params.with_medium(None, "data", Span::default()), None);
     }
 
     #[test]

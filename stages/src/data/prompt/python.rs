@@ -1,10 +1,11 @@
-//! What templates and figures expect of Python: how values print, `int`, `tojson`, `strftime`, and what is white space.
+//! What templates and figures expect of Python: how values print, `int`, `tojson`, and what is white space.
 
 use std::fmt::Write as _;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
+use super::strftime;
 use crate::data::jinja;
 
 pub(crate) use crate::data::jinja::is_space;
@@ -21,7 +22,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_function("strftime_now", |pattern: &str| -> Result<String, Error> {
         // Two letters of a pattern become 24 at most.
         jinja::made(pattern.len() as u64 * 12)?;
-        Ok(strftime(pattern))
+        Ok(strftime::strftime(pattern))
     });
 }
 
@@ -352,82 +353,6 @@ fn float_repr(float: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// `strftime_now`, with a day that stands still: a prompt that holds the date of its making would differ from run to
-/// run. It is midnight of the day Llama's own templates fall back to, of no time zone.
-fn strftime(pattern: &str) -> String {
-    let mut text = String::new();
-    let mut letters = pattern.chars().peekable();
-    while let Some(letter) = letters.next() {
-        if letter != '%' {
-            text.push(letter);
-            continue;
-        }
-        // glibc's flag: a number without what pads it.
-        let flag = if letters.next_if_eq(&'-').is_some() { "-" } else { "" };
-        let Some(directive) = letters.next() else {
-            text.extend(["%", flag]);
-            break;
-        };
-        match of_the_day(directive) {
-            Some(written) if flag.is_empty() => text.push_str(written),
-            // This one is Python's own, and has no flag.
-            Some(written) if directive != 'f' => text.push_str(without_padding(written)),
-            _ => {
-                text.extend(["%", flag]);
-                text.push(directive);
-            }
-        }
-    }
-    text
-}
-
-/// A number without the zeros and spaces before it; of zeros alone the last. Other text, such as a date, as it is.
-fn without_padding(written: &str) -> &str {
-    let is_number = written.bytes().all(|letter| letter == b' ' || letter.is_ascii_digit());
-    match written.trim_start_matches([' ', '0']) {
-        _ if !is_number => written,
-        "" => &written[written.len().saturating_sub(1)..],
-        bare => bare,
-    }
-}
-
-/// What a directive of `strftime` writes of that midnight, in the C locale.
-fn of_the_day(directive: char) -> Option<&'static str> {
-    Some(match directive {
-        'a' => "Fri",
-        'A' => "Friday",
-        'b' | 'h' => "Jul",
-        'B' => "July",
-        'c' => "Fri Jul 26 00:00:00 2024",
-        'C' => "20",
-        'd' | 'e' => "26",
-        'D' | 'x' => "07/26/24",
-        'f' => "000000",
-        'F' => "2024-07-26",
-        'g' | 'y' => "24",
-        'G' | 'Y' => "2024",
-        'H' | 'M' | 'S' => "00",
-        'I' | 'l' => "12",
-        'j' => "208",
-        'k' => " 0",
-        'm' => "07",
-        'n' => "\n",
-        'p' => "AM",
-        'P' => "am",
-        'r' => "12:00:00 AM",
-        'R' => "00:00",
-        's' => "1721952000",
-        't' => "\t",
-        'T' | 'X' => "00:00:00",
-        'u' | 'w' => "5",
-        'U' => "29",
-        'V' | 'W' => "30",
-        'z' | 'Z' => "",
-        '%' => "%",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use minijinja::syntax::SyntaxConfig;
@@ -510,35 +435,5 @@ mod tests {
             written("{{ {} is sequence }}{{ (1,) is sequence }}{{ none is sequence }}", 0.into()),
             "TrueTrueFalse"
         );
-    }
-
-    #[test]
-    fn the_date_stands_still() {
-        assert_eq!(strftime("%d %b %Y"), "26 Jul 2024");
-        assert_eq!(strftime("%A, %F 100%%"), "Friday, 2024-07-26 100%");
-        assert_eq!(strftime("%B %-d, %Y, %-m/%-H at %-I:%M %p"), "July 26, 2024, 7/0 at 12:00 AM");
-        assert_eq!(strftime("%u %w %U %W %V %G %s %D %R%z"), "5 5 29 30 30 2024 1721952000 07/26/24 00:00");
-        assert_eq!(strftime("%Q %-Q %"), "%Q %-Q %");
-    }
-
-    #[test]
-    fn a_flag_drops_what_pads_a_number_alone() {
-        // As `datetime(2024, 7, 26).strftime` writes them: Python 3.11 on glibc 2.36.
-        for (pattern, expected) in [
-            (
-                "%-d %-e %-m %-y %-g %-C %-Y %-G %-j %-U %-W %-V %-u %-w %-s",
-                "26 26 7 24 24 20 2024 2024 208 29 30 30 5 5 1721952000",
-            ),
-            ("%-H %-k %-I %-l %-M %-S", "0 0 12 12 0 0"),
-            (
-                "%-D|%-x|%-F|%-T|%-X|%-R|%-r|%-c",
-                "07/26/24|07/26/24|2024-07-26|00:00:00|00:00:00|00:00|12:00:00 AM|Fri Jul 26 00:00:00 2024",
-            ),
-            ("%-a %-A %-b %-h %-B %-p %-P%-z%-Z%-n%-t%-%", "Fri Friday Jul Jul July AM am\n\t%"),
-            ("%-f %-Q %-E %-", "%-f %-Q %-E %-"),
-            ("%k|%l|%e|%D|%T", " 0|12|26|07/26/24|00:00:00"),
-        ] {
-            assert_eq!(strftime(pattern), expected, "{pattern}");
-        }
     }
 }

@@ -12,6 +12,7 @@ use super::chat_templates::{ChatTemplates, has_tools};
 use super::control::{ControlTexts, is_marked, without_marks, without_our_own};
 use super::params::PromptParams;
 use super::spelling::REASONING;
+use super::strftime;
 use super::template::Template;
 use super::tool_calls::ToolForm;
 use super::train_on::TrainOn;
@@ -42,6 +43,14 @@ pub enum PromptError {
     /// A weight is none.
     #[error("its weight `{name}` is {found}, and a number of at least 0 is expected")]
     Weight {
+        /// Where it stands: the column, or the field of a message.
+        name: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A weight has no full precision in f32: gradients times it would be nothing, and divided by it no numbers.
+    #[error("its weight `{name}` is {found}, below {:e}, the smallest normal number of f32", f32::MIN_POSITIVE)]
+    WeightTooSmall {
         /// Where it stands: the column, or the field of a message.
         name: String,
         /// What stands there.
@@ -81,6 +90,9 @@ impl PromptError {
             }
             Self::Reasoning => {
                 Some("give another `chat_template`, or train on reasoning too: `train_on_reasoning: true`")
+            }
+            Self::WeightTooSmall { .. } => {
+                Some("multiply all weights by the same number, which changes nothing else, or set small ones to 0")
             }
             Self::Weight { .. } => {
                 Some("correct the rows, or leave them out with `filter` in the stage that makes them")
@@ -317,6 +329,14 @@ impl Prompter {
         asked(self.chat_template(&messages)?, &messages)
     }
 
+    /// The same where `strftime_now` of the template has the local time. In all that is kept, it stands still.
+    ///
+    /// # Errors
+    /// As for [`Prompter::conversation`].
+    pub fn conversation_now(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        strftime::at_local_time(|| self.conversation(messages, tokenizer))
+    }
+
     /// The last message as a model is to say it that is asked with a prompt: what the template writes of it, but for
     /// reasoning; where the prompt is not how the conversation begins, its text.
     fn reference(&self, prompt: &Prompt, messages: &[Message], tokenizer: &Tokenizer) -> Result<String, PromptError> {
@@ -539,10 +559,7 @@ fn places_of_reasoning(
 fn asked_in(row: &Row) -> &[Message] {
     match row {
         Row::Messages(messages) => messages,
-        Row::Judged(judged) => match &judged.prompt {
-            Said::Turns(turns) => turns,
-            Said::Text(_) => &[],
-        },
+        Row::Judged(judged) => judged.prompt.turns(),
         Row::Columns(_) | Row::Text(_) => &[],
     }
 }
@@ -601,6 +618,17 @@ impl PromptRenderer {
     /// The chat templates that write nothing behind a conversation, so that the end of an answer is not learned.
     pub fn leaves_the_end_open(&self) -> Vec<&'static str> {
         self.templates_where(ChatTemplate::leaves_the_end_open)
+    }
+
+    /// Whether a row has reasoning that its chat template writes in no such turn, so that no model sees it.
+    pub fn leaves_out_reasoning(&self, row: &Row) -> bool {
+        let said: Vec<&[Message]> = match row {
+            Row::Messages(messages) => vec![messages.as_slice()],
+            Row::Judged(judged) => judged.parts().map(Said::turns).collect(),
+            Row::Columns(_) | Row::Text(_) => return false,
+        };
+        let Ok(template) = self.prompter.chat_template(asked_in(row)) else { return false };
+        said.into_iter().flatten().any(|message| template.leaves_out_reasoning(message))
     }
 
     /// The templates of rows that are conversations of which something holds. Whether any of them has tools is not
@@ -738,7 +766,14 @@ impl PromptRenderer {
         let Some(name) = &self.weight else { return Ok(1.0) };
         let Some((number, text)) = find(name) else { return Ok(1.0) };
         let weight = number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0);
-        weight.ok_or_else(|| PromptError::Weight { name: name.clone(), found: format!("`{text}`") })
+        let found = || format!("`{text}`");
+        match weight {
+            None => Err(PromptError::Weight { name: name.clone(), found: found() }),
+            Some(weight) if weight < f32::MIN_POSITIVE && number > Some(0.0) => {
+                Err(PromptError::WeightTooSmall { name: name.clone(), found: found() })
+            }
+            Some(weight) => Ok(weight),
+        }
     }
 
     /// What a row asks: its prompt without the answer, and the answer the data gives. The last assistant's turn of a

@@ -19,6 +19,23 @@ const ARGUMENTS: &str = "arguments";
 /// The names that reasoning has, as in transformers: the first is what templates read, gpt-oss reads the second.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// Whether an assistant's message has reasoning, under whichever name.
+pub(super) fn has_reasoning(message: &Message) -> bool {
+    let is_there =
+        |name: &&str| message.other.get(*name).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty());
+    message.role == "assistant" && REASONING.iter().any(is_there)
+}
+
+/// Whether a message calls tools.
+pub(super) fn calls_tools(message: &Message) -> bool {
+    has(message, CALLS)
+}
+
+/// Whether a field of a message is a list with something in it.
+fn has(message: &Message, name: &str) -> bool {
+    message.other.get(name).and_then(Value::as_array).is_some_and(|all| !all.is_empty())
+}
+
 /// What probes call things.
 const TOOL: &str = "name_of_a_tool";
 const CALLED: &str = "name_of_a_call";
@@ -140,13 +157,10 @@ impl Spelling {
     /// # Errors
     /// Fails where it would leave them out.
     pub(super) fn check(self, messages: &[Message]) -> Result<(), ChatError> {
-        let has = |message: &Message, name| {
-            message.other.get(name).and_then(Value::as_array).is_some_and(|all| !all.is_empty())
-        };
         if !self.writes_tools && messages.first().is_some_and(|first| has(first, TOOLS)) {
             return Err(ChatError::Tools);
         }
-        let calls = messages.iter().position(|message| has(message, CALLS)).filter(|_| !self.writes_calls);
+        let calls = messages.iter().position(calls_tools).filter(|_| !self.writes_calls);
         calls.map_or(Ok(()), |index| Err(ChatError::Calls { turn: index + 1 }))
     }
 

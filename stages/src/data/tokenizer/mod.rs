@@ -365,13 +365,23 @@ pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
     Some(folder.join(CHAT_TEMPLATE_FILE).is_file() || template_in_config(&config).is_some())
 }
 
-/// The tokens that end a turn of the chat templates in a folder, the default one's first. There are none where the
-/// tokenizer cannot be opened: those who only hand its files on do not need it.
-pub(crate) fn end_of_turn_ids(folder: &Path) -> Vec<u32> {
-    if has_chat_template(folder) != Some(true) {
-        return Vec::new();
+/// The tokens that end a turn of the chat templates in a folder, the default one's first.
+///
+/// # Errors
+/// Fails where the tokenizer or its default template cannot be opened, with why, for a warning: those who only hand its
+/// files on do not need it.
+pub(crate) fn end_of_turn_ids(folder: &Path) -> Result<Vec<u32>, String> {
+    // Opening fails, too, over a configuration that does not tell.
+    if has_chat_template(folder) == Some(false) {
+        return Ok(Vec::new());
     }
-    Tokenizer::from_folder(folder).map_or_else(|_| Vec::new(), |tokenizer| tokenizer.end_of_turn_ids())
+    let why = |error: TokenizerError| {
+        let causes = std::iter::successors(std::error::Error::source(&error), |error| error.source());
+        let text = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+        // Of a folder that is being made nothing is left when the warning is read.
+        text.replace(&format!("{}/", folder.display()), "")
+    };
+    Tokenizer::from_folder(folder).map(|tokenizer| tokenizer.end_of_turn_ids()).map_err(why)
 }
 
 /// The name of the template of conversations with tools.

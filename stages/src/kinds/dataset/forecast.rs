@@ -22,7 +22,7 @@ use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
 use super::{counts, expression, first_with_columns, mapping, take};
-use crate::data::artifact::{HAS_TURNS, Row, RowsFacts, is_part_list};
+use crate::data::artifact::{HAS_TURNS, MEDIUM, Medium, Row, RowsFacts, is_part_list};
 
 const ROWS_TRIED: u64 = 64;
 
@@ -107,11 +107,13 @@ struct Seen {
     facts: RowsFacts,
     /// Whether one with judged responses has turns of a conversation.
     has_turns: bool,
+    /// An image, a video or sound in one of them.
+    medium: Option<Medium>,
 }
 
 impl From<RowsFacts> for Seen {
     fn from(facts: RowsFacts) -> Self {
-        Self { facts, has_turns: false }
+        Self { facts, has_turns: false, medium: None }
     }
 }
 
@@ -125,6 +127,9 @@ impl Seen {
         if self.has_turns {
             facts.insert(HAS_TURNS.to_owned(), true.into());
         }
+        if let Some(medium) = self.medium {
+            facts.insert(MEDIUM.to_owned(), serde_json::to_value(medium).expect("a medium is JSON"));
+        }
         facts
     }
 }
@@ -133,7 +138,8 @@ impl Seen {
 fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<Seen> {
     let parts = || datasets.iter().filter_map(|dataset| dataset.rows.reference.facts_in(inputs));
     let facts = parts().find_map(RowsFacts::from_facts)?;
-    Some(Seen { facts, has_turns: parts().any(|facts| facts.contains_key(HAS_TURNS)) })
+    let medium = parts().find_map(|facts| serde_json::from_value(facts.get(MEDIUM)?.clone()).ok());
+    Some(Seen { facts, has_turns: parts().any(|facts| facts.contains_key(HAS_TURNS)), medium })
 }
 
 /// The files that can be read; one that was named and cannot be is reported.
@@ -281,6 +287,13 @@ fn try_rows(
                 tried.usable += 1;
                 if let ControlFlow::Continue(made) = made {
                     tried.kept += 1;
+                    let medium = made.row.medium().map(|(turn, role, kind)| Medium {
+                        place: file.place(number),
+                        turn,
+                        role: role.to_owned(),
+                        kind: kind.to_owned(),
+                    });
+                    seen.medium = seen.medium.take().or(medium);
                     seen.has_turns |= matches!(made.row, Row::Judged(judged) if judged.has_turns());
                 }
             }

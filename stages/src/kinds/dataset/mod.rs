@@ -92,6 +92,7 @@ impl StageKind for Dataset {
             ("files", SOURCE),
             ("data_files", SOURCE),
             ("repo", SOURCE),
+            ("split: <a mapping>", "write `train_test_split: { test_size: 0.01 }`: two outputs, `train` and `test`"),
         ]
     };
 

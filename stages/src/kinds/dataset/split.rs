@@ -210,7 +210,9 @@ fn unit(part: &str, percent: bool, rounding: Option<&str>) -> Result<Unit, Split
 impl Parameter for Split {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let Value::String(text) = &node.value else {
-            reader.wrong_type(node, "a string");
+            // A mapping is no text without its quotes: other programs divide rows so.
+            let is_mapping = matches!(node.value, Value::Map(_));
+            reader.wrong_type(node, if is_mapping { "a split such as `train`" } else { "a string" });
             return None;
         };
         Self::parse(text)

@@ -165,6 +165,7 @@ impl Stage for Evaluate {
             }
             let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| facts.is_some_and(need_chat_template));
             problems.extend(self.prompt.without_template(tokenizer, "data", span));
+            problems.extend(self.prompt.with_medium(facts, "data", span));
         }
         let of_answers = self.reading(Reads::Answer);
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {

@@ -138,6 +138,9 @@ impl Stage for Generate {
             let tokenizer = self.inference.tokenizer_facts(inputs).filter(|_| conversations);
             problems.extend(self.prompt.without_template(tokenizer, field, span));
         }
+        if let OneOf::Stage(rows) = &self.prompts {
+            problems.extend(self.prompt.with_medium(rows.reference.facts_in(inputs), "prompts", span));
+        }
         let (model, adapter) = self.inference.facts(inputs);
         problems.extend(self.prompt.differs_from_training(model, adapter, span));
         problems.extend(self.inference.misfits(inputs, span));

@@ -1,5 +1,6 @@
 //! `uses: gguf`: a model as one file that llama.cpp, Ollama and others run. The format is [`model::gguf`]'s.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 
@@ -15,13 +16,22 @@ use model::gguf::{Export, ExportOptions, FileType, GgufError, PRE_TOKENIZERS, Pr
 use serde_json::{Map, Value as Json};
 
 use crate::compute::checkpoint;
-use crate::data::artifact::{Files, Model, OutputKind};
+use crate::data::artifact::{Files, Message, Model, OutputKind};
+use crate::data::prompt::{ChatTemplate, ChatTemplateChoice};
 use crate::data::tokenizer::end_of_turn_ids;
 use crate::forecast::PROCESS_BYTES;
 
 /// The file, and what Ollama makes a model of it by.
 const FILE: &str = "model.gguf";
 const MODELFILE: &str = "Modelfile";
+
+/// The template of a model's own in the file.
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+
+/// ChatML in the language of Ollama's templates, Go's, and what ends its turns.
+const CHATML: &str =
+    "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
+const END_OF_CHATML: &str = "<|im_end|>";
 
 /// What the writer holds beside the process itself: a piece of a tensor as it is stored, and some values per thread.
 const WRITER_BYTES: u64 = 48 << 20;
@@ -88,7 +98,7 @@ impl Type {
 
 impl StageKind for Gguf {
     const NAME: &'static str = "gguf";
-    const VERSION: u32 = 4; // 4: the end of turn of the chat template is named, `eot_token_id`.
+    const VERSION: u32 = 5; // 5: what the Modelfile says of turns and of the context.
     const ABOUT: &'static str = "Writes a model as a GGUF file, for llama.cpp and Ollama.";
     const ALSO_CALLED: &'static [&'static str] = &["llama_cpp", "ollama", "export_gguf"];
     const GOAL: bool = true;
@@ -135,8 +145,14 @@ impl Stage for Gguf {
             pre_tokenizer: self.pre_tokenizer.clone(),
         };
         let mut export = Export::plan(&model.folder, &options).map_err(failure)?;
+        let ends = end_of_turn_ids(&model.folder).unwrap_or_else(|why| {
+            context.warn(format!(
+                "the file does not name the token that ends a turn, so that llama.cpp may generate beyond it: {why}"
+            ));
+            Vec::new()
+        });
         // A file names one: that of the default template comes first.
-        end_of_turn_ids(&model.folder).into_iter().for_each(|id| export.end_turns_with(id));
+        ends.iter().for_each(|id| export.end_turns_with(*id));
         export.warnings().iter().for_each(|warning| context.warn(warning));
         let draft = context.create("files")?;
         let profile = context.profile().clone();
@@ -152,7 +168,14 @@ impl Stage for Gguf {
         export.write(&path, &threads, &mut observe).map_err(failure)?;
         drop(writing);
         if self.modelfile {
-            fs::write(draft.folder.join(MODELFILE), modelfile(&export))
+            let turns = Turns::of(&export);
+            if turns == Turns::Other {
+                context.warn(format!(
+                    "Ollama may not know the chat template, and would give the model the bare prompt: compare `ollama \
+                     show --template` with it, and add a TEMPLATE to `{MODELFILE}` where they differ"
+                ));
+            }
+            fs::write(draft.folder.join(MODELFILE), modelfile(&export, turns, &ends))
                 .or_fail(Cause::Machine, || format!("cannot write `{MODELFILE}`"))?;
         }
         context.report(report(&export));
@@ -186,18 +209,72 @@ fn report(export: &Export) -> String {
     format!("{} tensors ({}), {megabytes:.1} MB", export.tensors().len(), kinds.join(", "))
 }
 
-/// What Ollama makes a model by: it takes the chat template from the file.
-fn modelfile(export: &Export) -> String {
-    let find = |suffix: &str| export.metadata().iter().find(|(key, _)| key.ends_with(suffix)).map(|(_, value)| value);
+/// How a file's chat template writes turns. Ollama reads no Jinja: it looks for a nearly equal text in a list, which has a
+/// template of its own for each, and where there is none, the model is given the bare prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turns {
+    /// There is no template.
+    None,
+    ChatMl,
+    Other,
+}
+
+impl Turns {
+    fn of(export: &Export) -> Self {
+        let Some(Value::String(template)) = find(export, CHAT_TEMPLATE) else { return Self::None };
+        let written = turns_of(template);
+        match written.is_some() && written == turns_of(ChatTemplateChoice::new("chatml").text()) {
+            true => Self::ChatMl,
+            false => Self::Other,
+        }
+    }
+}
+
+/// What a chat template writes of a conversation with a system message, and of one without.
+fn turns_of(template: &str) -> Option<[String; 2]> {
+    let tokens = ["bos_token", "eos_token"].map(|name| (name.to_owned(), format!("<{name}>")));
+    let template = ChatTemplate::new(template, BTreeMap::from(tokens)).ok()?;
+    let messages = ["system", "user", "assistant", "user"].map(|role| Message::new(role, "x"));
+    Some([template.render(&messages, true).ok()?, template.render(&messages[1..], true).ok()?])
+}
+
+fn find<'a>(export: &'a Export, key: &str) -> Option<&'a Value> {
+    export.metadata().iter().find(|(known, _)| known == key).map(|(_, value)| value)
+}
+
+/// What Ollama makes a model by. The length of the context is Ollama's to choose: it allocates the whole of it.
+fn modelfile(export: &Export, turns: Turns, ends: &[u32]) -> String {
     let mut lines = vec![format!("FROM ./{FILE}")];
-    if let Some(Value::U32(length)) = find(".context_length") {
-        lines.push(format!("PARAMETER num_ctx {length}"));
+    match turns {
+        Turns::None => {}
+        Turns::ChatMl => lines.push(format!("TEMPLATE \"\"\"{CHATML}\"\"\"")),
+        Turns::Other => lines.push(
+            "# Ollama may not know the chat template in the file: compare `ollama show --template`, or add a TEMPLATE."
+                .to_owned(),
+        ),
     }
-    if let (Some(Value::U32(id)), Some(Value::Array(_, tokens))) = (find(".eos_token_id"), find(".tokens"))
-        && let Some(Value::String(end)) = tokens.get(*id as usize)
-    {
-        lines.push(format!("PARAMETER stop {}", Json::from(end.as_str())));
+    let id = |key: &str| match find(export, key) {
+        Some(Value::U32(id)) => Some(*id),
+        _ => None,
+    };
+    let tokens = match find(export, "tokenizer.ggml.tokens") {
+        Some(Value::Array(_, tokens)) => tokens.as_slice(),
+        _ => &[],
+    };
+    let text = |id: u32| match tokens.get(id as usize) {
+        Some(Value::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let of_file = [id("tokenizer.ggml.eos_token_id"), id("tokenizer.ggml.eot_token_id")].into_iter().flatten();
+    // That of ChatML may be no token of the model's, but plain text.
+    let of_turns = (turns == Turns::ChatMl).then_some(END_OF_CHATML);
+    let mut stops: Vec<&str> = Vec::new();
+    for stop in of_file.chain(ends.iter().copied()).filter_map(text).chain(of_turns) {
+        if !stops.contains(&stop) {
+            stops.push(stop);
+        }
     }
+    lines.extend(stops.into_iter().map(|stop| format!("PARAMETER stop {}", Json::from(stop))));
     lines.join("\n") + "\n"
 }
 

@@ -201,7 +201,7 @@ fn seal(
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let is_saved = checkpoint::save_chat_template(&draft.folder, taught.as_ref())?;
-    generation_config::end_at_turns(&draft.folder)?;
+    generation_config::end_at_turns(&draft.folder, |warning| context.warn(warning))?;
     let hashing = context.profile().phase("hash weights");
     let mut facts = checkpoint::facts(&mut draft)?;
     drop(hashing);
