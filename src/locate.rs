@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cache::{OutputRecord, Store, StoreError};
 use engine::explain::{StageForecast, Status, explain};
-use engine::history::{Recorded, RecordedStage};
+use engine::history::{Recorded, RecordedStage, StageSummary};
 use engine::home::Home;
 use engine::plan::{Plan, PlannedStage, Rejected, ResolvedInput, Scale};
 use engine::suggest;
@@ -230,6 +230,12 @@ pub(crate) fn unknown_stage(name: &str, known: &[&str]) -> Failure {
     ))
 }
 
+/// Whether a name means a stage of a run by its id in the file, or a child of a sweep by some of its values.
+pub(crate) fn is_meant(stage: &StageSummary, name: &str) -> bool {
+    let axes = stage.axes.iter().map(|(axis, value)| (axis.as_str(), value));
+    engine::plan::is_meant_by(&stage.declared, axes, name)
+}
+
 /// The stages of a run that a name means: one, or the children of a sweep, of which `adapter[lora.rank=4]` are those
 /// with this value.
 ///
@@ -239,11 +245,8 @@ pub(crate) fn stages_of_run<'a>(recorded: &'a Recorded, name: &str) -> Result<Ve
     if let Some(stage) = recorded.stage(name) {
         return Ok(vec![stage]);
     }
-    let meant = |stage: &&RecordedStage| {
-        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.as_str(), value));
-        engine::plan::is_meant_by(&stage.summary.declared, axes, name)
-    };
-    let children: Vec<&RecordedStage> = recorded.stages.iter().filter(meant).collect();
+    let meant = recorded.stages.iter().filter(|stage| is_meant(&stage.summary, name));
+    let children: Vec<&RecordedStage> = meant.collect();
     if children.is_empty() {
         let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
         return Err(unknown_stage(name, &ids));
@@ -266,7 +269,7 @@ pub(crate) fn stage_of_run<'a>(recorded: &'a Recorded, name: &str) -> Result<&'a
 }
 
 /// The failure of a name that means several children of a sweep where one is needed.
-fn several_children(name: &str, ids: &[&str], output: Option<&str>) -> Failure {
+pub(crate) fn several_children(name: &str, ids: &[&str], output: Option<&str>) -> Failure {
     let of = |id: &&str| format!("`{id}{}`", output.map(|output| format!(".{output}")).unwrap_or_default());
     let names: Vec<String> = ids.iter().take(MOST_NAMED).map(of).collect();
     let more = ids.len().saturating_sub(MOST_NAMED);

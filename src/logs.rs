@@ -8,9 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use engine::history::{
-    Attempt, EventTail, LOG_FILE, Recorded, RecordedStage, RunState, RunSummary, StageSummary, Words,
-};
+use engine::history::{Attempt, EventTail, LOG_FILE, Recorded, RecordedStage, RunState, RunSummary, Words};
 use engine::run::RunEvent;
 use serde::Serialize;
 
@@ -102,16 +100,11 @@ impl LogsArgs {
                 return Ok(Some(run));
             }
             let stages = past.history.stages(&run.run).map_err(Failure::machine)?;
-            if stages.iter().any(|stage| self.means(stage) && has_log(run, &stage.stage)) {
+            if stages.iter().any(|stage| locate::is_meant(stage, &self.stage) && has_log(run, &stage.stage)) {
                 return Ok(Some(run));
             }
         }
         Ok(None)
-    }
-
-    fn means(&self, stage: &StageSummary) -> bool {
-        let axes = stage.axes.iter().map(|(axis, value)| (axis.as_str(), value));
-        engine::plan::is_meant_by(&stage.declared, axes, &self.stage)
     }
 }
 

@@ -282,7 +282,7 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         if let RunEvent::Checked { warnings } = event {
             render::warnings(&plan.sources, warnings, global.verbosity());
         }
-        report.event(event, screen, &plan, &invocation);
+        report.event(event, screen, &plan);
     });
     let unsent = sender.map(Sender::end).unwrap_or_default();
     progress.finish();
@@ -480,7 +480,7 @@ fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
 }
 
 impl RunReport {
-    fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan, invocation: &Invocation<'_>) {
+    fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan) {
         match event {
             RunEvent::Worker { said: WorkerEvent::Report { .. }, .. } if screen == Screen::HasIt => {}
             RunEvent::Worker { stage, said: WorkerEvent::Report { text, level } } => {
@@ -493,10 +493,7 @@ impl RunReport {
             RunEvent::StageFailed { stage, failure, log, retry_in_seconds: None, .. } => {
                 let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
                 let log = printed.then(|| format!("what its process printed is in {}", words::path(log)));
-                let is_missing = failure.cause == Cause::MissingResult;
-                let command = is_missing.then(|| ResultMissing::help_by(&invocation.run_until(stage)));
-                let remedy = command.or_else(|| failure.help.clone());
-                let help: Vec<String> = remedy.into_iter().chain(log).collect();
+                let help: Vec<String> = failure.help.clone().into_iter().chain(log).collect();
                 let text = format!("stage `{stage}` failed{}", place(plan, stage));
                 let help = (!help.is_empty()).then(|| help.join("\n"));
                 self.fail(failure.cause.into(), text, &failure.messages, help);

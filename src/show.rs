@@ -103,8 +103,13 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let (file, overrides, scale) = (&args.file, &args.overrides, crate::scale(args.smoke));
     let invocation = Invocation { file, overrides, scale, global };
     let names = locate::names(&invocation, &args.output)?;
-    let shown = |name: &String| shown(&invocation, name, args.rows.unwrap_or(DEFAULT_ROWS));
-    let shown = names.iter().map(shown).collect::<Result<Vec<Shown>, Failure>>()?;
+    // Each output is located by itself, and the warnings of the file are told with the first.
+    let quiet = Global { home: global.home.clone(), quiet: true, verbose: false };
+    let shown = |(at, name): (usize, &String)| {
+        let global = if at == 0 { global } else { &quiet };
+        shown(&Invocation { global, ..invocation }, name, args.rows.unwrap_or(DEFAULT_ROWS))
+    };
+    let shown = names.iter().enumerate().map(shown).collect::<Result<Vec<Shown>, Failure>>()?;
     match (args.format, shown.as_slice()) {
         (Format::Json, [one]) => crate::print_json(one),
         (Format::Json, several) => crate::print_json(&several),

@@ -5,13 +5,13 @@ use std::fmt;
 use engine::visible::on_one_line;
 
 use crate::bars::in_columns;
-use crate::terminal::{Look, wrapped};
+use crate::terminal::{Look, wrapped_in_column};
 
-/// Columns below which words are not set under each other, and no text is shortened while there are columns to leave
-/// out.
+/// Columns below which words are set under each other only where there is no other way, and no text is shortened while
+/// there are columns to leave out.
 const NARROWEST_TEXT: usize = 16;
 
-/// Columns below which a text is never shortened: nothing of it could be recognised.
+/// Columns below which a text is never shortened, nor words set under each other: nothing of it could be recognised.
 const SHORTEST_TEXT: usize = 6;
 
 /// Columns between two cells.
@@ -70,7 +70,8 @@ impl Table {
 
     /// As it is printed for a person who watches, no wider than the terminal: without columns that can be spared where
     /// there is no room for them, with the widest texts shortened, and what is long in the last column going on below,
-    /// between words. Elsewhere it is complete.
+    /// between words, or within one that no line has room for. It is wider only where columns that are always whole
+    /// leave no room for the others. Elsewhere it is complete.
     pub(crate) fn fitted(mut self, look: Look) -> Self {
         if !look.live {
             return self;
@@ -97,7 +98,7 @@ impl Table {
                 rows.push(cells);
                 continue;
             };
-            for line in wrapped(text, widths[last], 0).split('\n') {
+            for line in wrapped_in_column(text, widths[last]).split('\n') {
                 cells.truncate(last);
                 cells.push(line.to_owned());
                 rows.push(std::mem::replace(&mut cells, vec![String::new(); last]));
@@ -107,29 +108,29 @@ impl Table {
     }
 
     /// What each column takes where all of them take no more than `room`, the widest of those that can be narrower
-    /// being so. Where there is no such way, the last one is not wrapped: words under each other need some room.
+    /// being so. Words of the last one stay whole where they can. Where there is no such way, it is not wrapped: words
+    /// under each other need some room.
     fn widths_within(&self, room: usize) -> Vec<usize> {
-        let natural = self.widths();
-        let floors = self.floors(SHORTEST_TEXT);
-        let mut widths = natural.clone();
+        let of_the_last = [self.longest_word().max(NARROWEST_TEXT), NARROWEST_TEXT, SHORTEST_TEXT, usize::MAX];
+        let floors = of_the_last.map(|least| self.floors(SHORTEST_TEXT, least));
+        let [.., unwrapped] = &floors;
+        let floors = floors.iter().find(|floors| taken(floors) <= room).unwrap_or(unwrapped);
+        let mut widths = self.widths();
         while taken(&widths) > room {
             let narrower = (0..widths.len()).filter(|column| widths[*column] > floors[*column]);
             let Some(widest) = narrower.max_by_key(|column| widths[*column]) else { break };
             widths[widest] -= 1;
         }
-        let last = self.header.len().saturating_sub(1);
-        if taken(&widths) > room && !self.is_shortened(last) {
-            widths[last] = natural[last];
-        }
         widths
     }
 
-    /// What each column takes at least: a text that can be shortened `shortest` columns, or as many as its title does.
-    fn floors(&self, shortest: usize) -> Vec<usize> {
+    /// What each column takes at least: a text that can be shortened `shortest` columns, one of the last column
+    /// `of_the_last`, or as many as its title does.
+    fn floors(&self, shortest: usize, of_the_last: usize) -> Vec<usize> {
         let last = self.header.len().saturating_sub(1);
         let floor = |(column, widest): (usize, usize)| match self.header.get(column) {
             Some(title) if self.is_shortened(column) => widest.min(shortest.max(width(title))),
-            Some(title) if column == last => widest.min(NARROWEST_TEXT.max(width(title))),
+            Some(title) if column == last => widest.min(of_the_last.max(width(title))),
             _ => widest,
         };
         self.widths().into_iter().enumerate().map(floor).collect()
@@ -138,14 +139,14 @@ impl Table {
     /// What it takes where its texts are as short as they may be beside columns that can be spared. Words of the last
     /// column are not cut.
     fn needed(&self) -> usize {
-        let mut floors = self.floors(NARROWEST_TEXT);
+        taken(&self.floors(NARROWEST_TEXT, self.longest_word().max(NARROWEST_TEXT)))
+    }
+
+    /// What the longest word of the last column takes.
+    fn longest_word(&self) -> usize {
         let last = self.header.len().saturating_sub(1);
-        let cells = self.rows.iter().filter_map(|row| row.get(last)).filter(|_| !self.is_shortened(last));
-        let longest_word = cells.flat_map(|cell| cell.split(' ')).map(width).max().unwrap_or(0);
-        if let Some(floor) = floors.get_mut(last) {
-            *floor = longest_word.max(*floor);
-        }
-        taken(&floors)
+        let cells = self.rows.iter().filter_map(|row| row.get(last));
+        cells.flat_map(|cell| cell.split(' ')).map(width).max().unwrap_or(0)
     }
 
     fn is_shortened(&self, column: usize) -> bool {
@@ -165,30 +166,6 @@ impl Table {
         let columns = lines().map(Vec::len).max().unwrap_or(0);
         let cells = |column: usize| lines().filter_map(move |line| line.get(column));
         (0..columns).map(|column| cells(column).map(|cell| width(cell)).max().unwrap_or(0)).collect()
-    }
-
-    /// Without its last column.
-    pub(crate) fn without_last(mut self) -> Self {
-        let last = self.header.len().saturating_sub(1);
-        self.header.truncate(last);
-        self.rows.iter_mut().for_each(|row| row.truncate(last));
-        self
-    }
-
-    /// With so many columns less for the ids in its first column, which lose their middle.
-    pub(crate) fn with_short_ids(mut self, less: usize, look: Look) -> Self {
-        let cells = || self.rows.iter().filter_map(|row| row.first());
-        let widest = cells().map(|cell| width(cell)).max().unwrap_or(0);
-        let room = widest.saturating_sub(less).max(NARROWEST_TEXT);
-        for cell in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
-            *cell = in_columns(cell, room, look);
-        }
-        self
-    }
-
-    /// Columns that it takes.
-    pub(crate) fn width(&self) -> usize {
-        self.to_string().lines().map(width).max().unwrap_or(0)
     }
 
     /// Columns of figures are set flush right.
@@ -258,13 +235,10 @@ mod tests {
         let narrow = "stage    why\nadapter  its input is made\n         first, so it may stay\nbase     cached\n";
         assert_eq!(table().fitted(look).to_string(), narrow);
         assert_eq!(table().fitted(Look { live: false, ..look }).to_string(), table().to_string());
-        assert_eq!(table().fitted(Look { width: 20, ..look }).to_string(), table().to_string());
-        let mut ids = Table::new(["stage", "state"]);
-        ids.row(["adapter[lora.rank=4,epochs=2]", "done"]);
-        assert_eq!(
-            ids.with_short_ids(8, look).to_string(),
-            "stage                  state\nadapter[lo…,epochs=2]  done\n"
-        );
+        let narrower = "stage    why\nadapter  its input\n         is made\n         first, so\n         it may \
+                        stay\nbase     cached\n";
+        assert_eq!(table().fitted(Look { width: 20, ..look }).to_string(), narrower);
+        assert_eq!(table().fitted(Look { width: 14, ..look }).to_string(), table().to_string());
         let lines = [("rows".to_owned(), "48".to_owned()), ("time".to_owned(), "about as long as before".to_owned())];
         assert_eq!(list(&lines, look), "  rows  48\n  time  about as long as\n        before\n");
     }
@@ -320,6 +294,62 @@ mod tests {
         let look = Look { colour: false, unicode: true, width: 40, live: true };
         let narrow = "recipe  model\nlora    meta-llama/Llama-3.2-1B-Instruct\n";
         assert_eq!(table.fitted(look).to_string(), narrow);
+    }
+
+    #[test]
+    fn a_word_of_the_last_column_is_cut_where_no_text_beside_it_can_be_shorter() {
+        let file = "out/adapter/adapter_model.safetensors";
+        let mut table = Table::new(["stage", "file"]).shortening(["stage"]);
+        table.row(["a_stage_of_a_rather_long_name", file]);
+        let look = |width| Look { colour: false, unicode: true, width, live: true };
+        let whole = format!("stage        file\na_sta…_name  {file}\n");
+        assert_eq!(table.clone().fitted(look(50)).to_string(), whole);
+        let cut = "stage                file\na_stage_o…long_name  out/adapter/adapter\n                     \
+                   _model.safetensors\n";
+        assert_eq!(table.fitted(look(40)).to_string(), cut);
+    }
+
+    /// Numbers without any order, the same ones each time.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as usize % bound
+        }
+
+        /// A text of at most so many words of at most so many letters.
+        fn text(&mut self, most_words: usize, longest: usize) -> String {
+            let mut text = String::new();
+            for word in 0..self.below(most_words + 1) {
+                text += if word == 0 { "" } else { " " };
+                for _ in 0..=self.below(longest) {
+                    text += ["a", "é", "e\u{301}", "你", "-", "7"][self.below(6)];
+                }
+            }
+            text
+        }
+    }
+
+    /// Of what can be neither shortened nor left out there is as much as the narrowest terminal here has room for.
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let mut numbers = Numbers(1);
+        let shortened: [&[&'static str]; 2] = [&["stage", "file"], &["stage", "file", "why"]];
+        let spared: [&[&'static str]; 3] = [&[], &["size"], &["file", "size", "no such column"]];
+        for _ in 0..3000 {
+            let mut table = Table::new(["key", "stage", "size", "file", "why"])
+                .shortening(shortened[numbers.below(2)].iter().copied())
+                .sparing(spared[numbers.below(3)].iter().copied());
+            for _ in 0..numbers.below(4) {
+                let [key, size] = [0, 1].map(|_| numbers.text(1, 3));
+                let [stage, file] = [0, 1].map(|_| numbers.text(4, 40));
+                table.row([key, stage, size, file, numbers.text(8, 60)]);
+            }
+            let columns = 40 + numbers.below(120);
+            let shown = table.fitted(Look { colour: false, unicode: true, width: columns, live: true }).to_string();
+            assert!(shown.lines().all(|line| width(line) <= columns), "{columns}: {shown}");
+        }
     }
 
     #[test]

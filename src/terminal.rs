@@ -112,11 +112,25 @@ fn is_in_front(stream: &impl AsFd) -> bool {
 /// The lines of a text in at most `width` columns each, longer words excepted: a path that is cut cannot be copied.
 /// Further lines of one are set in as far as it is, and by `hanging` more.
 pub(crate) fn wrapped(text: &str, width: usize, hanging: usize) -> String {
-    let lines: Vec<String> = text.split('\n').map(|line| wrapped_line(line, width, hanging)).collect();
+    let line = |line| wrapped_line(line, width, hanging, LongWords::Whole);
+    let lines: Vec<String> = text.split('\n').map(line).collect();
     lines.join("\n")
 }
 
-fn wrapped_line(line: &str, width: usize, hanging: usize) -> String {
+/// As [`wrapped`], of a line in a column of a table: longer words are cut, too, since beside a wider one the other
+/// columns would not stay what they are.
+pub(crate) fn wrapped_in_column(line: &str, width: usize) -> String {
+    wrapped_line(line, width, 0, LongWords::Cut)
+}
+
+/// What becomes of a word that is wider than its line may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LongWords {
+    Whole,
+    Cut,
+}
+
+fn wrapped_line(line: &str, width: usize, hanging: usize, long_words: LongWords) -> String {
     let words = line.trim_start_matches(' ');
     let own = line.len() - words.len();
     // A line that is set in by half of what there is has no room left to wrap in.
@@ -125,7 +139,7 @@ fn wrapped_line(line: &str, width: usize, hanging: usize) -> String {
     let options = textwrap::Options::new(width)
         .initial_indent(&first)
         .subsequent_indent(&further)
-        .break_words(false)
+        .break_words(long_words == LongWords::Cut)
         .word_separator(textwrap::WordSeparator::AsciiSpace)
         .word_splitter(textwrap::WordSplitter::NoHyphenation)
         .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit);
@@ -196,6 +210,7 @@ mod tests {
         assert_eq!(wrapped("  as of /a/long-path/that stays", 16, 2), "  as of\n    /a/long-path/that\n    stays");
         assert_eq!(wrapped("a\n\nb", 8, 0), "a\n\nb");
         assert_eq!(wrapped("run 20260301-123410-041 ends", 20, 0), "run\n20260301-123410-041\nends");
+        assert_eq!(wrapped_in_column("run 20260301-123410-041 ends", 10), "run\n20260301-1\n23410-041\nends");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use engine::device::DeviceGrant;
 use engine::execute::JobEvent;
 use engine::file::source::Sources;
 use engine::plan::LeftOut;
+pub(crate) use engine::plan::for_shell;
 
 use crate::terminal::Look;
 
@@ -140,16 +141,6 @@ pub(crate) fn all_cached(stages: usize) -> String {
     match stages {
         1 => "nothing to do: its only stage is cached".to_owned(),
         _ => format!("nothing to do: all {stages} stages are cached"),
-    }
-}
-
-/// A word as a shell takes it back.
-pub(crate) fn for_shell(word: &str) -> String {
-    let is_plain = |letter: char| letter.is_alphanumeric() || "-_=./:,+@%#".contains(letter);
-    // A `#` at the beginning of a word is a comment.
-    match !word.is_empty() && !word.starts_with('#') && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 

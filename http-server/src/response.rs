@@ -42,7 +42,9 @@ impl Response {
     /// Server-sent events.
     pub fn events(source: Box<dyn EventSource>) -> Self {
         let headers = vec![(CACHE_CONTROL, HeaderValue::from_static("no-cache"))];
-        Self { status: StatusCode::OK, content_type: "text/event-stream", headers, body: ResponseBody::Events(source) }
+        // Events are UTF-8 in any case, but some clients take text without a charset for ISO-8859-1.
+        let content_type = "text/event-stream; charset=utf-8";
+        Self { status: StatusCode::OK, content_type, headers, body: ResponseBody::Events(source) }
     }
 
     /// That it may be tried again after so many seconds.
@@ -143,6 +145,21 @@ fn event(data: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No events at all.
+    struct Nothing;
+
+    impl EventSource for Nothing {
+        fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Option<String>> {
+            Poll::Ready(None)
+        }
+    }
+
+    #[test]
+    fn events_say_that_they_are_utf_8() {
+        let response = Response::events(Box::new(Nothing)).into_hyper();
+        assert_eq!(response.headers()[CONTENT_TYPE], "text/event-stream; charset=utf-8");
+    }
 
     #[test]
     fn no_data_ends_its_event() {

@@ -14,6 +14,7 @@ use engine::limits;
 use serde_json::json;
 use stages::compute::inference::{CompletionText, QueuedRequest, RequestId, Sampling, StopStrings};
 use stages::data::artifact::Message;
+use stages::data::prompt::PromptError;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -138,6 +139,17 @@ pub(crate) fn run(args: &ChatArgs, global: &Global) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// What to do where a conversation cannot be used: here options are given, where stages have keys.
+fn help(error: &PromptError) -> &'static str {
+    match error {
+        PromptError::NoChatTemplate => {
+            "add `--chat-template chatml`, or `--tokenizer` with the folder of a chat model's tokenizer"
+        }
+        PromptError::Chat(_) => "`/reset` starts a new conversation, and `--chat-template` selects another template",
+        _ => "`/reset` starts a new conversation",
+    }
 }
 
 /// Takes Ctrl-C for as long as the result lives: it stops an answer.
@@ -301,7 +313,7 @@ impl Chat<'_> {
         let (messages, vocabulary) = (self.messages(), &self.opened.vocabulary);
         let prompt = vocabulary.conversation(model, &messages);
         let prompt = prompt.map_err(|error| {
-            let help = error.help().unwrap_or("`/reset` starts a new conversation");
+            let help = help(&error);
             Failure::from(
                 StageError::bad_data(
                     "the conversation cannot be used as a \

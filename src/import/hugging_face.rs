@@ -366,7 +366,8 @@ fn optimizer(reading: &mut Reading<'_>, method: Method, names: &Names) {
             reading.put_differing(names.optimizer, "train.optimizer.name", "adamw", reason);
         }
         "adamw_8bit" => {
-            let reason = "8-bit moments as in bitsandbytes; here only on the native backend (the CPU)";
+            let reason = "8-bit moments as in bitsandbytes, the embedding's in f32, as there; here only on the native backend (the \
+                CPU)";
             reading.put_differing(names.optimizer, "train.optimizer.name", kind, reason);
         }
         "muon" => {

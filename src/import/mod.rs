@@ -125,7 +125,7 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     let text = job.write();
     let file = args.output.clone().unwrap_or_else(|| PathBuf::from("imported.yaml"));
     let rejected = if fails { None } else { validated(&file, &text) };
-    let is_ours = rejected.as_ref().is_some_and(|rejected| !rejected.problems.iter().all(is_of_the_machine));
+    let is_ours = rejected.as_ref().is_some_and(is_wrong);
     let pipeline = (!fails && !is_ours).then_some(text.as_str());
     match args.format {
         Format::Json => crate::print_json(&report.view(pipeline, &problems))?,
@@ -148,7 +148,8 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     }
     let Some(pipeline) = pipeline else {
         let only_missing = problems.iter().all(|problem| problem.code == "not-carried-over");
-        if only_missing && !args.partial && args.format == Format::Text && job_can_be_read(&imported.problems) {
+        let can_be_told = !args.partial && args.format == Format::Text && job_can_be_read(&imported.problems);
+        if only_missing && can_be_told && !validated(&file, &text).as_ref().is_some_and(is_wrong) {
             terminal::tell_line("`--partial` writes the rest");
         }
         return Err(Failure::Shown(Exit::Wrong));
@@ -357,6 +358,11 @@ pub(crate) fn validated(file: &Path, text: &str) -> Option<Rejected> {
         }
         Err(rejected) => Some(engine::checks::complete(rejected, None)),
     }
+}
+
+/// Whether a pipeline file is wrong by itself, whatever there is on this machine.
+fn is_wrong(rejected: &Rejected) -> bool {
+    !rejected.problems.iter().all(is_of_the_machine)
 }
 
 /// Whether a problem is one of files on this machine, and not of the pipeline file.

@@ -419,7 +419,10 @@ fn dataset(
         Some((name, subset)) if !is_path => (name, Some(subset)),
         _ => (name, None),
     };
-    rows.set("source", rows::source(name, hub, places), Note::Given);
+    match rows::source(name, hub, places) {
+        Ok(source) => rows.set("source", source, Note::Given),
+        Err(reason) => reading.missing(key, reason),
+    }
     if let Some(subset) = subset {
         let (config, split) = subset.split_once('/').map_or((subset, None), |(config, split)| (config, Some(split)));
         if config != "default" {

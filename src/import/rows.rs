@@ -1,6 +1,7 @@
 //! What tools have in common about data sets: sources, and rows made into conversations.
 
 use serde_json::{Value as Json, json};
+use stages::hub::{Repository, RepositoryKind};
 
 use super::parameters::{Note, Parameters};
 use super::places::Places;
@@ -11,9 +12,58 @@ pub(super) const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|s
 <|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
 <|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
 
+/// What `datasets` loads by the files that `data_files` names.
+const LOADERS: &[&str] = &["json", "csv", "parquet", "arrow", "text"];
+
 /// A source as a `dataset` stage names it.
-pub(super) fn source(name: &str, hub: &str, places: &Places) -> String {
-    if places.is_path(name) { places.written(name) } else { format!("{hub}{name}") }
+///
+/// # Errors
+/// Fails with the reason where a stage can have no such source.
+pub(super) fn source(name: &str, hub: &str, places: &Places) -> Result<String, String> {
+    if places.is_path(name) || name.contains(['*', '?', '[']) {
+        return Ok(places.written(name));
+    }
+    if LOADERS.contains(&name) {
+        return Err(format!("`{name}` reads the files that `data_files` names, and it names none"));
+    }
+    // `datasets` finds some old names without their owner; the hub has them under another one.
+    if !name.contains('/') {
+        return Err(format!(
+            "`{name}` is named without an owner: write `owner/name`, as on its page on the hub (`stanfordnlp/imdb` for \
+             `imdb`)"
+        ));
+    }
+    let written = format!("{hub}{name}");
+    match Repository::parse(RepositoryKind::Dataset, &written) {
+        Ok(_) => Ok(written),
+        Err(_) => Err(format!("`{name}` is no path on this machine, and no data set of a hub is named so")),
+    }
+}
+
+/// Carries the source of rows over, where a stage can have it.
+pub(super) fn put_source(reading: &mut Reading<'_>, key: &'static str, name: &str, hub: &str, places: &Places) {
+    match source(name, hub, places) {
+        Ok(source) => reading.put(key, "source", source),
+        Err(reason) => reading.missing(key, reason),
+    }
+}
+
+/// Carries over what `datasets` loads: `name`, which `key` says, or the files of `data_files`. Returns whether these are
+/// files of this machine.
+pub(super) fn put_loaded(below: &mut Reading<'_>, key: &'static str, name: &str, places: &Places) -> bool {
+    let (files, is_local) = (below.texts("data_files"), places.is_path(name));
+    if !files.is_empty() && (is_local || LOADERS.contains(&name)) {
+        let files: Vec<String> = files.iter().map(|file| places.written(file)).collect();
+        let files = if let [file] = files.as_slice() { json!(file) } else { json!(files) };
+        below.put("data_files", "source", files);
+        below.nothing(key, "`data_files` names the files");
+        return true;
+    }
+    put_source(below, key, name, "", places);
+    if !files.is_empty() {
+        below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`");
+    }
+    is_local
 }
 
 /// Says of keys that choose among the data of a hub's data set that files of this machine have no such choice.

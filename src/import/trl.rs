@@ -316,11 +316,9 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
             let mut below = reading.below(dataset_keys(), item);
             below.require("path", item.span);
             let path = below.text("path").unwrap_or_default();
-            let files = below.texts("data_files");
-            let name = files.first().cloned().unwrap_or(path);
-            below.put("path", "source", rows::source(&name, "", places));
-            below.nothing("data_files", "the source");
-            rows::without_hub(&mut below, places.is_path(&name), &["name"]);
+            let is_local = rows::put_loaded(&mut below, "path", &path, places);
+            rows::without_hub(&mut below, is_local, &["name"]);
+            let name = below.texts("data_files").into_iter().next().filter(|_| is_local).unwrap_or(path);
             below.finish();
             let mut rows = reading.take_below("rows", below);
             shape = shaped(reading, "datasets", &mut rows, &name, training, places).or(shape);
@@ -337,10 +335,15 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Trainin
     reading.require("dataset_name", Span { len: 0, ..root.span });
     let name = reading.text("dataset_name").unwrap_or_default();
     let source = rows::source(&name, "", places);
+    if let Err(reason) = &source {
+        reading.missing("dataset_name", reason.as_str());
+    }
     let config = reading.text("dataset_config");
     let of_split = |reading: &mut Reading<'_>, key: &'static str| {
         let mut rows = Parameters::default();
-        rows.set("source", source.as_str(), Note::Given);
+        if let Ok(source) = &source {
+            rows.set("source", source.as_str(), Note::Given);
+        }
         if let Some(config) = config.as_ref().filter(|_| !places.is_path(&name)) {
             rows.set("config", config.as_str(), Note::Given);
         }

@@ -453,12 +453,12 @@ impl Vocabulary {
         Some(models.remove(place))
     }
 
-    /// The tokens of a conversation up to the assistant's answer, by the model's own template.
+    /// The tokens of a conversation up to the assistant's answer, by the model's own template, which has the local time.
     ///
     /// # Errors
     /// Fails where there is no chat template or it refuses.
     pub(crate) fn conversation(&self, model: &Named, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
-        Ok(model.prompter.conversation(messages, &self.tokenizer)?.encode(&self.tokenizer)?.input_ids)
+        Ok(model.prompter.conversation_now(messages, &self.tokenizer)?.encode(&self.tokenizer)?.input_ids)
     }
 
     /// The tokens of a text as it stands, after the beginning-of-text token where the tokenizer wants one.

@@ -6,10 +6,10 @@ use clap::Args;
 use engine::history::Words;
 use serde::Serialize;
 
-use super::{LATEST, Past, stage_of};
+use super::{LATEST, Past};
 use crate::profiles::StageProfile;
 use crate::render::Failure;
-use crate::{Format, Global, words};
+use crate::{Format, Global, locate, words};
 
 /// Show where the time of a run's stages went, of those that were run with `--profile` or `profile: true`.
 #[derive(Args)]
@@ -17,7 +17,7 @@ pub(super) struct ProfileArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
-    /// A stage of it.
+    /// A stage of it, or a child of a sweep by its values, in any order.
     stage: Option<String>,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
@@ -38,7 +38,7 @@ pub(super) fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Skip)?;
     let stages = match &args.stage {
-        Some(id) => vec![stage_of(&recorded, id)?],
+        Some(name) => vec![locate::stage_of_run(&recorded, name)?],
         None => recorded.stages.iter().collect(),
     };
     let ids = stages.iter().map(|stage| stage.summary.stage.clone());

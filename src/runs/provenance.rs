@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 use cache::{Digest, OutputRecord, ResultRecord};
 use clap::Args;
 use engine::artifact::stored_files;
-use engine::history::{Ancestor, Provenance, SourceFile, Tracer, Words};
+use engine::history::{Ancestor, Provenance, SourceFile, StageSummary, Tracer, Words};
 use engine::publish::published_as;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::Past;
 use super::stage::flattened;
-use super::{Past, stage_of};
 use crate::render::Failure;
 use crate::terminal::Look;
-use crate::{Format, Global, words};
+use crate::{Format, Global, locate, words};
 
 /// Print the provenance of a result: every step that led to it, back to source files with their digests and pinned
 /// versions.
 #[derive(Args)]
 pub(super) struct ProvenanceArgs {
-    /// A stage, with its output where it has several; a published or exported folder, or a file of it; or the
-    /// beginning of a key, of an identity or of another digest.
+    /// A stage, or a child of a sweep by its values, in any order, with its output where it has several; a published or
+    /// exported folder, or a file of it; or the beginning of a key, of an identity or of another digest.
     #[arg(value_name = "STAGE[.OUTPUT] | PATH | DIGEST")]
     target: String,
     /// The run whose result of the stage is meant [default: the newest that has one].
@@ -98,7 +98,7 @@ impl ProvenanceArgs {
         }
         let run = self.run.as_deref().unwrap_or(super::LATEST);
         let recorded = past.recorded(&past.find(run)?.run, Words::Skip)?;
-        stage_of(&recorded, &self.target)?;
+        locate::stage_of_run(&recorded, &self.target)?;
         Err(Failure::wrong(format!("stage `{}` has no result in run {}", self.target, recorded.summary.run)))
     }
 
@@ -108,22 +108,33 @@ impl ProvenanceArgs {
         let names = [(self.target.as_str(), None)].into_iter();
         let split = self.target.rsplit_once('.').map(|(stage, output)| (stage, Some(output.to_owned())));
         for (stage, output) in names.chain(split) {
-            let key = match &run {
-                Some(run) => {
-                    let stages = past.history.stages(&run.run).map_err(Failure::machine)?;
-                    stages.into_iter().find(|summary| summary.stage == stage).and_then(|summary| summary.key)
-                }
-                None => {
-                    let results = past.history.results_of(stage, None).map_err(Failure::machine)?;
-                    let exact = results.into_iter().find(|(_, summary)| summary.stage == stage);
-                    exact.and_then(|(_, summary)| summary.key)
-                }
-            };
-            if let Some(key) = key {
+            let declared = stage.split_once('[').map_or(stage, |(declared, _)| declared);
+            let mut results = past.history.results_of(declared, None).map_err(Failure::machine)?;
+            results.retain(|(of, _)| run.as_ref().is_none_or(|run| run.run == *of));
+            if let Some(key) = newest_key(stage, output.as_deref(), &results)? {
                 return Ok(Some(Target { key, output, notes: Vec::new() }));
             }
         }
         Ok(None)
+    }
+}
+
+/// The key of the stage that a name means among results, the newest run first: of this very id, else of the child of a
+/// sweep in the newest run that has one.
+fn newest_key(name: &str, output: Option<&str>, results: &[(String, StageSummary)]) -> Result<Option<Digest>, Failure> {
+    if let Some((_, stage)) = results.iter().find(|(_, stage)| stage.stage == name) {
+        return Ok(stage.key);
+    }
+    let meant = || results.iter().filter(|(_, stage)| locate::is_meant(stage, name));
+    let newest = meant().next().map(|(run, _)| run);
+    let children: Vec<&StageSummary> = meant().filter(|(run, _)| Some(run) == newest).map(|(_, stage)| stage).collect();
+    match children.as_slice() {
+        [] => Ok(None),
+        [one] => Ok(one.key),
+        several => {
+            let ids: Vec<&str> = several.iter().map(|stage| stage.stage.as_str()).collect();
+            Err(locate::several_children(name, &ids, output))
+        }
     }
 }
 

@@ -62,7 +62,10 @@ pub(crate) fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a Recor
 fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Failure> {
     heading(out, recorded)?;
     let mut some_took_earlier = false;
-    let mut table = Table::new(["stage", "kind", "state", "took", "peak memory", "key"]);
+    // `runs show RUN STAGE` prints what is left out.
+    let mut table = Table::new(["stage", "kind", "state", "took", "peak memory", "key"])
+        .shortening(["stage"])
+        .sparing(["key", "peak memory", "kind"]);
     for RecordedStage { summary, .. } in &recorded.stages {
         let (mut took, mut memory) = (summary.seconds, summary.peak_memory_bytes);
         let mut shown: fn(Option<String>) -> String = Option::unwrap_or_default;
@@ -84,11 +87,7 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
         ]);
     }
     let look = Look::stdout();
-    // On a narrow terminal without the keys, which `runs show RUN STAGE` has, and with ids that lose their middle.
-    let table = if look.live && table.width() > look.width { table.without_last() } else { table };
-    let too_wide = table.width().saturating_sub(look.width);
-    let table = if look.live && too_wide > 0 { table.with_short_ids(too_wide, look) } else { table };
-    write!(out, "\n{table}")?;
+    write!(out, "\n{}", table.fitted(look))?;
     if some_took_earlier {
         writeln!(out, "(in brackets: what it took when it was made)")?;
     }
@@ -101,21 +100,20 @@ fn print(out: &mut dyn Write, past: &Past, recorded: &Recorded) -> Result<(), Fa
     }
     for copy in &recorded.published {
         let path = words::path(&copy.path);
-        match &copy.failed {
-            None => writeln!(out, "\n{}.{} is in {path}", copy.stage, copy.output)?,
-            Some(messages) => {
-                let why = messages.join(": ");
-                writeln!(out, "\n{}.{} could not be published to {path}: {why}", copy.stage, copy.output)?;
-            }
-        }
+        let became = match &copy.failed {
+            None => format!("is in {path}"),
+            Some(messages) => format!("could not be published to {path}: {}", messages.join(": ")),
+        };
+        writeln!(out, "\n{}", look.wrap(&format!("{}.{} {became}", copy.stage, copy.output), 2))?;
     }
     let profiled = recorded.profiled();
     if !profiled.is_empty() {
         let run = &recorded.summary.run;
-        writeln!(out, "\nwhere the time of {} went: `pipeline runs profile {run}`", profiled.join(", "))?;
+        let where_to_look = format!("where the time of {} went: `pipeline runs profile {run}`", profiled.join(", "));
+        writeln!(out, "\n{}", look.wrap(&where_to_look, 2))?;
     }
     for trace in recorded.traces() {
-        writeln!(out, "trace: {}", words::path(&trace))?;
+        writeln!(out, "{}", look.wrap(&format!("trace: {}", words::path(&trace)), 2))?;
     }
     Ok(())
 }
@@ -133,7 +131,8 @@ fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
     writeln!(out, "{}", look.wrap(&how, 2))?;
     if summary.damaged_lines > 0 {
         let lines = words::plural(summary.damaged_lines, "line");
-        writeln!(out, "{lines} of its record cannot be read: it was cut off while it was written")?;
+        let damaged = format!("{lines} of its record cannot be read: it was cut off while it was written");
+        writeln!(out, "{}", look.wrap(&damaged, 2))?;
     }
     let machine = [host.name.clone(), host.processor.clone(), cores(host.cores), host.system.clone()];
     let memory = host.memory_bytes.map(|bytes| format!("{} of memory", words::bytes(bytes)));

@@ -107,7 +107,8 @@ impl<'a> StageStory<'a> {
         self.print_inputs(out, made)?;
         print_values(out, "made with", &Value::Object(made.record.how.clone()))?;
         for (name, output) in &made.record.outputs {
-            writeln!(out, "\noutput {name} ({}), identity {}", output.kind, output.identity.short())?;
+            let title = format!("output {name} ({}), identity {}", output.kind, output.identity.short());
+            writeln!(out, "\n{}", Look::stdout().wrap(&title, 2))?;
             let facts: Map<String, Value> = output.facts.clone();
             write!(out, "{}", figures::lines(&Value::Object(facts)))?;
         }
@@ -118,13 +119,15 @@ impl<'a> StageStory<'a> {
         let summary = &self.stage.summary;
         let version = self.stage.plan.version;
         let title = format!("{} ({}, version {version})", summary.stage, summary.kind);
-        writeln!(out, "{} in run {}", Look::stdout().paint("1", &title), self.recorded.summary.run)?;
+        let look = Look::stdout();
+        let title = format!("{} in run {}", look.paint("1", &title), self.recorded.summary.run);
+        writeln!(out, "{}", look.wrap(&title, 2))?;
         let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds)));
         let peak = summary.peak_memory_bytes.map(|peak| format!(", peak memory {}", words::bytes(peak)));
         let threads = self.stage.threads.map(|threads| format!(", {}", words::plural(threads, "thread")));
         let key = summary.key.map(|key| format!(", key {}", key.short()));
         let more: String = [took, peak, threads, key].into_iter().flatten().collect();
-        writeln!(out, "{}{more}", summary.status)
+        writeln!(out, "{}", look.wrap(&format!("{}{more}", summary.status), 2))
     }
 
     /// The parameters of the file, without those that say what the default says.
@@ -138,7 +141,7 @@ impl<'a> StageStory<'a> {
     }
 
     fn print_inputs(&self, out: &mut dyn Write, made: &Origin) -> io::Result<()> {
-        let mut table = Table::new(["reads", "digest", ""]);
+        let mut table = Table::new(["reads", "digest", ""]).shortening(["reads"]);
         let job = made.job.as_ref();
         for (name, grant) in job.iter().flat_map(|job| &job.inputs) {
             table.row([name.clone(), grant.identity.short(), grant.kind.clone()]);
@@ -149,7 +152,7 @@ impl<'a> StageStory<'a> {
         for (name, pinned) in job.iter().flat_map(|job| &job.pins) {
             table.row([name.clone(), pinned.commit.clone(), "pinned".to_owned()]);
         }
-        if table.is_empty() { Ok(()) } else { write!(out, "\n{table}") }
+        if table.is_empty() { Ok(()) } else { write!(out, "\n{}", table.fitted(Look::stdout())) }
     }
 }
 

@@ -79,7 +79,8 @@ pub(crate) struct ServeArgs {
     /// Do not train a missing adapter: serve it as soon as a run has produced it, and every newer one.
     #[arg(long, conflicts_with = "model", help_heading = SERVER)]
     watch: bool,
-    /// Allow clients with the key to load adapters from this folder; may be given several times.
+    /// Allow clients with the key to load adapters from this folder, but not through links out of it; may be given
+    /// several times.
     #[arg(long = "adapter-folder", value_name = "FOLDER", requires = "api_key_env", help_heading = SERVER)]
     adapter_folders: Vec<PathBuf>,
     /// Maximum size of a request in bytes.
@@ -94,7 +95,11 @@ pub(crate) struct ServeArgs {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    text.parse::<Period>().map(|period| period.0)
+    let Period(duration) = text.parse::<Period>()?;
+    match duration.is_zero() {
+        true => Err("a time above 0 is expected: no completion would be in time".to_owned()),
+        false => Ok(duration),
+    }
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -2,7 +2,7 @@
 
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::keys::{dataset_keys, prompter_keys};
 use crate::import::key::Keys;
@@ -62,23 +62,27 @@ fn texts(reading: &mut Reading<'_>, root: &Node, kinds: &mut Vec<Kind>, places: 
     let one = |reading: &mut Reading<'_>, item: &Node| {
         if let Some(path) = item.to_json().as_str() {
             let mut rows = Parameters::default();
-            rows.set("source", rows::source(path, "", places), Note::Given);
+            match rows::source(path, "", places) {
+                Ok(source) => rows.set("source", source, Note::Given),
+                Err(reason) => reading.missing("pretraining_dataset", reason),
+            }
             rows::text(&mut rows, "text");
             return rows;
         }
         let keys = Keys::default()
             .read("path", "source")
+            .read("data_files", "source")
             .same("name", "config")
             .same("split=train", "split")
             .read("text_column=text", "column_map.text")
             .nothing("plain text", &["type"])
             .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
-            .missing("not supported by `dataset`", &["data_files", "ds_type", "skip"]);
+            .missing("not supported by `dataset`", &["ds_type", "skip"]);
         let mut below = reading.below(keys, item);
         below.require("path", item.span);
         let path = below.text("path").unwrap_or_default();
-        below.put("path", "source", rows::source(&path, "", places));
-        rows::without_hub(&mut below, places.is_path(&path), &["name"]);
+        let is_local = rows::put_loaded(&mut below, "path", &path, places);
+        rows::without_hub(&mut below, is_local, &["name"]);
         let column = below.text("text_column").unwrap_or_default();
         rows::text(&mut below.parameters, &column);
         below.finish();
@@ -92,19 +96,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
     below.require("path", item.span);
     let path = below.text("path").unwrap_or_default();
     let files = below.texts("data_files");
-    match (files.as_slice(), places.is_path(&path) || matches!(path.as_str(), "json" | "csv" | "parquet" | "text")) {
-        ([], _) => below.put("path", "source", rows::source(&path, "", places)),
-        (files, true) => {
-            let files: Vec<String> = files.iter().map(|file| places.written(file)).collect();
-            below.nothing("path", "`data_files` names the files");
-            below.put("data_files", "source", json!(files));
-        }
-        (_, false) => {
-            below.put("path", "source", rows::source(&path, "", places));
-            below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`");
-        }
-    }
-    let is_local = places.is_path(&path) || below.parameters.get("source").is_some_and(Json::is_array);
+    let is_local = rows::put_loaded(&mut below, "path", &path, places);
     rows::without_hub(&mut below, is_local, &["name", "revision"]);
     below.nothing("ds_type", "the extension of the file determines it");
     below.nothing("chat_template", "`chat_template` of the stage `tokens`");

@@ -376,21 +376,13 @@ fn dataset(reading: &mut Reading<'_>, node: &Node, loss: &str, tokenizer: &Token
         _ => below.nothing("_component_", "the shape of its rows"),
     }
     let given = below.text("source");
-    let files = below.texts("data_files");
-    match (given.as_deref(), files.as_slice()) {
-        (_, [_, ..]) => {
-            let files: Vec<String> = files.iter().map(|file| places.written(file)).collect();
-            let files = if let [file] = files.as_slice() { json!(file) } else { json!(files) };
-            below.put("data_files", "source", files);
-            below.nothing("source", "`data_files` names the files");
+    let is_local = match given.as_deref().or(source) {
+        Some(source) => rows::put_loaded(&mut below, "source", source, places),
+        None => {
+            below.require("source", node.span);
+            false
         }
-        (Some(source), []) => below.put("source", "source", rows::source(source, "", places)),
-        (None, []) => match source {
-            Some(source) => below.put("source", "source", source),
-            None => below.require("source", node.span),
-        },
-    }
-    let is_local = !files.is_empty() || given.as_deref().is_some_and(|source| places.is_path(source));
+    };
     rows::without_hub(&mut below, is_local, &["name", "subset", "revision"]);
     let is_named = is_local || below.is_given("subset") || below.is_given("name");
     if let Some(config) = config.filter(|_| !is_named) {

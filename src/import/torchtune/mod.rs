@@ -363,7 +363,8 @@ fn optimizer(reading: &mut Reading<'_>, root: &Node) {
     match name.as_str() {
         "AdamW" | "PagedAdamW" | "CPUOffloadOptimizer" => below.put("_component_", "train.optimizer.name", "adamw"),
         "AdamW8bit" | "PagedAdamW8bit" => {
-            let reason = "8-bit moments in blocks of 256, as in bitsandbytes; here only on the native backend";
+            let reason = "8-bit moments in blocks of 256, as in bitsandbytes, but the embedding's in f32 unless \
+                `embedding_state: int8`; here only on the native backend";
             below.put_differing("_component_", "train.optimizer.name", "adamw_8bit", reason);
         }
         "SGD" => {

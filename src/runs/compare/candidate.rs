@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cache::Digest;
+use engine::artifact::Facts;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::{Number, Value};
 use stages::data::artifact::{Metrics, OutputKind};
@@ -36,6 +37,9 @@ pub(super) struct Candidate {
     pub own: BTreeSet<String>,
     /// Figures by name, in the order in which they are found.
     pub figures: Vec<(String, Number)>,
+    /// Of the figures that an evaluation of one task has twice, by the metric's name alone and behind the task's: the
+    /// second name by the first.
+    pub with_task: BTreeMap<String, String>,
     /// Losses over steps.
     pub curves: Vec<Curve>,
 }
@@ -73,6 +77,7 @@ impl<'a> Gatherer<'a> {
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
             figures: Vec::new(),
+            with_task: BTreeMap::new(),
             curves: Vec::new(),
         };
         for stage in &recorded.stages {
@@ -105,6 +110,7 @@ impl<'a> Gatherer<'a> {
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
             figures: Vec::new(),
+            with_task: BTreeMap::new(),
             curves: Vec::new(),
         };
         // An axis that is in no key (threads, the split of a batch) is in no parameter of the key either.
@@ -179,16 +185,24 @@ impl<'a> Gatherer<'a> {
         let metrics = made.record.outputs.iter().filter(|(_, output)| output.kind == Metrics::NAME);
         let metrics: Vec<_> = metrics.collect();
         // A figure that another output has too, or that is called as what is measured here, has its output's name.
-        let is_taken = |name: &String| {
+        let is_taken = |name: &str| {
             let with_it = metrics.iter().filter(|(_, output)| output.facts.get(name).is_some_and(Value::is_number));
-            (in_focus && COST.contains(&name.as_str())) || with_it.count() > 1
+            (in_focus && COST.contains(&name)) || with_it.count() > 1
         };
         for (of, output) in &metrics {
             let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_number()?.clone())));
-            let full = |name| if is_taken(name) { format!("{prefix}{of}.{name}") } else { format!("{prefix}{name}") };
+            let full = |name: &str| match is_taken(name) {
+                true => format!("{prefix}{of}.{name}"),
+                false => format!("{prefix}{name}"),
+            };
             let numbers: Vec<_> = numbers.map(|(name, value)| (full(name), value)).collect();
             if made.record.key.get("@kind") == Some("command") {
                 to.own.extend(numbers.iter().map(|(name, _)| name.clone()));
+            }
+            if made.record.key.get("@kind") == Some("evaluate") {
+                for (name, with_task) in named_twice(&output.facts) {
+                    to.with_task.entry(full(name)).or_insert_with(|| full(with_task));
+                }
             }
             to.figures.extend(numbers);
         }
@@ -211,6 +225,15 @@ impl<'a> Gatherer<'a> {
         }
         Ok(())
     }
+}
+
+/// The facts of an evaluation that it has twice, those of its only task: by the metric's name alone, and behind the
+/// task's.
+fn named_twice(facts: &Facts) -> impl Iterator<Item = (&str, &str)> {
+    facts.iter().filter_map(move |(name, value)| {
+        let mut ends = name.match_indices('.').map(|(dot, _)| &name[dot + 1..]);
+        Some((ends.find(|end| facts.get(*end) == Some(value))?, name.as_str()))
+    })
 }
 
 /// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were

@@ -108,6 +108,27 @@ fn is_of_one_alone(runs: &[Candidate], parameter: &str) -> bool {
     runs.iter().filter(has).count() == 1
 }
 
+/// The candidates that have a figure.
+fn with_figure<'a>(candidates: &'a [Candidate], name: &str) -> impl Iterator<Item = &'a Candidate> {
+    candidates.iter().filter(move |it| it.figure(name).is_some())
+}
+
+/// The name of a figure with its evaluation task's before it, where that is the same in all that have the figure.
+fn with_task<'a>(candidates: &'a [Candidate], name: &str) -> Option<&'a String> {
+    let mut names = with_figure(candidates, name).map(|it| it.with_task.get(name));
+    let first = names.next().flatten()?;
+    names.all(|other| other == Some(first)).then_some(first)
+}
+
+/// Whether another column has all that is in a figure's. A figure of an evaluation of one task is there by the metric's
+/// name alone, and behind the task's. The first column is left out where the task is the same in all; the second one
+/// else, since tasks are compared in the first.
+fn is_in_another(candidates: &[Candidate], name: &str) -> bool {
+    let stays = |short: &str| with_task(candidates, short).is_none();
+    let has_both = |it: &Candidate| it.with_task.iter().any(|(short, full)| full == name && stays(short));
+    with_task(candidates, name).is_some() || with_figure(candidates, name).all(has_both)
+}
+
 /// A column of the table.
 #[derive(Clone, Copy)]
 enum Column<'a> {
@@ -130,6 +151,7 @@ impl Comparison {
                 figures.push(name.clone());
             }
         }
+        figures.retain(|name| !is_in_another(&candidates, name));
         Self { candidates, parameters, figures }
     }
 
@@ -448,6 +470,41 @@ fn shortened(name: &str, names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A result of an evaluation: names and values of figures, and names that are among them with a task before them.
+    fn evaluation(figures: &[(&str, f64)], with_task: &[(&str, &str)]) -> Candidate {
+        Candidate {
+            name: String::new(),
+            run: String::new(),
+            stage: Some("scores".to_owned()),
+            stages: Vec::new(),
+            status: "done".to_owned(),
+            parameters: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            unkeyed: BTreeSet::new(),
+            own: BTreeSet::new(),
+            figures: figures.iter().map(|(name, at)| ((*name).to_owned(), Number::from_f64(*at).unwrap())).collect(),
+            with_task: with_task.iter().map(|(name, full)| ((*name).to_owned(), (*full).to_owned())).collect(),
+            curves: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_figure_that_is_there_by_two_names_is_one_column() {
+        let of = |task: &str, at: f64| {
+            let full = format!("{task}.acc,none");
+            evaluation(&[(full.as_str(), at), ("acc,none", at)], &[("acc,none", full.as_str())])
+        };
+        let both = evaluation(&[("sums.acc,none", 0.5), ("words.acc,none", 0.25)], &[]);
+        let columns = |candidates: Vec<Candidate>| Comparison::of(candidates).figures;
+        assert_eq!(columns(vec![of("sums", 0.5), of("sums", 0.25)]), ["sums.acc,none"]);
+        assert_eq!(Comparison::of(vec![of("sums", 0.5)]).titles(), ["acc,none"]);
+        assert_eq!(columns(vec![of("sums", 0.5), of("words", 0.5)]), ["acc,none"]);
+        assert_eq!(columns(vec![of("sums", 0.5), both]), ["sums.acc,none", "words.acc,none"]);
+        // Equal by chance.
+        let two = || evaluation(&[("a.acc", 0.5), ("acc", 0.5)], &[]);
+        assert_eq!(columns(vec![two(), two()]), ["a.acc", "acc"]);
+    }
 
     #[test]
     fn names_are_cut_at_dots_that_no_bracket_holds() {

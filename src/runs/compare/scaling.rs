@@ -111,6 +111,7 @@ mod tests {
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
             figures: vec![(figure.0.to_owned(), Number::from_f64(figure.1).unwrap())],
+            with_task: BTreeMap::new(),
             curves: Vec::new(),
         }
     }

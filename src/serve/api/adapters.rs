@@ -23,8 +23,10 @@ pub(super) async fn load(api: &Api, body: &[u8]) -> Result<Response, ApiError> {
     let name = name(&mut fields)?;
     let path = fields.string(PATH)?.ok_or_else(|| ApiError::field(PATH, format!("`{PATH}` is missing")))?;
     fields.finish()?;
-    let folder = allowed(Path::new(&path), &api.adapter_folders)
-        .ok_or_else(|| ApiError::field(PATH, format!("`{PATH}` is no folder inside of those of `--adapter-folder`")))?;
+    let folder = allowed(Path::new(&path), &api.adapter_folders).ok_or_else(|| {
+        let message = format!("`{PATH}` is no folder inside of those of `--adapter-folder`, all links resolved");
+        ApiError::field(PATH, message)
+    })?;
     let taken = || ApiError::field(NAME, format!("`{NAME}` is `{name}`, which is loaded"));
     if api.vocabulary.model(&name).is_some() {
         return Err(taken());

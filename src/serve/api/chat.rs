@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use stages::compute::inference::{ChosenToken, Constraint, TokenLogprobs};
 use stages::data::artifact::{Message, TOOLS};
-use stages::data::prompt::{ToolCall, ToolForm};
+use stages::data::prompt::ToolCall;
 
 use super::Head;
 use super::answer::{Chunks, Completed, Usage};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::options::{MOST_LOGPROBS, Options};
-use super::tools::{Tools, calls_json};
+use super::tools::{CallReader, Tools, calls_json};
 use crate::inference::{Named, Vocabulary};
 use crate::serve::worker::Finish;
 
@@ -76,11 +76,11 @@ impl ChatRequest {
         Self { options: self.options.ending_by_grammar(), ..self }
     }
 
-    /// How a model writes the calls of the request's tools, where it has any.
-    pub(super) fn tool_form(&self, model: &Named) -> Result<Option<ToolForm>, ApiError> {
+    /// How calls of the request's tools are read from what a model writes, where it has any.
+    pub(super) fn call_reader(&self, model: &Named) -> Result<Option<CallReader>, ApiError> {
         match (&self.tools, model.tool_form()) {
             (None, _) => Ok(None),
-            (Some(_), Some(form)) => Ok(Some(form)),
+            (Some(tools), Some(form)) => Ok(Some(tools.reader(form))),
             (Some(_), None) => {
                 let message = "`tools` is not supported: the model's chat template has no tools, or writes calls in a \
                     format that this server does not support";
@@ -92,7 +92,7 @@ impl ChatRequest {
     /// What the answer has to hold to.
     pub(super) fn constraint(
         &self,
-        form: Option<ToolForm>,
+        reader: Option<CallReader>,
         vocabulary: &Vocabulary,
     ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
         let grammars = || {
@@ -105,8 +105,8 @@ impl ChatRequest {
             let constraint = grammars()?.json(schema);
             return constraint.map(Some).map_err(wrong("response_format"));
         }
-        let Some((tools, form)) = self.tools.as_ref().zip(form) else { return Ok(None) };
-        match tools.grammar(form, &vocabulary.tokenizer) {
+        let Some((tools, reader)) = self.tools.as_ref().zip(reader) else { return Ok(None) };
+        match tools.grammar(reader.form, &vocabulary.tokenizer) {
             Some(grammar) => grammars()?.lark(grammar, tools.schemas()).map(Some).map_err(wrong("tools")),
             None => Ok(None),
         }
@@ -185,16 +185,20 @@ fn read_message(index: usize, message: Value) -> Result<Message, ApiError> {
     message.retain(|_, value| !value.is_null());
     let mut read = Message::new(&role, &content);
     read.other.extend(calls.map(|calls| ("tool_calls".to_owned(), calls)));
-    if role == "tool" {
-        for name in ["tool_call_id", "name"] {
-            match message.remove(name) {
-                Some(value) if value.is_string() => drop(read.other.insert(name.to_owned(), value)),
-                Some(_) => {
-                    let name = at(&format!(".{name}"));
-                    return Err(ApiError::field(name.clone(), format!("`{name}` is not a string")));
-                }
-                None => {}
+    // The chat template decides what it writes of them.
+    let texts: &[&str] = match role.as_str() {
+        "tool" => &["tool_call_id", "name"],
+        "assistant" => &["name", "reasoning_content"],
+        _ => &["name"],
+    };
+    for name in texts {
+        match message.remove(*name) {
+            Some(value) if value.is_string() => drop(read.other.insert((*name).to_owned(), value)),
+            Some(_) => {
+                let name = at(&format!(".{name}"));
+                return Err(ApiError::field(name.clone(), format!("`{name}` is not a string")));
             }
+            None => {}
         }
     }
     match message.keys().next() {
@@ -226,7 +230,8 @@ fn read_calls(at: &str, calls: Value) -> Result<Value, ApiError> {
     Ok(Value::Array(calls))
 }
 
-/// A part of a message, which must be text.
+/// A part of a message, which must be text. Its other keys are ignored: clients send `cache_control`, for the caches of
+/// other servers.
 fn read_part(at: &str, part: &Value) -> Result<String, ApiError> {
     match (part["type"].as_str(), part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
@@ -244,7 +249,7 @@ pub(super) fn answer(
     completed: &[Completed],
     usage: Usage,
     wants_logprobs: bool,
-    form: Option<ToolForm>,
+    reader: Option<CallReader>,
     vocabulary: &Vocabulary,
 ) -> Value {
     let choice = |completed: &Completed| {
@@ -252,16 +257,16 @@ pub(super) fn answer(
         let logprobs = wants_logprobs.then(|| {
             json!({ "content": entries.map(|(id, found)| entry(id, found, vocabulary)).collect::<Vec<_>>(), "refusal": null })
         });
-        let (message, finish) = message(completed, form, &head.id);
+        let (message, finish) = message(completed, reader, &head.id);
         json!({ "index": completed.index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     };
     head.whole("chat.completion", completed.iter().map(choice).collect(), usage)
 }
 
 /// The message of a choice, and why it ended. Its content is the text outside of calls; one that the limit cut is text.
-fn message(completed: &Completed, form: Option<ToolForm>, answer: &str) -> (Value, &'static str) {
+fn message(completed: &Completed, reader: Option<CallReader>, answer: &str) -> (Value, &'static str) {
     let mut message = json!({ "role": "assistant", "content": completed.text, "refusal": null });
-    let said = form.map(|form| form.read(&completed.text)).filter(|said| !said.calls.is_empty());
+    let said = reader.map(|reader| reader.read(&completed.text)).filter(|said| !said.calls.is_empty());
     let Some(said) = said else { return (message, completed.finish.name()) };
     let content = said.text + &said.rest;
     message["content"] = if content.is_empty() { Value::Null } else { json!(content) };
@@ -279,7 +284,7 @@ pub(super) struct ChatChunks {
     pub(super) wants_logprobs: bool,
     pub(super) vocabulary: std::sync::Arc<Vocabulary>,
     /// Where tools may be called, how, and what of each choice's text may be a call.
-    pub(super) calls: Option<(ToolForm, BTreeMap<usize, Held>)>,
+    pub(super) calls: Option<(CallReader, BTreeMap<usize, Held>)>,
 }
 
 /// The text of a choice in which tools may be called.
@@ -292,9 +297,9 @@ pub(super) struct Held {
 
 impl Held {
     /// What can be sent: what stands before the calls, or before what may become one.
-    fn settled(&mut self, form: ToolForm) -> String {
+    fn settled(&mut self, reader: CallReader) -> String {
         // White space before a call is not sent with it.
-        let end = form.begin(&self.text).unwrap_or(self.text.len());
+        let end = reader.form.begin(&self.text).unwrap_or(self.text.len());
         let end = self.text[..end].trim_end().len().max(self.sent);
         let settled = self.text[self.sent..end].to_owned();
         self.sent = end;
@@ -302,8 +307,8 @@ impl Held {
     }
 
     /// What is left at the end: text that was not sent and is not a call, and the calls.
-    fn rest(self, form: ToolForm) -> (String, Vec<ToolCall>) {
-        let said = form.read(&self.text);
+    fn rest(self, reader: CallReader) -> (String, Vec<ToolCall>) {
+        let said = reader.read(&self.text);
         let text = if said.calls.is_empty() { self.text[self.sent..].to_owned() } else { said.rest };
         (text, said.calls)
     }
@@ -324,10 +329,10 @@ impl Chunks for ChatChunks {
 
     fn more(&mut self, index: usize, text: &str, token: Option<(u32, Option<&TokenLogprobs>)>) -> Option<Value> {
         let text = match &mut self.calls {
-            Some((form, held)) => {
+            Some((reader, held)) => {
                 let held = held.entry(index).or_default();
                 held.text.push_str(text);
-                Cow::Owned(held.settled(*form))
+                Cow::Owned(held.settled(*reader))
             }
             None => Cow::Borrowed(text),
         };
@@ -341,10 +346,10 @@ impl Chunks for ChatChunks {
     }
 
     fn last(&mut self, index: usize, finish: Finish, _: Option<&ChosenToken>) -> Vec<Value> {
-        let held = self.calls.as_mut().map(|(form, held)| (*form, held.remove(&index).unwrap_or_default()));
+        let held = self.calls.as_mut().map(|(reader, held)| (*reader, held.remove(&index).unwrap_or_default()));
         let end = |finish| self.chunk(index, Map::new(), Value::Null, Some(finish));
-        let Some((form, held)) = held else { return vec![end(finish.name())] };
-        let (rest, calls) = held.rest(form);
+        let Some((reader, held)) = held else { return vec![end(finish.name())] };
+        let (rest, calls) = held.rest(reader);
         let delta =
             |name: &str, value: Value| self.chunk(index, Map::from_iter([(name.to_owned(), value)]), Value::Null, None);
         let rest = (!rest.is_empty()).then(|| delta("content", json!(rest)));
@@ -378,10 +383,12 @@ pub(super) fn finite(logprob: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use stages::data::prompt::{Calls, ToolForm};
+
     use super::*;
 
     /// Content, names of calls and reason of the end of an answer, whole.
-    fn whole(form: ToolForm, text: &str, finish: Finish) -> (Value, Vec<String>, &'static str) {
+    fn whole(reader: CallReader, text: &str, finish: Finish) -> (Value, Vec<String>, &'static str) {
         let completed = Completed {
             index: 0,
             prompt: 0,
@@ -391,21 +398,21 @@ mod tests {
             stop_token: None,
             of_prompt: Vec::new(),
         };
-        let (message, finish) = message(&completed, Some(form), "a");
+        let (message, finish) = message(&completed, Some(reader), "a");
         let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
         let names = calls.iter().map(|call| call["function"]["name"].as_str().unwrap().to_owned()).collect();
         (message["content"].clone(), names, finish)
     }
 
     /// Content and names of calls of an answer that is streamed.
-    fn streamed(form: ToolForm, text: &str) -> (String, Vec<String>) {
+    fn streamed(reader: CallReader, text: &str) -> (String, Vec<String>) {
         let mut held = Held::default();
         let mut content = String::new();
         for letter in text.chars() {
             held.text.push(letter);
-            content += &held.settled(form);
+            content += &held.settled(reader);
         }
-        let (rest, calls) = held.rest(form);
+        let (rest, calls) = held.rest(reader);
         (content + &rest, calls.into_iter().map(|call| call.name).collect())
     }
 
@@ -429,11 +436,35 @@ mod tests {
             (ToolForm::Listed, "[TOOL_".to_owned(), Finish::Length, "[TOOL_", vec![], "length"),
             (ToolForm::Bare, "{\"name".to_owned(), Finish::Length, "{\"name", vec![], "length"),
         ] {
-            let (found, called, ended) = whole(form, &text, finish);
+            let reader = CallReader { form, calls: Calls::OneOrMore };
+            let (found, called, ended) = whole(reader, &text, finish);
             assert_eq!((found.as_str().unwrap_or_default(), ended), (content, reason), "{text}");
             assert_eq!(found.is_null(), content.is_empty(), "{text}");
             assert_eq!(called, names, "{text}");
-            assert_eq!(streamed(form, &text), (content.to_owned(), called), "{text}");
+            assert_eq!(streamed(reader, &text), (content.to_owned(), called), "{text}");
         }
+        let reader = CallReader { form: ToolForm::Tagged, calls: Calls::One };
+        let text = format!("{}\n{}", call("a"), call("b"));
+        assert_eq!(whole(reader, &text, Finish::Stop), (Value::Null, vec!["a".to_owned()], "tool_calls"));
+        assert_eq!(streamed(reader, &text), (String::new(), vec!["a".to_owned()]));
+    }
+
+    #[test]
+    fn what_a_message_brings_beside_its_content_reaches_the_template() {
+        let read = |message: Value| {
+            let read = read_message(0, message).map_err(|error| error.json()["error"]["param"].clone())?;
+            Ok::<_, Value>(Value::Object(read.other))
+        };
+        for role in ["system", "developer", "user", "assistant", "tool"] {
+            let message = json!({ "role": role, "content": "x", "name": "Ada", "refusal": null });
+            assert_eq!(read(message), Ok(json!({ "name": "Ada" })), "{role}");
+            let wrong = json!({ "role": role, "content": "x", "name": 1 });
+            assert_eq!(read(wrong), Err(json!("messages[0].name")), "{role}");
+        }
+        let reasons = |role: &str| json!({ "role": role, "content": "4", "reasoning_content": "2 + 2" });
+        assert_eq!(read(reasons("assistant")), Ok(json!({ "reasoning_content": "2 + 2" })));
+        assert_eq!(read(reasons("user")), Err(json!("messages[0].reasoning_content")));
+        let part = json!({ "type": "text", "text": "x", "cache_control": { "type": "ephemeral" } });
+        assert_eq!(read(json!({ "role": "user", "content": [part] })), Ok(json!({})));
     }
 }

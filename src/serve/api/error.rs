@@ -67,7 +67,8 @@ impl ApiError {
     }
 
     pub(super) fn timeout() -> Self {
-        Self { code: Some("timeout"), ..Self::unavailable("the request took longer than the server allows") }
+        let message = "the request took longer than the server allows";
+        Self { code: Some("timeout"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
     }
 
     pub(super) fn refused(refusal: Refusal) -> Self {
@@ -100,6 +101,8 @@ impl ApiError {
         let response = Response::json(self.status, self.json().to_string());
         match self.status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => response.retry_after(1),
+            // It would take as long again: OpenAI's clients retry any status of a server's but for this header.
+            StatusCode::GATEWAY_TIMEOUT => response.with_header("x-should-retry", "false"),
             StatusCode::UNAUTHORIZED => response.wants_bearer(),
             _ => response,
         }

@@ -221,7 +221,7 @@ impl Api {
         let model = self.model(&request.model)?;
         let stop_text = model.stop_text(&request.messages);
         let request = request.ending_at(stop_text);
-        let form = request.tool_form(&model)?;
+        let reader = request.call_reader(&model)?;
         let prompt = self.vocabulary.conversation(&model, &request.messages).map_err(|error| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
             ApiError::unprocessable("messages", format!("{error}{source}"))
@@ -229,7 +229,7 @@ impl Api {
         self.log_prompt(&prompt);
         let prompt_tokens = prompt.len();
         // A great schema takes its time, which others on this thread need not wait.
-        let constraint = tokio::task::block_in_place(|| request.constraint(form, &self.vocabulary))?;
+        let constraint = tokio::task::block_in_place(|| request.constraint(reader, &self.vocabulary))?;
         let request = if constraint.is_some() { request.ending_by_grammar() } else { request };
         let plain = QueuedRequest { logprobs: request.logprobs, constraint, ..self.vocabulary.request(&model, prompt) };
         // The template ends with what parts the response from it.
@@ -239,12 +239,12 @@ impl Api {
         if request.options.stream {
             let include_usage = request.options.include_usage;
             let vocabulary = Arc::clone(&self.vocabulary);
-            let calls = form.map(|form| (form, BTreeMap::new()));
+            let calls = reader.map(|reader| (reader, BTreeMap::new()));
             let chunks = ChatChunks { head, include_usage, wants_logprobs, vocabulary, calls };
             return Ok(Response::events(Box::new(Stream::new(choices, chunks, prompt_tokens, include_usage))));
         }
         let (completed, usage) = completed(choices, prompt_tokens).await?;
-        let answer = chat::answer(&head, &completed, usage, wants_logprobs, form, &self.vocabulary);
+        let answer = chat::answer(&head, &completed, usage, wants_logprobs, reader, &self.vocabulary);
         Ok(Response::json(StatusCode::OK, answer.to_string()))
     }
 

@@ -117,11 +117,14 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     if !stream {
         return Err(ApiError::field(NAME, format!("`{NAME}` goes with `stream: true`")));
     }
-    let include = match options.remove("include_usage") {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(include)) => include,
-        Some(_) => return Err(ApiError::field(NAME, "`stream_options.include_usage` is not a boolean")),
+    let mut boolean = |name: &str| match options.remove(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(value)) => Ok(value),
+        Some(_) => Err(ApiError::field(NAME, format!("`{NAME}.{name}` is not a boolean"))),
     };
+    let include = boolean("include_usage")?;
+    // OpenAI's servers pad events by it, so that their lengths do not tell what is in them; clients read no padding.
+    boolean("include_obfuscation")?;
     match options.keys().next() {
         Some(name) => {
             let name = format!("{NAME}.{name}");
@@ -174,4 +177,29 @@ fn logit_bias(fields: &mut Fields, vocabulary: &Vocabulary) -> Result<Vec<(u32, 
         Ok((id, number as f32))
     };
     biases.into_iter().map(bias).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn options_of_a_stream_are_read_and_others_named() {
+        let read = |options: Value, stream: bool| {
+            let body = json!({ "stream_options": options }).to_string();
+            let read = include_usage(&mut Fields::of(body.as_bytes()).ok().unwrap(), stream);
+            read.map_err(|error| error.json()["error"]["message"].as_str().unwrap().to_owned())
+        };
+        assert_eq!(read(json!({ "include_usage": true, "include_obfuscation": false }), true), Ok(true));
+        assert_eq!(read(json!({ "include_obfuscation": true }), true), Ok(false));
+        for (options, stream, expected) in [
+            (json!({ "include_obfuscation": "no" }), true, "`stream_options.include_obfuscation` is not a boolean"),
+            (json!({ "include": true }), true, "`stream_options.include` is not supported by this server"),
+            (json!({ "include_obfuscation": false }), false, "`stream_options` goes with `stream: true`"),
+        ] {
+            assert_eq!(read(options, stream), Err(expected.to_owned()));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Value, json};
-use stages::data::prompt::{Calls, Tool, ToolCall, ToolForm};
+use stages::data::prompt::{Calls, SaidWithCalls, Tool, ToolCall, ToolForm};
 use stages::data::tokenizer::Tokenizer;
 
 use super::error::ApiError;
@@ -26,6 +26,26 @@ enum Choice {
     Required,
     /// This one.
     Named(String),
+}
+
+/// How calls are read from what a model said.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallReader {
+    pub(super) form: ToolForm,
+    pub(super) calls: Calls,
+}
+
+impl CallReader {
+    /// What a model said. Of several calls where one is wanted the first counts: a model that may say what it likes is
+    /// not kept from the others.
+    pub(super) fn read(self, text: &str) -> SaidWithCalls {
+        let mut said = self.form.read(text);
+        match self.calls {
+            Calls::One => said.calls.truncate(1),
+            Calls::OneOrMore => {}
+        }
+        said
+    }
 }
 
 impl Tools {
@@ -58,19 +78,13 @@ impl Tools {
             let message = format!("`{name}` is `{}`, as that of another tool", tool.name);
             return Err(ApiError::field(name, message));
         }
-        let Some(choice) = read_choice(choice, &tools)? else { return Ok(None) };
-        if matches!(choice, Choice::Auto) {
-            if calls == Calls::One {
-                let message = "`parallel_tool_calls: false` needs a `tool_choice` that requires a call";
-                return Err(ApiError::unsupported("parallel_tool_calls", message));
-            }
-            if let Some(index) = strict(&json) {
-                let name = format!("tools[{index}].function.strict");
-                let message = format!("`{name}` needs a `tool_choice` that requires a call");
-                return Err(ApiError::unsupported(name, message));
-            }
-        }
-        Ok(Some(Self { json, tools, choice, calls }))
+        let choice = read_choice(choice, &tools)?;
+        Ok(choice.map(|choice| Self { json, tools, choice, calls }))
+    }
+
+    /// How calls of them are read.
+    pub(super) fn reader(&self, form: ToolForm) -> CallReader {
+        CallReader { form, calls: self.calls }
     }
 
     /// Those of the arguments of each.
@@ -78,7 +92,8 @@ impl Tools {
         self.tools.iter().map(|tool| &tool.parameters)
     }
 
-    /// The grammar of what has to be called, if anything has.
+    /// The grammar of what has to be called, if anything has. Without one no call is held to its schema, not even of a
+    /// tool that is `strict`: OpenAI's client says so of every tool that it makes of a class.
     pub(super) fn grammar(&self, form: ToolForm, tokenizer: &Tokenizer) -> Option<String> {
         let special = |text: &str| tokenizer.token_id(text).filter(|id| tokenizer.is_special(*id));
         match &self.choice {
@@ -119,11 +134,6 @@ fn read_tool(at: &str, tool: &Value) -> Result<Tool, ApiError> {
         _ => return Err(wrong(".function.parameters", "is not a schema")),
     };
     Ok(Tool { name: name.to_owned(), parameters })
-}
-
-/// The first tool whose arguments have to be of its schema.
-fn strict(json: &Value) -> Option<usize> {
-    json.as_array()?.iter().position(|tool| tool["function"]["strict"] == true)
 }
 
 /// What `tool_choice` asks for; none where nothing is to be called.
@@ -192,7 +202,7 @@ mod tests {
             (json!({ "tool_choice": "none" }), "tool_choice"),
             (json!({ "tools": [] }), "tools"),
             (json!({ "tools": [tool("a"), tool("b"), tool("a")] }), "tools[2].function.name"),
-            (json!({ "tools": [tool("a")], "parallel_tool_calls": false }), "parallel_tool_calls"),
+            (json!({ "tools": [tool("a")], "parallel_tool_calls": 1 }), "parallel_tool_calls"),
             (json!({ "functions": [{}] }), "functions"),
         ] {
             let error = read(fields.clone()).err().unwrap_or_else(|| panic!("{fields} is taken"));
@@ -202,10 +212,26 @@ mod tests {
         list["function"]["parameters"] = json!({ "type": "array", "items": {} });
         let error = read(json!({ "tools": [list] })).err().unwrap();
         assert_eq!(error.json()["error"]["param"], "tools[0].function.parameters");
+    }
+
+    /// As OpenAI's client makes tools of classes.
+    #[test]
+    fn strict_tools_and_single_calls_need_no_choice() {
         let mut strict = tool("a");
         strict["function"]["strict"] = json!(true);
-        let error = read(json!({ "tools": [strict] })).err().unwrap();
-        assert_eq!(error.json()["error"]["param"], "tools[0].function.strict");
+        let call = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
+        let text = format!("So:\n{}\n{}", call("a"), call("b"));
+        for (in_parallel, expected) in
+            [(json!(null), vec!["a", "b"]), (json!(true), vec!["a", "b"]), (json!(false), vec!["a"])]
+        {
+            for choice in [json!(null), json!("auto")] {
+                let fields = json!({ "tools": [strict], "parallel_tool_calls": in_parallel, "tool_choice": choice });
+                let tools = read(fields).ok().flatten().unwrap();
+                let said = tools.reader(ToolForm::Tagged).read(&text);
+                assert_eq!(said.calls.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), expected);
+                assert_eq!((said.text.as_str(), said.rest.as_str()), ("So:", ""));
+            }
+        }
     }
 
     #[test]
