@@ -512,3 +512,37 @@ fn rows_of_a_test_split_among_those_of_training_are_warned_of() {
         .write("mixed.yaml", "version: 1\nstages:\n  hub: { uses: dataset, with: { source: './hub/data/train*' } }\n");
     assert!(!project.run(&["run", "mixed.yaml"]).ends_with(0).stderr.contains("several splits"));
 }
+
+#[test]
+fn an_image_among_the_first_rows_is_told_before_the_run() {
+    let project = Project::new();
+    let file = format!(
+        "version: 1
+stages:
+  base: {{ uses: download, with: {{ path: {} }} }}
+  rows: {{ uses: dataset, with: {{ source: ./rows.jsonl }} }}
+  tokens: {{ uses: tokenize, with: {{ dataset: rows, tokenizer: base }} }}
+",
+        golden("gguf/phi3").display()
+    );
+    project.write("p.yaml", &file);
+    let image = CHATS.replace("\"Hello\"", "[{\"type\": \"text\", \"text\": \"See\"}, {\"type\": \"image\"}]");
+    project.write("rows.jsonl", &format!("{CHATS}{image}"));
+    let told = |more: &[&str], code: i32| {
+        let ran = project.run(&[&["validate", "p.yaml", "--format", "json"], more].concat()).ends_with(code);
+        let problems = ran.json()[0]["problems"].as_array().unwrap().clone();
+        assert!(problems.len() == 1 && problems[0]["code"] == "bad-row", "{problems:#?}");
+        (problems[0]["severity"].as_str().unwrap().to_owned(), problems[0]["message"].as_str().unwrap().to_owned())
+    };
+    let found = "`rows.jsonl`, line 2: turn 1: its `content` has a part of type `image`";
+    // What the tokenizer's own template writes is not known yet.
+    let (severity, message) = told(&[], 0);
+    assert!(severity == "warning" && message.starts_with(found), "{severity}: {message}");
+    let expected = ("error".to_owned(), format!("{found}, and the chat template writes text alone"));
+    assert_eq!(told(&["tokens.chat_template=chatml"], 2), expected);
+    // Rows that a filter leaves out are none of the stage's.
+    let filter = "rows.filter=messages[0].content is string";
+    project.run(&["validate", "p.yaml", "tokens.chat_template=chatml", filter]).ends_with(0);
+    project.write("rows.jsonl", &CHATS.repeat(2));
+    project.run(&["validate", "p.yaml", "tokens.chat_template=chatml"]).ends_with(0);
+}

@@ -248,6 +248,7 @@ const WORDS_OF_OTHER_PROGRAMS: &[(&str, &str)] = &[
     ("uses: train, with: { max_steps: -1 }", "leave it out"),
     ("uses: train, with: {}, resources: { device: gpu }", "did you mean `cuda`, `rocm` or `metal`?"),
     ("uses: train, max_steps: 3", "`max_steps` is a parameter of `train`: it belongs below `with:`"),
+    ("uses: dataset, with: { source: ./x, split: { train: 0.9 } }", "`train_test_split: { test_size: 0.01 }`"),
     ("uses: dataset, with: null, source: ./x", "`source` is a parameter of `dataset`: it belongs below `with:`"),
     ("uses: tokenize, with: { sequence_len: 64 }", "write `max_seq_len`"),
     ("uses: tokenize, with: { cutoff_len: 64 }", "write `max_seq_len`"),

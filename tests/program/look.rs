@@ -37,6 +37,20 @@ fn of_a_stage_with_several_outputs_all_are_shown() {
 }
 
 #[test]
+fn a_warning_of_the_file_is_told_once_however_many_outputs_are_shown() {
+    let project = Project::new();
+    project.write("rows.jsonl", &(0..4).map(|row| format!("{{\"text\": \"row {row}\"}}\n")).collect::<String>());
+    let rows = "{ uses: dataset, with: { source: ./rows.jsonl, train_test_split: { test_size: 2 } } }";
+    project.write("p.yaml", &format!("version: 1\nvars: {{ x: 1 }}\nstages:\n  rows: {rows}\n"));
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let warnings = |output: &[&str]| {
+        let shown = project.run(&[&["show", "p.yaml"], output].concat()).ends_with(0).says("rows.test (");
+        shown.stderr.matches("[unused-variable]").count()
+    };
+    assert_eq!([warnings(&["rows"]), warnings(&["rows.test"]), warnings(&["rows", "--quiet"])], [1, 1, 0]);
+}
+
+#[test]
 fn export_copies_an_output_out_of_the_store() {
     let project = Project::with_pipeline("data.yaml");
     project.run(&["run", "data.yaml"]).ends_with(0);

@@ -67,6 +67,8 @@ fn no_line_is_wider_than_the_terminal() {
             &["cache", "gc", "--older-than", "0s", "--dry-run"],
             &["cache", "rm", FIRST, "--dry-run"],
             &["runs", "ls"],
+            &["runs", "show"],
+            &["runs", "show", "latest", FIRST],
             &["runs", "diff"],
             &["runs", "provenance", "second"],
             &["explain"],

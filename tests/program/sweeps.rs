@@ -26,24 +26,25 @@ fn project() -> Project {
     project
 }
 
+/// A project in which a command ran as the children of a stage `b`, with these axes and other parameters.
+fn swept(matrix: &str, run: &str, more: &str) -> Project {
+    let project = Project::new();
+    let with = format!("    with:\n      run: {run}\n      outputs: {{ o: files }}\n{more}");
+    let stage = format!("  b:\n    uses: command\n    matrix: {matrix}\n{with}");
+    project.write("p.yaml", &format!("version: 1\nname: sweep\nstages:\n{stage}"));
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    project
+}
+
+/// As [`swept`], over numbers, which can be spelled in several ways.
+fn swept_over_numbers() -> Project {
+    swept("{ lr: [0.001, 0.01], s: [1, 2] }", "echo ${matrix.lr} ${matrix.s} | tee \"$OUTPUT_o/x\" >&2", "")
+}
+
 #[test]
 fn a_name_of_children_is_taken_where_several_stages_can_be() {
-    let project = Project::new();
-    project.write(
-        "p.yaml",
-        "version: 1
-name: sweep
-stages:
-  b:
-    uses: command
-    matrix: { env.LR: [\"0.001\", \"0.01\"], env.S: [x, y] }
-    with:
-      run: echo \"$LR $S\" >\"$OUTPUT_o/x\"
-      env: { LR: \"1\", S: z }
-      outputs: { o: files }
-",
-    );
-    project.run(&["run", "p.yaml"]).ends_with(0);
+    let matrix = "{ env.LR: [\"0.001\", \"0.01\"], env.S: [x, y] }";
+    let project = swept(matrix, "echo \"$LR $S\" >\"$OUTPUT_o/x\"", "      env: { LR: \"1\", S: z }\n");
     let verify = |name: &[&str]| project.run(&[&["runs", "verify", "latest", "--format", "json"], name].concat());
     verify(&["b"]).ends_with(0).found_equal(4);
     verify(&["b[env.S=y]"]).ends_with(0).found_equal(2);
@@ -53,21 +54,7 @@ stages:
 
 #[test]
 fn a_child_is_named_by_its_values_in_any_order_and_spelling() {
-    let project = Project::new();
-    project.write(
-        "p.yaml",
-        "version: 1
-name: sweep
-stages:
-  b:
-    uses: command
-    matrix: { lr: [0.001, 0.01], s: [1, 2] }
-    with:
-      run: echo ${matrix.lr} ${matrix.s} | tee \"$OUTPUT_o/x\" >&2
-      outputs: { o: files }
-",
-    );
-    project.run(&["run", "p.yaml"]).ends_with(0);
+    let project = swept_over_numbers();
     let child = "b[s=1,lr=1e-3]";
     project.run(&["logs", child]).ends_with(0).says("0.001 1\n");
     project.run(&["logs", "latest", child]).ends_with(0).says("0.001 1\n");
@@ -84,6 +71,41 @@ stages:
     project.run(&["cache", "rm", "b"]).ends_with(0);
     again().made(4);
     project.run(&["cache", "rm", "b[s=3]"]).ends_with(2);
+}
+
+#[test]
+fn the_profile_and_the_provenance_of_a_child_are_found_by_its_values_and_a_beginning_of_the_run() {
+    let project = swept_over_numbers();
+    // All of them ran once more, and then none.
+    project.run(&["run", "p.yaml", "--profile", "--force"]).ends_with(0);
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let runs = project.run(&["runs", "ls", "--format", "json"]).ends_with(0).json();
+    let ids: Vec<&str> = runs.as_array().unwrap().iter().map(|run| run["run"].as_str().unwrap()).collect();
+    let is_its_own = |beginning: &&str| ids.iter().filter(|id| id.starts_with(*beginning)).count() == 1;
+    let named = (1..=ids[1].len()).map(|end| &ids[1][..end]).find(is_its_own).unwrap();
+    let child = "b[s=1,lr=1e-3]";
+    for run in [named, "latest~1"] {
+        let profiled = project.run(&["runs", "profile", run, child]).ends_with(0).says("[b[lr=0.001,s=1]] where ");
+        assert!(!profiled.stdout.contains("[b[lr=0.01,"), "{profiled}");
+    }
+    let made = format!("in run {}", ids[1]);
+    for target in [child, "b[s=1,lr=1e-3].o"] {
+        for more in [&["--run", named][..], &["--run", "latest~1"], &["--run", "latest"], &[]] {
+            let traced = project.run(&[&["runs", "provenance", target][..], more].concat()).ends_with(0).says(&made);
+            assert!(traced.stdout.starts_with("b[lr=0.001,s=1]"), "{traced}");
+        }
+    }
+    for several in [
+        &["runs", "profile", named, "b[s=1]"][..],
+        &["runs", "provenance", "b[s=1]"],
+        &["runs", "provenance", "b[s=1]", "--run", named],
+    ] {
+        project.run(several).ends_with(2).warns("`b[s=1]` is 2 stages").warns("`b[lr=0.001,s=1]`");
+    }
+    project.run(&["runs", "provenance", "b[s=1].o"]).ends_with(2).warns("name one: `b[lr=0.001,s=1].o`");
+    for wrong in [&["runs", "profile", named, "b[s=3]"][..], &["runs", "provenance", "b[s=3]"]] {
+        project.run(wrong).ends_with(2).warns("there is no stage `b[s=3]`");
+    }
 }
 
 #[test]

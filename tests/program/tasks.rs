@@ -99,6 +99,25 @@ fn figures_stand_beside_those_of_another_evaluation() {
     assert!(run.stderr.contains("done: 2 ran"), "{}\n{}", run.stdout, run.stderr);
 }
 
+#[test]
+fn a_figure_of_one_task_is_one_column_of_a_comparison() {
+    let project = project();
+    project.write("tasks/twin.yaml", &SUMS.replace("task: sums", "task: twin"));
+    let columns = |changes: &[&str]| {
+        project.run(&[&["run", "tasks.yaml", "--until", "scores"][..], changes].concat()).ends_with(0);
+        let compared = project.run(&["runs", "compare", "scores", "--format", "json"]).ends_with(0).json();
+        let named = compared["metrics"].as_array().unwrap().iter().filter_map(Value::as_str);
+        named.filter(|name| name.ends_with("acc,none")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(columns(&[]), ["sums.acc,none"]);
+    assert_eq!(columns(&["scores.limit=2"]), ["sums.acc,none"]);
+    let compared = project.run(&["runs", "compare", "scores", "--sort", "acc,none"]).ends_with(0).stdout;
+    let title = compared.lines().next().unwrap();
+    assert!(title.matches("acc,none").count() == 1 && !title.contains("sums."), "{compared}");
+    // Results of different tasks are compared by the metric.
+    assert_eq!(columns(&["scores.tasks=[./tasks/twin.yaml]"]), ["acc,none"]);
+}
+
 /// As the harness has them: `check_harness.py` compares such a group with it (`tests/reference/harness`).
 #[test]
 fn a_group_names_tags_sets_keys_of_tasks_and_has_groups_within() {

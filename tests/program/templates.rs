@@ -71,3 +71,24 @@ fn a_chat_template_is_trained_asked_with_compared_by_and_published() {
     );
     project.run(&["run", "again.yaml", "--home", "another"]).ends_with(0).says("exact_match  1.0000");
 }
+
+#[test]
+fn reasoning_that_a_template_does_not_render_is_counted_in_a_warning() {
+    let project = Project::new();
+    let texts = ROWS.iter().map(|(asks, says)| format!("{}\n", json!({ "text": format!("{asks} {says}") })));
+    project.write("text.jsonl", &texts.collect::<String>());
+    let plain = json!({ "role": "assistant", "content": "Seven." });
+    let reasons = json!({ "role": "assistant", "content": "Seven.", "reasoning_content": "Six and one." });
+    let rows = [&plain, &reasons, &reasons].map(|answer| {
+        let row = json!({ "messages": [{ "role": "user", "content": "How old?" }, answer] });
+        format!("{row}\n")
+    });
+    project.write("rows.jsonl", &rows.concat());
+    let tokenized = |template: &str| {
+        project.write("chat.yaml", &FILE.replace("TEMPLATE", template));
+        project.run(&["run", "chat.yaml", "--until", "tokens"]).ends_with(0)
+    };
+    tokenized("chatml").warns("2 of 3 rows have reasoning");
+    let ran = tokenized(TEMPLATE);
+    assert!(!ran.stderr.contains("have reasoning"), "{ran}");
+}

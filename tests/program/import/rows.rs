@@ -339,3 +339,79 @@ fn prompts_and_completions_of_strings_are_encoded_together_by_trl() {
     is_said(&said, "other_meaning", "completion_only_loss", "encoded as one text");
     is_written(&said, &["train_on: assistant"]);
 }
+
+/// What `datasets` still finds on the Hub by such a name has another one there.
+#[test]
+fn data_sets_without_an_owner_are_not_carried_over() {
+    let project = project();
+    let info = r#"{ "hf": { "hf_hub_url": "imdb" }, "ms": { "ms_hub_url": "imdb" } }"#;
+    project.write("data/dataset_info.json", info);
+    let torchtune = "dataset: { _component_: torchtune.datasets.alpaca_dataset, source: imdb }\n";
+    let pretraining = AXOLOTL.replace("datasets: [{ path: alpaca.jsonl, type: alpaca }]", "pretraining_dataset: imdb");
+    for (file, text, key) in [
+        ("a.yaml", base_with("trl", "dataset_name: imdb\n"), "dataset_name"),
+        ("a.yaml", base_with("trl", "dataset_name:\ndatasets: [{ path: imdb }]\n"), "path"),
+        ("a.yaml", AXOLOTL.replace("alpaca.jsonl", "imdb"), "path"),
+        ("a.yaml", pretraining, "pretraining_dataset"),
+        ("a.yaml", base_with("llama-factory", "dataset: hf\n"), "hf_hub_url"),
+        ("a.yaml", base_with("llama-factory", "dataset: ms\n"), "ms_hub_url"),
+        ("a.yaml", base_with("torchtune", torchtune), "source"),
+        ("a.sh", "swift sft --model a/b --dataset imdb\n".to_owned(), "dataset"),
+        ("a.sh", "swift sft --model a/b --dataset HF::imdb\n".to_owned(), "dataset"),
+    ] {
+        let said = said_of(&project, file, &text);
+        is_said(&said, "not_carried_over", key, "`imdb` is named without an owner: write `owner/name`");
+        // Without a source there are no rows.
+        assert!(said["pipeline"].is_null(), "{said:#}");
+    }
+    project.write("a.yaml", &base_with("trl", "dataset_name: imdb\n"));
+    let ran = project.run(&["import", "a.yaml"]).ends_with(2).reports("not-carried-over");
+    assert!(!ran.stderr.contains("mistake") && !ran.stderr.contains("--partial"), "{ran}");
+    let said = said_of(&project, "a.yaml", &AXOLOTL.replace("alpaca.jsonl", "a/b/c"));
+    is_said(&said, "not_carried_over", "path", "`a/b/c` is no path on this machine");
+}
+
+#[test]
+fn loaders_of_datasets_read_the_files_that_are_named_beside_them() {
+    let project = project();
+    project.write("others.jsonl", &fs::read_to_string(project.path("chats.jsonl")).unwrap());
+    let trl = |entry: &str| base_with("trl", &format!("dataset_name:\ndatasets: [{{ {entry} }}]\n"));
+    let axolotl = |entry: &str| AXOLOTL.replace("path: alpaca.jsonl", entry);
+    let pretraining =
+        |entry: &str| over(AXOLOTL, &format!("datasets:\npretraining_dataset: [{{ {entry} }}]\nmax_steps: 9\n"));
+    let torchtune = |entry: &str| {
+        let columns = "column_map: { input: prompt, output: completion }";
+        let dataset = format!("{{ _component_: torchtune.datasets.instruct_dataset, {entry}, {columns} }}");
+        base_with("torchtune", &format!("dataset: {dataset}\n"))
+    };
+    for (text, source) in [
+        (trl("path: json, data_files: chats.jsonl"), "source: ./chats.jsonl"),
+        (trl("path: json, data_files: [chats.jsonl, others.jsonl]"), "source: [./chats.jsonl, ./others.jsonl]"),
+        (axolotl("path: json, data_files: alpaca.jsonl"), "source: ./alpaca.jsonl"),
+        (axolotl("path: json, data_files: [alpaca.jsonl, more.jsonl]"), "source: [./alpaca.jsonl, ./more.jsonl]"),
+        (pretraining("path: json, data_files: texts.jsonl"), "source: ./texts.jsonl"),
+        (torchtune("source: json, data_files: completions.jsonl"), "source: ./completions.jsonl"),
+    ] {
+        is_written(&said_of(&project, "a.yaml", &text), &[source]);
+    }
+    for (text, key) in [
+        (base_with("trl", "dataset_name: json\n"), "dataset_name"),
+        (trl("path: csv"), "path"),
+        (axolotl("path: json"), "path"),
+        (pretraining("path: text"), "path"),
+        (torchtune("source: json"), "source"),
+    ] {
+        let said = said_of(&project, "a.yaml", &text);
+        is_said(&said, "not_carried_over", key, "reads the files that `data_files` names");
+    }
+    // Files of a data set of a hub are none of this machine.
+    for text in [
+        trl("path: a/b, data_files: chats.jsonl"),
+        axolotl("path: a/b, data_files: alpaca.jsonl"),
+        torchtune("source: a/b, data_files: completions.jsonl"),
+    ] {
+        let said = said_of(&project, "a.yaml", &text);
+        is_said(&said, "not_carried_over", "data_files", "chosen by `split` and `config`");
+        is_written(&said, &["source: a/b"]);
+    }
+}

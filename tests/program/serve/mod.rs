@@ -1,21 +1,21 @@
 //! `pipeline serve` and `pipeline chat`: what they answer is what `generate` does, and clients that misbehave harm
-//! nobody.
+//! nobody. Conversations of `chat` are in `conversations`, answers of a given form in `forms`.
+
+mod conversations;
+mod forms;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::libc;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_harness::test;
 
 use crate::support::Project;
 use crate::support::server::{Server, head};
-use crate::support::terminal::Session;
 
 const PIPELINE: &str = r#"
 version: 1
@@ -304,9 +304,41 @@ fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
     assert!(rest.contains("[DONE]") || rest.contains("\"code\":\"timeout\""), "{rest}");
     let mut server = start(&["--timeout", "1ms"]);
     let (status, answer) = server.post("/v1/chat/completions", &long_whole());
-    assert_eq!((status, &answer["error"]["code"]), (503, &json!("timeout")), "{answer}");
+    assert_eq!((status, &answer["error"]["code"]), (504, &json!("timeout")), "{answer}");
+    let late = head_of(&mut server.send(&head("/v1/chat/completions"), &long_whole().to_string())).to_lowercase();
+    assert!(late.contains("x-should-retry: false") && !late.contains("retry-after"), "{late}");
+    let never = server.project.run(&["serve", "serve.yaml", "fresh", "--timeout", "0s"]).ends_with(2);
+    assert!(never.stderr.contains("above 0"), "{never}");
     server.signal(Signal::SIGTERM);
     assert_eq!(server.ended().0, Some(0));
+}
+
+/// What a template is given is in the prompt, which is printed.
+#[test]
+fn a_chat_template_has_the_local_time_and_what_a_message_brings() {
+    let template = "{{ strftime_now('%s') }}.{% for m in messages %}{{ m.role }}({{ m.name }}|{{ m.reasoning_content }})\
+                    {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant{% endif %}";
+    let mut server = start_with_template(template, &["--log-prompts"]);
+    let mut request = chat();
+    request["messages"] = json!([
+        { "role": "developer", "name": "rules", "content": "Be kind." },
+        { "role": "user", "name": "Ada", "content": [{ "type": "text", "text": "2 + 2", "cache_control": {} }] },
+        { "role": "assistant", "name": "Pip", "content": "4", "reasoning_content": "sum" },
+        { "role": "user", "content": "Thanks." },
+    ]);
+    let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let before = seconds();
+    let (status, answer) = server.post("/v1/chat/completions", &request);
+    assert_eq!(status, 200, "{answer}");
+    server.signal(Signal::SIGTERM);
+    let (_, said) = server.ended();
+    let prompt = said.lines().find_map(|line| line.strip_prefix("prompt: ")).unwrap_or_else(|| panic!("{said}"));
+    let prompt: String = serde_json::from_str(prompt).unwrap();
+    let conversation = "system(rules|)Be kind.;user(Ada|)2 + 2;assistant(Pip|sum)4;user(|)Thanks.;assistant";
+    let (time, rest) = prompt.split_once('.').unwrap();
+    assert_eq!(rest, conversation);
+    let time: u64 = time.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap();
+    assert!((before..=seconds()).contains(&time), "{time}");
 }
 
 #[test]
@@ -584,296 +616,4 @@ fn echoed_log_probabilities_have_one_of_each_token_whatever_ends_the_completion(
         let lengths = lists.map(|name| choice["logprobs"][name].as_array().unwrap().len());
         assert_eq!(lengths, [21; 4], "{choice}");
     }
-}
-
-#[test]
-fn answers_hold_to_a_schema() {
-    let server = start(&[]);
-    let schema = json!({
-        "type": "object",
-        "properties": {
-            "city": { "enum": ["Bern", "Zürich"] },
-            "days": { "type": "integer", "minimum": 1, "maximum": 14 },
-            "tags": { "type": "array", "items": { "type": "boolean" }, "maxItems": 3 },
-        },
-        "required": ["city", "days", "tags"],
-        "additionalProperties": false,
-    });
-    let mut request = chat();
-    request["max_tokens"] = json!(1000);
-    request["response_format"] = json!({ "type": "json_schema", "json_schema": { "name": "trip", "schema": schema } });
-    request["stop"] = json!(["\"", "days"]);
-    let validator = jsonschema::validator_for(&schema).unwrap();
-    let mut seen = std::collections::BTreeSet::new();
-    for seed in 0..8 {
-        request["seed"] = json!(seed);
-        let (status, answer) = server.post("/v1/chat/completions", &request);
-        assert_eq!((status, &answer["choices"][0]["finish_reason"]), (200, &json!("stop")), "{answer}");
-        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-        let value: Value = serde_json::from_str(text).unwrap();
-        assert!(validator.is_valid(&value), "{text}");
-        seen.insert(value.to_string());
-    }
-    assert!(seen.len() > 1, "they are all alike: {seen:?}");
-    request["response_format"] = json!({ "type": "json_object" });
-    request["max_tokens"] = json!(40);
-    let (_, answer) = server.post("/v1/chat/completions", &request);
-    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-    assert!(text.starts_with('{'), "{text}");
-}
-
-#[test]
-fn tools_are_called_in_the_form_of_the_chat_template() {
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/chat_templates/");
-    for (family, beginning) in [
-        ("qwen25", "<tool_call>\n{\"name\": \"news\", \"arguments\": "),
-        ("mistral_v03", "[TOOL_CALLS] [{\"name\": \"news\", \"arguments\": "),
-        ("llama31", "{\"name\": \"news\", \"parameters\": "),
-    ] {
-        let template = std::fs::read_to_string(format!("{golden}{family}.jinja")).unwrap();
-        // This copy of it has no tools where they stand by default.
-        let template = template.replace("tools_in_user_message = true", "tools_in_user_message = false");
-        let server = start_with_template(&template, &[]);
-        let parameters = json!({ "type": "object", "properties": { "city": { "$ref": "#/$defs/City" } },
-            "required": ["city"], "additionalProperties": false, "$defs": { "City": { "enum": ["Bern", "Zürich"] } } });
-        let tool = |name: &str| json!({ "type": "function", "function": { "name": name, "description": "The weather.", "parameters": parameters } });
-        let mut request = chat();
-        request["max_tokens"] = json!(1000);
-        request["tools"] = json!([tool("weather"), tool("news")]);
-        request["tool_choice"] = json!({ "type": "function", "function": { "name": "news" } });
-        request["parallel_tool_calls"] = json!(false);
-        let (status, answer) = server.post("/v1/chat/completions", &request);
-        assert_eq!((status, &answer["choices"][0]["finish_reason"]), (200, &json!("tool_calls")), "{family}: {answer}");
-        let message = answer["choices"][0]["message"].clone();
-        assert_eq!(message["content"], Value::Null, "{family}");
-        let call = &message["tool_calls"][0];
-        assert_eq!(call["function"]["name"], "news", "{family}");
-        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
-        assert!(["Bern", "Zürich"].contains(&arguments["city"].as_str().unwrap()), "{family}: {arguments}");
-        // No text of it ends it, and what the limit leaves of one is text.
-        let mut others = request.clone();
-        others["stop"] = json!(["news", "\""]);
-        let (_, answer) = server.post("/v1/chat/completions", &others);
-        assert_eq!(
-            answer["choices"][0]["message"]["tool_calls"][0]["function"], call["function"],
-            "{family}: {answer}"
-        );
-        others["max_tokens"] = json!(6);
-        let (_, answer) = server.post("/v1/chat/completions", &others);
-        let cut = &answer["choices"][0];
-        assert_eq!(
-            (&cut["message"]["tool_calls"], &cut["finish_reason"]),
-            (&Value::Null, &json!("length")),
-            "{family}"
-        );
-        let text = cut["message"]["content"].as_str().unwrap();
-        assert!(!text.is_empty() && beginning.starts_with(text), "{family}: {text}");
-        others["stream"] = json!(true);
-        let (_, events) = server.ask(&head("/v1/chat/completions"), &others.to_string());
-        let data = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
-        let said: String =
-            data.filter_map(|it| Some(it["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
-        assert_eq!(said, text, "{family}");
-        assert!(events.contains("\"finish_reason\":\"length\""), "{family}: {events}");
-        // Streamed it is the same call.
-        request["stream"] = json!(true);
-        let (_, events) = server.ask(&head("/v1/chat/completions"), &request.to_string());
-        let data = events.lines().filter_map(|line| line.strip_prefix("data: "));
-        let deltas: Vec<Value> = data.filter_map(|data| serde_json::from_str(data).ok()).collect();
-        let streamed = deltas.iter().find_map(|delta| delta["choices"][0]["delta"]["tool_calls"].as_array()).unwrap();
-        assert_eq!(streamed[0]["function"], call["function"], "{family}");
-        let said = deltas.iter().filter_map(|delta| delta["choices"][0]["delta"]["content"].as_str());
-        assert_eq!(said.collect::<String>(), "", "{family}");
-        assert_eq!(deltas.last().unwrap()["choices"][0]["finish_reason"], "tool_calls", "{family}");
-        // The call and what it came to go back into the conversation; without a choice the model says what it likes.
-        let answered = json!({ "role": "tool", "tool_call_id": call["id"], "content": "{\"rain\": true}" });
-        let conversation = json!([request["messages"][0], message, answered]);
-        let request = json!({ "model": "fresh", "messages": conversation, "tools": request["tools"], "max_tokens": 5, "seed": 1 });
-        let (status, answer) = server.post("/v1/chat/completions", &request);
-        assert_eq!(status, 200, "{family}: {answer}");
-    }
-}
-
-#[test]
-fn tools_are_an_error_where_the_chat_template_has_none() {
-    let server = start_with_template("zephyr", &[]);
-    let mut request = chat();
-    request["tools"] = json!([{ "type": "function", "function": { "name": "f" } }]);
-    for choice in ["auto", "required"] {
-        request["tool_choice"] = json!(choice);
-        let (status, answer) = server.post("/v1/chat/completions", &request);
-        let error = &answer["error"];
-        let expected = (400, &json!("tools"), &json!("unsupported_parameter"));
-        assert_eq!((status, &error["param"], &error["code"]), expected, "{choice}: {answer}");
-    }
-    // None of them is to be called.
-    request["tool_choice"] = json!("none");
-    let (status, answer) = server.post("/v1/chat/completions", &request);
-    assert_eq!(status, 200, "{answer}");
-}
-
-#[test]
-fn a_conversation_can_be_corrected_saved_and_compared_with_the_base() {
-    let project = project();
-    let arguments = [
-        "chat",
-        "serve.yaml",
-        "adapter",
-        "--chat-template",
-        "chatml",
-        "--max-new-tokens",
-        "8",
-        "--temperature",
-        "0.9",
-        "--seed",
-        "5",
-    ];
-    let say_with = |more: &[&str], lines: &str| {
-        let mut command = project.command(&[&arguments[..], more].concat());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    };
-    let said = |output: Output| {
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let say = |lines: &str| said(say_with(&["--commands"], lines));
-    // Whoever writes into a pipe writes prompts, whatever they begin with.
-    project.write("precious.txt", "mine");
-    let prompts = said(say_with(&[], "/quit\n/save precious.txt\n"));
-    assert!(prompts.lines().count() >= 2, "{prompts}");
-    let refused = say_with(&["--commands"], "The rain\n/save precious.txt\n");
-    assert_eq!(refused.status.code(), Some(2));
-    assert_eq!(std::fs::read_to_string(project.path("precious.txt")).unwrap(), "mine");
-    let of_adapter = say("The rain\n");
-    assert!(!of_adapter.trim().is_empty());
-    assert_eq!(say("The rain\n/undo\nThe rain\n"), of_adapter.repeat(2), "what was undone is not forgotten");
-    assert_eq!(say("/system Be brief.\nThe rain\n/reset\n/system\nThe rain\n").matches(&of_adapter).count(), 1);
-    let both = say("The rain\n/reset\n/adapter none\nThe rain\n/reset\n/adapter adapter\nThe rain\n");
-    assert!(both.starts_with(&of_adapter) && both.ends_with(&of_adapter) && both != of_adapter.repeat(3), "{both}");
-    say("/system Be brief.\nThe rain\n/save saved.jsonl\n/quit\n");
-    let saved: Value = serde_json::from_str(&std::fs::read_to_string(project.path("saved.jsonl")).unwrap()).unwrap();
-    let roles: Vec<&str> =
-        saved["messages"].as_array().unwrap().iter().map(|message| message["role"].as_str().unwrap()).collect();
-    assert_eq!(roles, ["system", "user", "assistant"]);
-}
-
-#[test]
-fn an_interrupt_stops_an_answer_and_not_the_program() {
-    let project = project();
-    project.run(&["run", "serve.yaml", "--only", "fresh"]);
-    let arguments = ["chat", "serve.yaml", "fresh", "--chat-template", "chatml", "--commands"];
-    let mut command = project.command(&arguments);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let (mut questions, mut answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    questions.write_all(b"The rain\n").unwrap();
-    let mut first = [0; 1];
-    answers.read_exact(&mut first).unwrap();
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
-    questions.write_all(b"/reset\n/quit\n").unwrap();
-    let mut interrupted = first.to_vec();
-    answers.read_to_end(&mut interrupted).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-    let whole = project.run(&[&arguments[..], &["--prompt", "The rain"]].concat()).ends_with(0).stdout;
-    assert!(interrupted.len() < whole.len(), "the answer was not stopped");
-}
-
-/// `chat` of the adapter at a terminal of so many columns, with the history of a project.
-fn at_a_terminal(project: &Project, columns: &str, more: &[&str]) -> Session {
-    let chat = project.command(&[&["chat", "serve.yaml", "adapter", "--chat-template", "chatml"], more].concat());
-    let session =
-        Session::start(&chat, &[("COLUMNS", columns), ("XDG_STATE_HOME", project.path("state").to_str().unwrap())]);
-    session.wait_until("it does not begin", |shown| shown.ends_with("> ") || shown.contains("lists the commands"));
-    session
-}
-
-/// What the assistant said in a conversation that was saved.
-fn saved_answer(project: &Project, file: &str) -> String {
-    let began = Instant::now();
-    loop {
-        let text = std::fs::read_to_string(project.path(file)).unwrap_or_default();
-        if let Ok(saved) = serde_json::from_str::<Value>(&text) {
-            let messages = saved["messages"].as_array().unwrap();
-            assert_eq!(messages[messages.len() - 2], json!({ "role": "user", "content": "The rain" }));
-            return messages[messages.len() - 1]["content"].as_str().unwrap().to_owned();
-        }
-        assert!(began.elapsed() < Duration::from_secs(60), "{file} is not written");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-#[test]
-fn on_a_terminal_lines_are_edited_and_kept_and_answers_are_stopped_or_shown_side_by_side() {
-    let project = project();
-    // So long an answer that it is stopped in time, however busy this machine is.
-    project.write("serve.yaml", &PIPELINE.replace("max_position_embeddings: 4096", "max_position_embeddings: 65536"));
-    let drawn = ["--max-new-tokens", "8", "--temperature", "0.9", "--seed", "5"];
-    let alone = |stage: &str, more: &[&str]| {
-        let chat = ["chat", "serve.yaml", stage, "--chat-template", "chatml", "--prompt", "The rain"];
-        project.run(&[&chat[..], more].concat()).ends_with(0).stdout
-    };
-    let letters = |text: &str| text.split_whitespace().collect::<String>();
-    let (of_adapter, of_base) = (letters(&alone("adapter", &drawn)), letters(&alone("fresh", &drawn)));
-    assert_ne!(of_adapter, of_base);
-
-    let mut session = at_a_terminal(&project, "100", &[]);
-    session.press("/adapter none\r");
-    session.press("The rainy\x7f\r");
-    session.wait_until("it does not answer", |shown| shown.rsplit("The rain").next().unwrap().len() > 400);
-    session.press("\x03");
-    // A line is asked for a third time; before that an interrupt takes the keys behind it along.
-    session.wait_until("it is not stopped", |shown| shown.matches("\x1b[?2004h").count() == 3);
-    // An interrupt while a line is edited ends nothing, either.
-    session.press("/save nothing.jsonl\x03");
-    session.wait_until("the line is not dropped", |shown| shown.matches("\x1b[?2004h").count() == 4);
-    session.press("/save stopped.jsonl\r");
-    let stopped = saved_answer(&project, "stopped.jsonl");
-    session.press("/quit\r");
-    let (code, shown) = session.end();
-    assert_eq!(code, Some(0), "{shown}");
-    assert!((101..30_000).contains(&stopped.len()), "{} bytes", stopped.len());
-    assert!(!project.path("nothing.jsonl").exists());
-    let history = std::fs::read_to_string(project.path("state/pipeline/chat_history")).unwrap();
-    assert_eq!(history, "\"/adapter none\"\n\"The rain\"\n\"/save stopped.jsonl\"\n\"/quit\"\n");
-
-    // The question of the conversation before is four lines up.
-    let mut session = at_a_terminal(&project, "100", &drawn);
-    session.press("/compare none\r\x1b[A\x1b[A\x1b[A\x1b[A\r");
-    // A line is asked for a third time once both have answered.
-    let has_answered = |shown: &str| shown.matches("\x1b[?2004h").count() == 3;
-    session.wait_until("they do not answer", has_answered);
-    session.press("/save compared.jsonl\r");
-    assert_eq!(letters(&saved_answer(&project, "compared.jsonl")), of_adapter);
-    session.press("/quit\r");
-    let (code, shown) = session.end();
-    assert_eq!(code, Some(0), "{shown}");
-    let (_, rows) = shown.split_once("\x1b[1madapter").unwrap();
-    let rows = rows.lines().map_while(|line| line.split_once('│')).map(|(left, right)| (letters(left), letters(right)));
-    let (left, right): (Vec<String>, Vec<String>) = rows.unzip();
-    assert!(right[0].starts_with("fresh"), "{shown}");
-    assert_eq!((left[1..].concat(), right[1..].concat()), (of_adapter.clone(), of_base.clone()), "{shown}");
-
-    // Where it is narrow they are below one another.
-    let mut session = at_a_terminal(&project, "60", &drawn);
-    session.press("/compare fresh\rThe rain\r");
-    session.wait_until("they do not answer", has_answered);
-    session.press("\x04");
-    let (code, shown) = session.end();
-    assert_eq!(code, Some(0), "{shown}");
-    let (_, answers) = shown.split_once("\nadapter:\n").unwrap();
-    let (first, second) = answers.split_once("\nfresh:\n").unwrap();
-    assert_eq!(letters(first), of_adapter, "{shown}");
-    assert!(letters(second).starts_with(&of_base), "{shown}");
-}
-
-#[test]
-fn a_script_talks_through_prompts() {
-    let project = project();
-    let chat = ["chat", "serve.yaml", "fresh", "--chat-template", "chatml", "--max-new-tokens", "8"];
-    let drawn = ["--temperature", "0.9", "--seed", "5", "--prompt", "The rain"];
-    let once = project.run(&[&chat[..], &drawn].concat()).ends_with(0);
-    let again = project.run(&[&chat[..], &drawn].concat()).ends_with(0);
-    assert!(!once.stdout.trim().is_empty(), "{once}");
-    assert_eq!(once.stdout, again.stdout);
 }
