@@ -9,6 +9,7 @@ mod gguf;
 mod nf4;
 mod reader;
 mod rows;
+mod tied;
 mod writer;
 
 pub use error::CheckpointError;

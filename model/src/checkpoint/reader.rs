@@ -109,11 +109,18 @@ impl Checkpoint {
     /// or `model.gguf`.
     ///
     /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it
-    /// decides: files that it does not name, and tensors of a shard that it does not list, are passed over.
+    /// decides: files that it does not name, and tensors of a shard that it does not list, are passed over. An
+    /// embedding that is stored as the head it is tied to has its own name here.
     ///
     /// # Errors
     /// Fails if there are no weights, a shard is missing or cut off, or a header is damaged.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let mut checkpoint = Self::open_stored(folder)?;
+        checkpoint.name_tied_embedding(folder);
+        Ok(checkpoint)
+    }
+
+    fn open_stored(folder: &Path) -> Result<Self, CheckpointError> {
         let single = folder.join(SINGLE_FILE);
         if single.exists() {
             let mut checkpoint = Self::open_file(&single)?;

@@ -9,7 +9,7 @@ use crate::adapter::{Dora, Dropout, EmbeddingRows, Lora, Projection, TokenRows, 
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
 use crate::parameter::{Matrix, Parameter};
-use crate::peft::targets::{EMBEDDING, HEAD, TargetError};
+use crate::peft::targets::{EMBEDDING, HEAD, TargetError, vocabulary_hint};
 use crate::peft::{
     Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, BaseTensors, Modules, SavedTensor,
     adapter_tensor_name, parse_saved_tensor_name, parse_token_rows_name, saved_tensor_name, targets, token_rows_name,
@@ -28,7 +28,10 @@ pub enum AttachError {
     #[error("the adapter has `{0}`, which the model has not")]
     NoSuchModule(String),
     /// A module is of another size.
-    #[error("the adapter's `{module}` is for {adapter:?} (out, in), the model's is {model:?}")]
+    #[error(
+        "the adapter's `{module}` is for {adapter:?} (out, in), the model's is {model:?}{}",
+        vocabulary_hint(module, &[adapter.0, adapter.1], &[model.0, model.1])
+    )]
     Shape {
         /// The module.
         module: String,
@@ -38,7 +41,10 @@ pub enum AttachError {
         model: (usize, usize),
     },
     /// A tensor that was trained as a whole is of another shape.
-    #[error("the adapter's `{tensor}` has shape {adapter:?}, the model's {model:?}")]
+    #[error(
+        "the adapter's `{tensor}` has shape {adapter:?}, the model's {model:?}{}",
+        vocabulary_hint(tensor, adapter, model)
+    )]
     SavedShape {
         /// The tensor, by its name in the base.
         tensor: String,

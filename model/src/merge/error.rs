@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::checkpoint::{CheckpointError, CheckpointWriteError, Dtype};
 use crate::config::ConfigError;
+use crate::peft::targets::vocabulary_hint;
 
 /// Why adapters cannot be merged.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +47,10 @@ pub enum MergeError {
         nearest: String,
     },
     /// The adapter is for a module of another shape.
-    #[error("`{module}` of the base is {base:?}, that of the adapter {adapter:?} (outputs by inputs)")]
+    #[error(
+        "`{module}` of the base is {base:?}, that of the adapter {adapter:?} (outputs by inputs){}",
+        vocabulary_hint(module, adapter, base)
+    )]
     WrongShape {
         /// The module.
         module: String,

@@ -336,9 +336,9 @@ pub(super) fn is_within(tensor: &str, name: &str) -> bool {
 
 /// Keys that change what an adapter computes, refused unless they are null, false or empty.
 ///
-/// `fan_in_fan_out` is GPT-2's transposed weights. `inference_mode`, `task_type`, `exclude_modules`,
-/// `layers_to_transform` and the like say how the adapter came about and are harmless: the tensors say which modules it
-/// has.
+/// `fan_in_fan_out` is GPT-2's transposed weights. `inference_mode`, `task_type` and the like say how the adapter came
+/// about and are harmless. So are `exclude_modules` and `layers_to_transform`: the tensors say which modules it has,
+/// and one that these leave out is refused.
 const CHANGES_RESULTS: &[&str] = &[
     "alora_invocation_tokens",
     "arrow_config",

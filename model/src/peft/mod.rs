@@ -26,3 +26,8 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 pub const CARD_FILE: &str = "README.md";
 /// The weights of an adapter, in its folder.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+/// What older versions of PEFT wrote instead.
+pub const PICKLED_FILE: &str = "adapter_model.bin";
+/// Why an adapter with such a file alone is not read, and what to do.
+pub const PICKLED: &str =
+    "its weights are pickled (.bin), which can run code when they are read: save it again with PEFT, as safetensors";

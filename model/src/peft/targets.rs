@@ -63,7 +63,7 @@ pub enum TargetError {
     #[error("`trainable_token_indices` has `{0}`, and rows are of `embed_tokens` or `lm_head`")]
     NoTable(String),
     /// A token has no row.
-    #[error("`trainable_token_indices` has {id}, and the model has {rows} tokens")]
+    #[error("`trainable_token_indices` has {id}, and the model has {rows} tokens; an `add_tokens` stage adds some")]
     NoRow {
         /// The token.
         id: u32,
@@ -211,22 +211,18 @@ pub fn resolve(model: &Modules, settings: &AdapterConfig) -> Result<Vec<String>,
     if let Some(model_type) = &model.transposed {
         return Err(TargetError::Transposed(model_type.clone()));
     }
-    let paths = model.projections.clone();
+    let targets = targeted(model.projections.clone(), settings);
     let found = match &settings.target_modules {
         TargetModules::Names(names) => {
             names.iter().try_for_each(|name| check_name(name, model))?;
-            let is_target = |path: &String| names.iter().any(|name| is_named(path, name));
-            in_layers(paths.into_iter().filter(is_target).collect(), settings)?
+            in_layers(targets?, settings)?
         }
-        TargetModules::Pattern(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => {
-            in_layers(paths.into_iter().filter(|path| path != HEAD).collect(), settings)?
-        }
+        TargetModules::Pattern(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => in_layers(targets?, settings)?,
         TargetModules::Pattern(pattern) => {
-            let expression = whole(pattern)?;
-            if expression.is_match(&model.embedding) {
+            let found = targets?;
+            if whole(pattern)?.is_match(&model.embedding) {
                 return Err(TargetError::Embedding);
             }
-            let found: Vec<_> = paths.into_iter().filter(|path| expression.is_match(path)).collect();
             if found.is_empty() {
                 return Err(TargetError::NothingMatches(pattern.clone()));
             }
@@ -238,6 +234,48 @@ pub fn resolve(model: &Modules, settings: &AdapterConfig) -> Result<Vec<String>,
     match adapted.is_empty() && settings.target_modules != TargetModules::Names(Vec::new()) {
         true => Err(TargetError::NothingLeft("modules_to_save")),
         false => Ok(adapted),
+    }
+}
+
+/// The first of the modules of an adapter that its settings leave out, and the setting that does.
+///
+/// A setting that cannot be read here, such as an expression with look-around, leaves nothing out.
+pub(super) fn left_out(modules: &[String], settings: &AdapterConfig) -> Option<(String, &'static str)> {
+    // As in PEFT, layers narrow the ends of names, and neither whole paths nor expressions.
+    let has_layers = |path: &&String| match &settings.target_modules {
+        TargetModules::Names(names) => !names.contains(path),
+        TargetModules::Pattern(word) => word.eq_ignore_ascii_case(ALL_LINEAR),
+    };
+    let layered: Vec<String> = modules.iter().filter(has_layers).cloned().collect();
+    first_gone(modules, "target_modules", targeted(modules.to_vec(), settings))
+        .or_else(|| first_gone(&layered, "layers_to_transform", in_layers(layered.clone(), settings)))
+        .or_else(|| first_gone(modules, "exclude_modules", not_excluded(modules.to_vec(), settings)))
+}
+
+/// The first of the paths that is not among those left, which are in the same order; and the setting that left it out.
+fn first_gone(
+    paths: &[String],
+    key: &'static str,
+    left: Result<Vec<String>, TargetError>,
+) -> Option<(String, &'static str)> {
+    let left = match left {
+        Err(TargetError::NothingLeft(_)) => Vec::new(),
+        left => left.ok()?,
+    };
+    let (_, path) = paths.iter().enumerate().find(|(at, path)| left.get(*at) != Some(*path))?;
+    Some((path.clone(), key))
+}
+
+/// What to say, after their shapes, of an embedding or a head that has more rows in an adapter than in the model; empty
+/// where that is not what differs.
+pub fn vocabulary_hint(tensor: &str, adapter: &[usize], model: &[usize]) -> String {
+    let is_table = [EMBEDDING, HEAD].contains(&tensor.strip_suffix(".weight").unwrap_or(tensor));
+    match (adapter, model) {
+        (&[tokens, columns], &[rows, same]) if is_table && columns == same && tokens > rows => format!(
+            "; the adapter is of a vocabulary of {tokens} tokens and the model has {rows}: resize the model first, with \
+             an `add_tokens` stage"
+        ),
+        _ => String::new(),
     }
 }
 
@@ -353,6 +391,21 @@ pub(super) fn reaches_embedding(pattern: &str) -> bool {
 fn compile(pattern: &str, expression: &str) -> Result<Regex, TargetError> {
     let failed = |source| TargetError::Pattern { pattern: pattern.to_owned(), source: Box::new(source) };
     Regex::new(expression).map_err(failed)
+}
+
+/// Keeps what `target_modules` names.
+fn targeted(paths: Vec<String>, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let paths = paths.into_iter();
+    Ok(match &settings.target_modules {
+        TargetModules::Names(names) => paths.filter(|path| names.iter().any(|name| is_named(path, name))).collect(),
+        TargetModules::Pattern(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => {
+            paths.filter(|path| path != HEAD).collect()
+        }
+        TargetModules::Pattern(pattern) => {
+            let expression = whole(pattern)?;
+            paths.filter(|path| expression.is_match(path)).collect()
+        }
+    })
 }
 
 /// Leaves out what `exclude_modules` names.
@@ -490,6 +543,51 @@ mod tests {
         assert_eq!(resolved("qwen2", &saved).len(), 2);
         let tensors = resolve_saved(&modules("qwen2"), &saved).unwrap();
         assert_eq!(tensors[..2], ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.k_proj.bias"]);
+    }
+
+    #[test]
+    fn what_settings_leave_out_of_an_adapter_is_found_as_peft_does() {
+        let [q, k, other] = ["0.self_attn.q_proj", "0.self_attn.k_proj", "1.self_attn.q_proj"]
+            .map(|path| format!("model.layers.{path}"));
+        let modules = [q.clone(), k.clone(), other.clone()];
+        let left_out = |settings: &AdapterConfig| left_out(&modules, settings);
+        let every = settings(names_of(&["q_proj", "k_proj"]));
+        assert_eq!(left_out(&every), None);
+        assert_eq!(left_out(&settings(names_of(&["q_proj"]))), Some((k.clone(), "target_modules")));
+        assert_eq!(left_out(&settings(names_of(&["proj"]))), Some((q.clone(), "target_modules")));
+        let pattern = |pattern: &str| settings(TargetModules::Pattern(pattern.to_owned()));
+        assert_eq!(left_out(&pattern("all-linear")), None);
+        assert_eq!(left_out(&pattern(r".*\.0\..*_proj")), Some((other.clone(), "target_modules")));
+        assert_eq!(left_out(&pattern(".*(?<!v)_proj")), None, "it cannot be matched here");
+        let with = |mut settings: AdapterConfig, key: &str, value: Value| {
+            settings.other.insert(key.to_owned(), value);
+            settings
+        };
+        let first_layer = |settings| with(settings, "layers_to_transform", json!([0]));
+        assert_eq!(left_out(&first_layer(every.clone())), Some((other.clone(), "layers_to_transform")));
+        assert_eq!(left_out(&with(every.clone(), "layers_to_transform", json!(7))).unwrap().0, q);
+        assert_eq!(
+            left_out(&first_layer(settings(names_of(&["q_proj", "k_proj", other.as_str()])))),
+            None,
+            "a whole path"
+        );
+        assert_eq!(left_out(&first_layer(pattern(".*_proj"))), None, "an expression");
+        for excluded in [json!(["k_proj"]), json!(".*k_proj")] {
+            let excluding = with(every.clone(), "exclude_modules", excluded);
+            assert_eq!(left_out(&excluding), Some((k.clone(), "exclude_modules")));
+        }
+        assert_eq!(super::left_out(&[], &first_layer(every)), None);
+    }
+
+    #[test]
+    fn a_larger_vocabulary_is_told() {
+        let hint = vocabulary_hint("lm_head.weight", &[324, 64], &[320, 64]);
+        assert!(hint.contains("324 tokens and the model has 320"), "{hint}");
+        assert!(hint.contains("`add_tokens`"), "{hint}");
+        assert_eq!(vocabulary_hint("model.embed_tokens", &[324, 64], &[320, 64]), hint);
+        for (tensor, adapter) in [("lm_head", [320, 32]), ("lm_head", [319, 64]), ("model.norm", [324, 64])] {
+            assert_eq!(vocabulary_hint(tensor, &adapter, &[320, 64]), "", "{tensor} {adapter:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::config::is_within;
-use super::{AdapterConfig, AdapterConfigError, CONFIG_FILE, WEIGHTS_FILE};
+use super::targets::{EMBEDDING, HEAD, left_out};
+use super::{AdapterConfig, AdapterConfigError, CONFIG_FILE, PICKLED, PICKLED_FILE, WEIGHTS_FILE};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointWriteError, CheckpointWriter, Dtype, TensorSpec, write_atomically,
 };
@@ -14,6 +15,11 @@ pub const PREFIX: &str = "base_model.model.";
 
 /// What PEFT calls trained rows, which are no differences in spite of their name.
 const TOKEN_ROWS: &str = ".token_adapter.trainable_tokens_delta";
+/// The end of the path of a table in which rows are trained.
+const OF_TOKENS: &str = ".token_adapter";
+/// What PEFT writes of a module that is saved as a whole besides the module, if it saves the embeddings, too: the
+/// base's own, and the module again.
+const BESIDE_SAVED: [&str; 2] = [".original_module.", ".modules_to_save."];
 
 /// What is wrong with an adapter.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +36,20 @@ pub enum AdapterError {
     /// Its weights cannot be read.
     #[error(transparent)]
     Weights(#[from] CheckpointError),
+    /// Its weights are in a file that is not read.
+    #[error("`{}` has `{}` and no `{}`; {}", .0.display(), PICKLED_FILE, WEIGHTS_FILE, PICKLED)]
+    Pickled(PathBuf),
+    /// Its settings leave out a module that it has tensors of.
+    #[error(
+        "tensor `{tensor}` belongs to a module that `{key}` in the adapter config leaves out: PEFT ignores it, so that \
+         the adapter would compute something else here; correct `{key}`, or save the adapter without the tensor"
+    )]
+    LeftOut {
+        /// The tensor.
+        tensor: String,
+        /// The setting.
+        key: &'static str,
+    },
     /// Its files cannot be written.
     #[error(transparent)]
     Write(#[from] CheckpointWriteError),
@@ -168,7 +188,8 @@ pub struct Adapter {
     pub modules: BTreeMap<String, AdapterModule>,
     /// The tensors of the modules that were trained as a whole (`modules_to_save`), by the name of the base tensor
     /// that each stands in for, such as `lm_head.weight`. Of a tied model a head here is apart from the embedding,
-    /// and the other way round.
+    /// and the other way round. An embedding or a head that PEFT saved with the adapter (`save_embedding_layers`) is
+    /// one of them and of the settings' `modules_to_save`, as it takes the place of the base's, too.
     pub saved_tensors: BTreeMap<String, SavedTensor>,
     /// The rows that were trained of the embedding or the head, by its path, in the order of
     /// [`AdapterConfig::token_indices`].
@@ -191,16 +212,28 @@ impl Adapter {
     /// Reads the adapter in a PEFT folder.
     ///
     /// # Errors
-    /// Fails if a file cannot be read, a setting is not supported, or tensors are missing, unexpected or misshapen.
+    /// Fails if a file cannot be read, a setting is not supported, or tensors are missing, unexpected, misshapen or of
+    /// modules that the settings leave out.
     pub fn load(folder: &Path) -> Result<Self, AdapterError> {
         let config = AdapterConfig::read(&folder.join(CONFIG_FILE))
             .map_err(|source| AdapterError::Config { folder: folder.to_path_buf(), source: Box::new(source) })?;
-        let weights = Checkpoint::open_file(&folder.join(WEIGHTS_FILE))?;
+        let path = folder.join(WEIGHTS_FILE);
+        if !path.exists() && folder.join(PICKLED_FILE).exists() {
+            return Err(AdapterError::Pickled(folder.to_path_buf()));
+        }
+        let weights = Checkpoint::open_file(&path)?;
         let tensors = weights
             .tensors()
             .map(|(name, info)| Ok((name.to_owned(), info.shape.clone(), weights.tensor_f32(name)?)))
             .collect::<Result<Vec<NamedTensor>, CheckpointError>>()?;
-        Self::from_tensors(config, tensors)
+        let adapter = Self::from_tensors(config, tensors)?;
+        let modules: Vec<String> = adapter.modules.keys().cloned().collect();
+        match left_out(&modules, &adapter.config) {
+            Some((module, key)) => {
+                Err(AdapterError::LeftOut { tensor: adapter_tensor_name(&module, AdapterPart::A), key })
+            }
+            None => Ok(adapter),
+        }
     }
 
     /// Puts an adapter together from its settings and its tensors under PEFT's names.
@@ -208,12 +241,13 @@ impl Adapter {
     /// # Errors
     /// Fails if tensors are missing, unexpected or misshapen.
     pub fn from_tensors(
-        config: AdapterConfig,
+        mut config: AdapterConfig,
         tensors: impl IntoIterator<Item = NamedTensor>,
     ) -> Result<Self, AdapterError> {
         let mut parts: BTreeMap<String, BTreeMap<AdapterPart, NamedTensor>> = BTreeMap::new();
         let [mut saved_tensors, mut token_rows] = [BTreeMap::new(), BTreeMap::new()];
         let mut copies_of_base = Vec::new();
+        let mut rows_of_tied_head = None;
         for tensor in tensors {
             if let Some((module, part)) = parse_adapter_tensor_name(&tensor.0) {
                 parts.entry(module.to_owned()).or_default().insert(part, tensor);
@@ -228,16 +262,31 @@ impl Adapter {
                 token_rows.insert(module, SavedTensor { shape, values });
                 continue;
             }
+            if parse_token_rows_name(&name) == Some(HEAD) {
+                rows_of_tied_head = Some((name, values));
+                continue;
+            }
             match name.strip_prefix(PREFIX) {
+                _ if name.contains(".lora_embedding_") => return Err(AdapterError::Embedding(name)),
+                Some(base) if config.is_saved(base) && BESIDE_SAVED.iter().any(|part| base.contains(part)) => {}
                 Some(base) if config.is_saved(base) => {
                     saved_tensors.insert(base.to_owned(), SavedTensor { shape, values });
                 }
                 Some(base) if base.ends_with(".base_layer.weight") || base.ends_with(".base_layer.bias") => {
                     copies_of_base.push((name, shape));
                 }
-                _ if name.contains(".lora_embedding_") => return Err(AdapterError::Embedding(name)),
+                Some(base) if table_of(base).is_some() => {
+                    config.modules_to_save.extend(table_of(base).map(str::to_owned));
+                    saved_tensors.insert(base.to_owned(), SavedTensor { shape, values });
+                }
                 _ => return Err(AdapterError::UnexpectedTensor(name)),
             }
+        }
+        // PEFT writes the rows of a tied embedding once more, as those of the head.
+        if let Some((name, values)) = rows_of_tied_head
+            && token_rows.get(EMBEDDING).is_none_or(|rows| rows.values != values)
+        {
+            return Err(AdapterError::UnexpectedTensor(name));
         }
         let modules: BTreeMap<_, _> = parts
             .into_iter()
@@ -246,7 +295,7 @@ impl Adapter {
                 Ok((module, adapted))
             })
             .collect::<Result<_, AdapterError>>()?;
-        check_copies_of_base(&modules, copies_of_base)?;
+        check_copies_of_base(&modules, &token_rows, copies_of_base)?;
         if token_rows.is_empty()
             && let Some(name) = config.trainable_token_indices.keys().next()
         {
@@ -298,15 +347,30 @@ impl Adapter {
     }
 }
 
-/// PEFT adds the base's own weight to an adapter on an embedding or a head, as it stands. That it was of this shape is
-/// all that can be said of it here; it is not kept.
+/// The embedding or the head, if this is its weight. PEFT saves them with an adapter whose model had a vocabulary of
+/// another size than its base, and puts them into the base when it loads it.
+fn table_of(tensor: &str) -> Option<&str> {
+    tensor.strip_suffix(".weight").filter(|module| [EMBEDDING, HEAD].contains(module))
+}
+
+/// PEFT adds the base's own weight to an adapter on an embedding or a head, or on rows of them, as it stands. That it
+/// was of this shape is all that can be said of it here; it is not kept.
 fn check_copies_of_base(
     modules: &BTreeMap<String, AdapterModule>,
+    token_rows: &BTreeMap<String, SavedTensor>,
     copies: Vec<(String, Vec<usize>)>,
 ) -> Result<(), AdapterError> {
     for (name, shape) in copies {
-        let module = name.strip_prefix(PREFIX).and_then(|name| name.split_once(".base_layer."));
-        let Some(module) = module.and_then(|(path, _)| modules.get(path)) else {
+        let path = name.strip_prefix(PREFIX).and_then(|name| Some(name.split_once(".base_layer.")?.0));
+        if let Some(table) = path.and_then(|path| path.strip_suffix(OF_TOKENS)) {
+            // Of a tied head the rows are those of the embedding.
+            let rows = token_rows.get(table).or_else(|| token_rows.get(EMBEDDING).filter(|_| table == HEAD));
+            if rows.is_none_or(|rows| shape.len() != 2 || shape.last() != rows.shape.last()) {
+                return Err(AdapterError::UnexpectedTensor(name));
+            }
+            continue;
+        }
+        let Some(module) = path.and_then(|path| modules.get(path)) else {
             return Err(AdapterError::UnexpectedTensor(name));
         };
         let AdapterModule { rank, in_features, out_features, .. } = *module;
@@ -355,6 +419,7 @@ impl AdapterModule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peft::TargetModules;
 
     fn golden(path: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(path)
@@ -422,11 +487,95 @@ mod tests {
         assert!(matches!(stray, Err(AdapterError::UnexpectedTensor(_))));
         let table = with(named("model.embed_tokens.lora_embedding_A", &[2, 8]));
         assert!(matches!(table, Err(AdapterError::Embedding(_))));
-        assert!(matches!(with(named("lm_head.weight", &[9, 8])), Err(AdapterError::UnexpectedTensor(_))));
+        assert!(matches!(with(named("score.weight", &[9, 8])), Err(AdapterError::UnexpectedTensor(_))));
         let saving = AdapterConfig { modules_to_save: vec!["lm_head".to_owned()], ..config.clone() };
         let missing = Adapter::from_tensors(saving.clone(), vec![a.clone(), b.clone()]);
         assert!(matches!(missing, Err(AdapterError::MissingModule(name)) if name == "lm_head"));
         let there = Adapter::from_tensors(saving, vec![a, b, named("lm_head.weight", &[9, 8])]).unwrap();
         assert_eq!(there.saved_tensors["lm_head.weight"].shape, [9, 8]);
+    }
+
+    /// A tensor of these values under PEFT's name for that of the base.
+    fn of(name: &str, shape: &[usize], value: f32) -> NamedTensor {
+        (saved_tensor_name(name), shape.to_vec(), vec![value; shape.iter().product()])
+    }
+
+    #[test]
+    fn embeddings_that_peft_saves_with_an_adapter_take_the_place_of_the_bases() {
+        let lora = || vec![of("q_proj.lora_A.weight", &[2, 8], 0.5), of("q_proj.lora_B.weight", &[6, 2], 0.5)];
+        let plain = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()]);
+        let build = |config: &AdapterConfig, more: Vec<NamedTensor>| {
+            Adapter::from_tensors(config.clone(), lora().into_iter().chain(more))
+        };
+        let [embedding, head] = [EMBEDDING, HEAD].map(|module| format!("{module}.weight"));
+        let both = || vec![of(&embedding, &[9, 8], 1.0), of(&head, &[9, 8], 2.0)];
+        let adapter = build(&plain, both()).unwrap();
+        assert!(adapter.saved_tensors.keys().eq([&head, &embedding]));
+        assert_eq!(adapter.config.modules_to_save, [EMBEDDING, HEAD]);
+        let copy = tempfile::tempdir().unwrap();
+        adapter.save(copy.path()).unwrap();
+        assert_eq!(Adapter::load(copy.path()).unwrap(), adapter);
+
+        // Of modules that are saved as a whole it writes the base's and the module once more.
+        let modules_to_save = ["embed_tokens", "lm_head"].map(str::to_owned).to_vec();
+        let saving = AdapterConfig { modules_to_save, ..plain.clone() };
+        let beside = [EMBEDDING, HEAD].into_iter().flat_map(|module| {
+            [("original_module", 3.0), ("modules_to_save", 4.0)]
+                .map(|(part, value)| of(&format!("{module}.{part}.weight"), &[9, 8], value))
+        });
+        let twice = build(&saving, both().into_iter().chain(beside.clone()).collect()).unwrap();
+        assert_eq!(twice, build(&saving, both()).unwrap());
+        let without = build(&saving, beside.collect());
+        assert!(matches!(without, Err(AdapterError::MissingModule(name)) if name == "embed_tokens"));
+
+        // Of rows it writes the table, and those of a tied head are the embedding's.
+        let trainable_token_indices = BTreeMap::from([("embed_tokens".to_owned(), vec![7])]);
+        let rows = AdapterConfig { trainable_token_indices, ..plain };
+        let of_rows = |module: &str, value| of(&format!("{module}{TOKEN_ROWS}"), &[1, 8], value);
+        let table =
+            |module: &str, columns| of(&format!("{module}.token_adapter.base_layer.weight"), &[9, columns], 1.0);
+        let expected = build(&rows, vec![of_rows(EMBEDDING, 0.25)]).unwrap();
+        let tied = vec![of_rows(EMBEDDING, 0.25), of_rows(HEAD, 0.25), table(EMBEDDING, 8), table(HEAD, 8)];
+        assert_eq!(build(&rows, tied).unwrap(), expected);
+        for stray in [of_rows(HEAD, 0.5), table(EMBEDDING, 7), table("model.norm", 8)] {
+            let name = stray.0.clone();
+            let error = build(&rows, vec![of_rows(EMBEDDING, 0.25), stray]).unwrap_err();
+            assert!(matches!(error, AdapterError::UnexpectedTensor(found) if found == name));
+        }
+    }
+
+    #[test]
+    fn tensors_that_the_settings_leave_out_are_refused_with_the_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = golden("llama31/lora/attention/adapter").join(CONFIG_FILE);
+        let weights = golden("llama31/lora/attention/adapter").join(WEIGHTS_FILE);
+        std::fs::copy(weights, folder.path().join(WEIGHTS_FILE)).unwrap();
+        let load = |edit: &dyn Fn(&mut AdapterConfig)| {
+            let mut config = AdapterConfig::read(&config).unwrap();
+            edit(&mut config);
+            std::fs::write(folder.path().join(CONFIG_FILE), config.to_json()).unwrap();
+            Adapter::load(folder.path())
+        };
+        assert!(load(&|_| ()).is_ok());
+        let of_layer = |config: &mut AdapterConfig, layer: usize| {
+            config.other.insert("layers_to_transform".to_owned(), serde_json::json!([layer]));
+        };
+        let error = load(&|config| of_layer(config, 0)).unwrap_err();
+        assert!(matches!(&error, AdapterError::LeftOut { key: "layers_to_transform", .. }), "{error}");
+        let names = |names: &[&str]| TargetModules::Names(names.iter().map(|name| (*name).to_owned()).collect());
+        let error = load(&|config| config.target_modules = names(&["k_proj"])).unwrap_err().to_string();
+        assert!(error.starts_with("tensor `base_model.model.model.layers.0.self_attn."), "{error}");
+        assert!(error.contains("`target_modules` in the adapter config leaves out"), "{error}");
+    }
+
+    #[test]
+    fn pickled_weights_are_named_as_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()]);
+        std::fs::write(folder.path().join(CONFIG_FILE), config.to_json()).unwrap();
+        assert!(matches!(Adapter::load(folder.path()), Err(AdapterError::Weights(_))));
+        std::fs::write(folder.path().join(PICKLED_FILE), "").unwrap();
+        let error = Adapter::load(folder.path()).unwrap_err();
+        assert!(matches!(&error, AdapterError::Pickled(_)) && error.to_string().ends_with(PICKLED), "{error}");
     }
 }

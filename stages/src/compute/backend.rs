@@ -282,6 +282,18 @@ impl Backend {
     }
 }
 
+/// The failure of a model that is not native where the torch worker `lacks` something: the end of a sentence about it,
+/// and what to do. No other device and no other dtype would help.
+pub(crate) fn failure_without_worker(
+    model: &Outline,
+    lacks: impl FnOnce() -> Option<(String, String)>,
+) -> Option<StageError> {
+    let (lack, remedy) = lacks()?;
+    let Outline { model_type, because, .. } = model;
+    let message = format!("`{model_type}` is not computed natively ({because}), and needs the torch worker, {lack}");
+    Some(StageError::new(Cause::Machine, message).with_help(remedy))
+}
+
 /// What is wrong with variables for the torch worker's processes.
 pub(crate) fn problems_of_env(env: &Mapping<VariableText>, span: Span) -> Vec<Problem> {
     let visible: Vec<&str> = DeviceKind::ALL.into_iter().filter_map(DeviceKind::visible_variable).collect();
@@ -323,6 +335,9 @@ impl Choice {
                 return Err(StageError::new(Cause::BadParameters, message).with_help(help));
             }
             context.log(&format!("{outline}: {}", outline.because));
+            if let Some(failure) = failure_without_worker(outline, torch::what_it_lacks) {
+                return Err(failure);
+            }
         }
         let serves = serves.on(model);
         if let Some((message, help)) = asked.contradiction(serves) {
@@ -438,6 +453,26 @@ mod tests {
             assert_eq!(lacks(asked, serves), None);
         }
         assert_eq!(Backend::Torch.lacks_worker(Serves::Both, Span::default(), || None), None);
+    }
+
+    #[test]
+    fn without_the_worker_a_model_that_is_not_native_names_what_makes_it_so() {
+        let mistral = r#"{"model_type": "mistral", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 144,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 512"#;
+        for (key, said) in [
+            (r#""attention_bias": true"#, "`attention_bias: true` is not supported; supported: false"),
+            (r#""partial_rotary_factor": 0.5"#, "`partial_rotary_factor: 0.5` is not supported"),
+            (r#""mlp_bias": true"#, "`mlp_bias: true` is not supported"),
+        ] {
+            let model = Architecture::from_json(&format!("{mistral}, {key}}}"));
+            let Ok(Architecture::Transformers(outline)) = model else { panic!("{key} is not left to transformers") };
+            let lack = || Some(("which is not installed here".to_owned(), "run pip install".to_owned()));
+            let failure = failure_without_worker(&outline, lack).expect("nothing else computes it");
+            assert!(failure.message.contains(said), "{}", failure.message);
+            assert!(failure.message.ends_with("needs the torch worker, which is not installed here"));
+            assert_eq!(failure.help.as_deref(), Some("run pip install"));
+            assert!(failure_without_worker(&outline, || None).is_none());
+        }
     }
 
     #[test]

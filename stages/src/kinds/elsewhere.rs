@@ -2,8 +2,8 @@
 
 pub(super) const MAX_SEQ_LEN: &str = "write `max_seq_len`";
 
-/// The keys of a kind with `max_seq_len`: the names that other programs have for that, and those of the kind's own list.
-/// A macro, since lists that are constant cannot be joined.
+/// The keys of a kind with `max_seq_len`: the names that other programs have for that, and those of the kind's own
+/// list. A macro, since lists that are constant cannot be joined.
 macro_rules! with_max_seq_len {
     ($($own:expr,)*) => {
         &[

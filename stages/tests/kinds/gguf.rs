@@ -61,7 +61,8 @@ fn modelfile(made: &Artifact) -> String {
     fs::read_to_string(made.folder.join("Modelfile")).unwrap()
 }
 
-/// ChatML has a template in Ollama's language, whether its end is a token of the model's or plain text; others a remark.
+/// ChatML has a template in Ollama's language, whether its end is a token of the model's or plain text; others a
+/// remark.
 #[test]
 fn a_modelfile_has_every_end_of_turn_and_chatml_as_ollama_reads_it() {
     let chatml = "TEMPLATE \"\"\"{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}\

@@ -34,13 +34,14 @@ fn vocab_size(tiny: &Tiny) -> usize {
 /// An adapter of this rank without a zero in it.
 fn lora(seed: u64, rank: usize, modules: &[(&str, usize, usize)]) -> Adapter {
     let values = |name: String, count| fresh_tensor(seed, &name, count, Fill::Normal(0.2));
+    let targets = modules.iter().map(|(name, ..)| (*name).to_owned()).collect();
     let modules = modules.iter().map(|(name, out_features, in_features)| {
         let (out_features, in_features) = (*out_features, *in_features);
         let lora_a = values(format!("{name}.a"), rank * in_features);
         let lora_b = values(format!("{name}.b"), out_features * rank);
         ((*name).to_owned(), AdapterModule { rank, in_features, out_features, lora_a, lora_b, magnitude: None })
     });
-    let config = AdapterConfig::new(rank, 8.0, vec!["q_proj".to_owned()]);
+    let config = AdapterConfig::new(rank, 8.0, targets);
     Adapter { config, modules: modules.collect(), saved_tensors: BTreeMap::new(), token_rows: BTreeMap::new() }
 }
 
@@ -321,6 +322,38 @@ fn an_adapter_from_elsewhere_names_its_base() {
         "{error:?}"
     );
     merge(&repo("someone/a-copy"), json!({"adapter": "one", "base_name": "meta-llama/Llama-3.1-8B"})).unwrap();
+}
+
+#[test]
+fn an_embedding_that_peft_saved_with_an_adapter_takes_the_place_of_the_models() {
+    let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
+    // As PEFT writes them with `save_embedding_layers`: `modules_to_save` does not name them.
+    let with_tables = |name: &str, values: &[f32]| {
+        let mut adapter = lora(1, 4, &[(Q, 32, 32)]);
+        for module in ["model.embed_tokens", "lm_head"] {
+            let tensor = SavedTensor { shape: vec![values.len() / 32, 32], values: values.to_vec() };
+            adapter.saved_tensors.insert(format!("{module}.weight"), tensor);
+        }
+        saved(folder.path(), name, &adapter)
+    };
+    let table = Checkpoint::open(&tiny.model.folder).unwrap().tensor_f32("model.embed_tokens.weight").unwrap();
+    let same = with_tables("same", &table);
+    let other: Vec<f32> = table.iter().map(|value| value + 0.25).collect();
+    let other = with_tables("other", &other);
+    let larger = with_tables("larger", &vec![0.5; table.len() + 4 * 32]);
+    let plain = saved(folder.path(), "plain", &lora(1, 4, &[(Q, 32, 32)]));
+    let adapters: [(&str, &Path); 4] = [("plain", &plain), ("same", &same), ("other", &other), ("larger", &larger)];
+    let bench = bench(&tiny, &folder.path().join("bench"), &adapters);
+    let merged = |name: &str| merge(&bench, json!({"adapter": name}));
+
+    let (plain, same) = (merged("plain").unwrap(), merged("same").unwrap());
+    assert_eq!(same.description.identity, plain.description.identity, "there is nothing to do");
+    let other = merged("other").unwrap();
+    assert_eq!(report(&other)["replaced_tensors"], json!(["lm_head.weight", "model.embed_tokens.weight"]));
+    let error = said(&merged("larger").unwrap_err());
+    let rows = vocab_size(&tiny);
+    let expected = format!("of {} tokens and the model has {rows}: resize the model first", rows + 4);
+    assert!(error.contains(&expected) && error.contains("`add_tokens`"), "{error}");
 }
 
 #[test]

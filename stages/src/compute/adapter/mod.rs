@@ -11,13 +11,16 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Json, Reference};
-use model::checkpoint::Checkpoint;
-use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, PREFIX, WEIGHTS_FILE};
+use model::checkpoint::{Checkpoint, CheckpointError, encode_float};
+use model::peft::targets::vocabulary_hint;
+use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, PREFIX, WEIGHTS_FILE, saved_tensor_name};
 
 use crate::compute::checkpoint::WEIGHTS;
 
 /// What PEFT puts into the name of a tensor of the base.
 const COPY: &str = ".base_layer.";
+/// What it puts there if rows of the tensor are trained.
+const OF_TOKENS: &str = ".token_adapter.";
 
 /// The embedding, which is the head of a tied model.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -34,7 +37,46 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
         return Err(of_another_model().with_help("give this stage the `model` that the adapter's `train` stage has"));
     }
     check_copies(&adapter.folder, &model.folder)?;
-    load(&adapter.folder)
+    load_onto(&adapter.folder, &model.folder)
+}
+
+/// Reads an adapter without the embedding and the head that PEFT saved with it (`save_embedding_layers`) where these
+/// are the model's own. Others take the place of the model's, as in PEFT.
+fn load_onto(folder: &Path, model: &Path) -> Result<Adapter, StageError> {
+    let unreadable = || "cannot compare the adapter's embedding with the model's".to_owned();
+    let mut adapter = load(folder)?;
+    let written = AdapterConfig::read(&folder.join(CONFIG_FILE)).or_fail(Cause::BadData, unreadable)?;
+    let tables: Vec<String> =
+        adapter.saved_tensors.keys().filter(|tensor| !written.is_saved(tensor)).cloned().collect();
+    if tables.is_empty() {
+        return Ok(adapter);
+    }
+    let own = Checkpoint::open_file(&folder.join(WEIGHTS_FILE)).or_fail(Cause::BadData, unreadable)?;
+    let base = Checkpoint::open(model).or_fail(Cause::BadData, unreadable)?;
+    for table in tables {
+        if is_copy(&own, &saved_tensor_name(&table), &base, &place(&base, &table))
+            .or_fail(Cause::BadData, unreadable)?
+        {
+            adapter.saved_tensors.remove(&table);
+            adapter.config.modules_to_save.retain(|module| format!("{module}.weight") != table);
+        }
+    }
+    Ok(adapter)
+}
+
+/// Whether a tensor of an adapter is the one of the base, in the type that it is stored in.
+fn is_copy(own: &Checkpoint, name: &str, base: &Checkpoint, place: &str) -> Result<bool, CheckpointError> {
+    let info = own.info(name)?;
+    if !base.contains(place) || base.shape(place)? != info.shape {
+        return Ok(false);
+    }
+    let mut expected = vec![0; info.size_bytes()];
+    Ok(encode_float(info.dtype, &base.tensor_f32(place)?, &mut expected) && own.bytes(name)? == expected)
+}
+
+/// Where a tensor of the base is: a tied head has none of its own.
+fn place(base: &Checkpoint, tensor: &str) -> String {
+    if base.contains(tensor) { tensor.to_owned() } else { EMBEDDING.to_owned() }
 }
 
 /// How far a weight that PEFT stored with an adapter may be from the model's, relatively: it may have been rounded to
@@ -56,14 +98,15 @@ fn check_copies(adapter: &Path, model: &Path) -> Result<(), StageError> {
     }
     let base = Checkpoint::open(model).or_fail(Cause::BadData, unreadable)?;
     for copy in copies {
-        let name = copy.strip_prefix(PREFIX).unwrap_or(&copy).replacen(COPY, ".", 1);
-        // A tied head has no tensor of its own.
-        let name = if base.info(&name).is_ok() { name } else { EMBEDDING.to_owned() };
+        let name = copy.strip_prefix(PREFIX).unwrap_or(&copy).replacen(COPY, ".", 1).replacen(OF_TOKENS, ".", 1);
+        let name = place(&base, &name);
         let [ours, theirs] = [(&base, &name), (&own, &copy)].map(|(file, name)| file.tensor_f32(name));
         let (ours, theirs) = (ours.or_fail(Cause::BadData, unreadable)?, theirs.or_fail(Cause::BadData, unreadable)?);
         let is_same = |(ours, theirs): (&f32, &f32)| (ours - theirs).abs() <= ROUNDED * ours.abs() + f32::EPSILON;
         if ours.len() != theirs.len() || !ours.iter().zip(&theirs).all(is_same) {
-            let message = format!("the adapter has its own `{name}` of the base, and the model has another one");
+            let [of_adapter, of_model] = [own.shape(&copy), base.shape(&name)].map(Result::unwrap_or_default);
+            let hint = vocabulary_hint(&name, of_adapter, of_model);
+            let message = format!("the adapter has its own `{name}` of the base, and the model has another one{hint}");
             return Err(StageError::bad_data(message).with_help(
                 "give the model that it was trained on; if that one was changed before, save it whole and give it here",
             ));
@@ -143,10 +186,21 @@ mod tests {
 
     use super::*;
 
+    const HEAD: &str = "lm_head.weight";
+
+    /// A tensor of a file: name, shape, type, values.
+    type Stored<'a> = (&'a str, [usize; 2], Dtype, &'a [f32]);
+
     fn write(file: &Path, name: &str, values: &[f32]) {
-        let spec = TensorSpec { name: name.to_owned(), dtype: Dtype::F32, shape: vec![2, values.len() / 2] };
-        let mut writer = CheckpointWriter::create_file(file, vec![spec]).unwrap();
-        writer.write_f32(name, values).unwrap();
+        write_shaped(file, &[(name, [2, values.len() / 2], Dtype::F32, values)]);
+    }
+
+    fn write_shaped(file: &Path, tensors: &[Stored<'_>]) {
+        let specs = tensors.iter().map(|(name, shape, dtype, _)| TensorSpec::new(*name, *dtype, shape)).collect();
+        let mut writer = CheckpointWriter::create_file(file, specs).unwrap();
+        for (name, _, _, values) in tensors {
+            writer.write_f32(name, values).unwrap();
+        }
         writer.finish().unwrap();
     }
 
@@ -169,5 +223,57 @@ mod tests {
             let error = check_copies(&adapter, &model).unwrap_err();
             assert!(error.message.contains(name), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn a_copy_of_rows_that_are_trained_is_the_models_and_a_larger_one_tells_the_vocabulary() {
+        let folder = tempfile::tempdir().unwrap();
+        let (adapter, model) = (folder.path().join("adapter"), folder.path().join("model"));
+        for folder in [&adapter, &model] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let copy = "base_model.model.lm_head.token_adapter.base_layer.weight";
+        write(&model.join("model.safetensors"), "lm_head.weight", &[1.0, -2.0, 0.0, 4.0]);
+        write(&adapter.join(WEIGHTS_FILE), copy, &[1.0, -2.0, 0.0, 4.0]);
+        assert!(check_copies(&adapter, &model).is_ok());
+        write_shaped(&adapter.join(WEIGHTS_FILE), &[(copy, [3, 2], Dtype::F32, &[1.0; 6][..])]);
+        let message = check_copies(&adapter, &model).unwrap_err().message;
+        assert!(message.contains("of 3 tokens and the model has 2") && message.contains("`add_tokens`"), "{message}");
+    }
+
+    #[test]
+    fn an_embedding_that_peft_saved_is_left_out_where_it_is_the_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let (adapter, model) = (folder.path().join("adapter"), folder.path().join("model"));
+        for folder in [&adapter, &model] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let [own, other]: [[f32; 4]; 2] = [[1.001, -2.002, 0.0, 4.003], [1.0, -2.0, 0.5, 4.0]];
+        let config = AdapterConfig::new(1, 1.0, vec!["q_proj".to_owned()]);
+        // Tied, and with a head of its own.
+        for tensors in [&[EMBEDDING][..], &[EMBEDDING, HEAD]] {
+            let tensors: Vec<Stored<'_>> = tensors.iter().map(|name| (*name, [2, 2], Dtype::F32, &own[..])).collect();
+            write_shaped(&model.join("model.safetensors"), &tensors);
+            for dtype in [Dtype::F32, Dtype::BF16] {
+                for (head, is_kept) in [(own, false), (other, true)] {
+                    let [embedding_name, head_name] = [EMBEDDING, HEAD].map(saved_tensor_name);
+                    let tensors = [
+                        (embedding_name.as_str(), [2, 2], dtype, &own[..]),
+                        (head_name.as_str(), [2, 2], dtype, &head[..]),
+                    ];
+                    write_shaped(&adapter.join(WEIGHTS_FILE), &tensors);
+                    std::fs::write(adapter.join(CONFIG_FILE), config.to_json()).unwrap();
+                    let loaded = load_onto(&adapter, &model).unwrap();
+                    assert_eq!(loaded.saved_tensors.len(), usize::from(is_kept));
+                    assert_eq!(loaded.saved_tensors.contains_key(HEAD), is_kept);
+                    assert_eq!(loaded.config.modules_to_save.len(), usize::from(is_kept));
+                }
+            }
+        }
+        // What the settings name was trained, and stays even where it is as it was.
+        let modules_to_save = vec!["lm_head".to_owned(), "embed_tokens".to_owned()];
+        let saving = AdapterConfig { modules_to_save, ..config };
+        std::fs::write(adapter.join(CONFIG_FILE), saving.to_json()).unwrap();
+        assert_eq!(load_onto(&adapter, &model).unwrap().saved_tensors.len(), 2);
     }
 }

@@ -43,6 +43,10 @@ impl Detokenizer {
     /// # Errors
     /// Fails where the tokenizer does.
     pub fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        // One that is left out is no context: behind it alone a word would be at a text's begin, and lose its space.
+        if !self.with_special && tokenizer.is_special(token) {
+            return Ok(String::new());
+        }
         self.ids.push(token);
         let text = self.decode(&self.ids, tokenizer)?;
         if text.ends_with(UNFINISHED) {
@@ -132,6 +136,44 @@ mod tests {
         assert_eq!(text + &behind.finish(&tokenizer).unwrap(), " or on\u{fffd}");
         let mut alone = Detokenizer::behind(&[]);
         assert_eq!(alone.push(tokenizer.token_id("▁o").unwrap(), &tokenizer).unwrap(), "o");
+    }
+
+    #[test]
+    fn special_tokens_between_others_change_nothing() {
+        let pieces = with_bytes();
+        let text = grown(&["<s>", "▁o", "r", "<unk>", "▁o", "n", "</s>", "<s>", "▁o", "n"], &pieces);
+        assert_eq!(text, "or on on");
+        let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel"));
+        let byte_level = Tokenizer::from_folder(golden).unwrap();
+        // Tokens that are bytes come as whole characters: others are decoded as far as they came.
+        let characters = ["你", "<", "🦀"].map(|character| {
+            let token = |byte: u8| pieces.token_id(&format!("<0x{byte:02X}>")).unwrap();
+            character.bytes().map(token).collect::<Vec<u32>>()
+        });
+        let singles = (pieces.token_id("<0xFF>").unwrap() + 1..pieces.vocab_size() as u32).map(|id| vec![id]);
+        let words: Vec<Vec<u32>> = singles.chain(std::iter::repeat_n(characters, 100).flatten()).collect();
+        let bytes: Vec<Vec<u32>> = (5..byte_level.vocab_size() as u32).map(|id| vec![id]).collect();
+        let mut state = 1_u64;
+        let mut draw = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 33) as usize % below
+        };
+        for (tokenizer, words, specials) in [(&pieces, &words, 3), (&byte_level, &bytes, 5)] {
+            for _ in 0..500 {
+                let mut ids = Vec::new();
+                for id in (0..8).flat_map(|_| words[draw(words.len())].clone()).collect::<Vec<_>>() {
+                    ids.extend((0..draw(3)).map(|_| draw(specials) as u32).collect::<Vec<_>>());
+                    ids.push(id);
+                }
+                assert!((0..specials as u32).all(|id| tokenizer.is_special(id)));
+                let mut detokenizer = Detokenizer::default();
+                let parts = ids.iter().map(|id| detokenizer.push(*id, tokenizer).unwrap()).collect::<String>();
+                let text = parts + &detokenizer.finish(tokenizer).unwrap();
+                assert_eq!(text, tokenizer.decode(&ids).unwrap(), "{ids:?}");
+            }
+        }
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //!
 //! The one place that knows llguidance.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::{CGrammar, CSymIdx};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use model::sampling::{Constraint, Next};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::data::tokenizer::Tokenizer;
 
@@ -20,6 +22,16 @@ const OPTIONS: &str = "x-guidance";
 
 /// The white space that may stand between two parts of a document. Without a bound a model can go on with it for ever.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,32}";
+
+/// What may follow a backslash. With `u` a name that a schema does not declare could be one that it does, written anew:
+/// llguidance tells them apart as they are written. Control characters that have no other form are not written, then.
+const ESCAPES: &str = "nrbtf\\\"";
+
+/// The option that has these.
+const ALLOWED_ESCAPES: &str = "json_allowed_escapes";
+
+/// What stands before a schema in a grammar of Lark's form.
+const SCHEMA: &str = "%json ";
 
 /// States of the automaton of a grammar's expressions, of 1 to 2 kB each.
 const MOST_LEXER_STATES: usize = 20_000;
@@ -84,8 +96,9 @@ impl Grammars {
     pub fn json(&self, schema: &Value) -> Result<Box<dyn Constraint>, GrammarError> {
         check(schema)?;
         let mut schema = schema.clone();
+        narrow_formats(&mut schema);
         if let Value::Object(fields) = &mut schema {
-            let options = json!({ "whitespace_pattern": WHITE_SPACE });
+            let options = json!({ "whitespace_pattern": WHITE_SPACE, ALLOWED_ESCAPES: ESCAPES });
             if fields.insert(OPTIONS.to_owned(), options).is_some() {
                 return Err(GrammarError::Grammar(format!("`{OPTIONS}` is not supported")));
             }
@@ -103,22 +116,43 @@ impl Grammars {
         schemas: impl IntoIterator<Item = &'s Value>,
     ) -> Result<Box<dyn Constraint>, GrammarError> {
         schemas.into_iter().try_for_each(check)?;
-        self.constraint(TopLevelGrammar::from_lark(grammar))
+        let lines: Vec<String> = grammar.lines().map(with_narrow_schema).collect();
+        self.constraint(TopLevelGrammar::from_lark(lines.join("\n")))
     }
 
     fn constraint(&self, grammar: TopLevelGrammar) -> Result<Box<dyn Constraint>, GrammarError> {
-        let matcher = Matcher::new(self.factory.create_parser(grammar));
+        let parser = self.factory.create_parser(grammar);
+        if parser.as_ref().is_ok_and(|parser| has_dead_end(parser.parser.grammar(), self.factory.limits())) {
+            return Err(GrammarError::Grammar(DEAD_END.to_owned()));
+        }
+        let matcher = Matcher::new(parser);
         match matcher.get_error() {
+            // It names an option, which only a program can set.
+            Some(error) if error.contains("oneOf constraints are not supported") => {
+                Err(GrammarError::Grammar(ONE_OF.to_owned()))
+            }
             Some(error) => Err(GrammarError::Grammar(shortened(&error))),
             None => Ok(Box::new(Matching { matcher })),
         }
     }
 }
 
+/// Said of a grammar with dead ends.
+const DEAD_END: &str = "nothing can be written for a part of the schema: look for `patternProperties` that match nothing, or \
+    only names in `properties`, for bounds without a multiple of `multipleOf` between them, for constants with control \
+    characters, and for definitions that require themselves";
+
+/// Said of a `oneOf` that llguidance refuses.
+const ONE_OF: &str = "a `oneOf` is supported where its schemas exclude each other: by their types, by constant strings, or by \
+    constant strings of a property that each requires; write `anyOf` for others, where one value may be of several";
+
 /// Refuses what llguidance would compute wrongly, or without end.
 fn check(schema: &Value) -> Result<(), GrammarError> {
-    if let Some(bounds) = narrow_bounds(schema) {
-        return Err(GrammarError::Grammar(format!("numbers {bounds} are not supported: the bounds are too close")));
+    let unsupported = |fields: &Map<String, Value>| {
+        narrow_bounds(fields).or_else(|| uncounted_names(fields)).or_else(|| outer_reference(fields))
+    };
+    if let Some(problem) = find_in(schema, &unsupported) {
+        return Err(GrammarError::Grammar(shortened(&problem)));
     }
     let found = Expressions::of(schema);
     if found.meet && found.count > MOST_MEETING {
@@ -173,27 +207,158 @@ impl Expressions {
     }
 }
 
-/// Bounds of numbers, one of them exclusive, that have one integer part: llguidance takes such a bound for one that may
-/// be reached.
-fn narrow_bounds(schema: &Value) -> Option<String> {
+/// The first thing that is found in the objects of a schema, those that are values in it among them.
+fn find_in<T>(schema: &Value, find: &impl Fn(&Map<String, Value>) -> Option<T>) -> Option<T> {
     match schema {
-        Value::Object(fields) => {
-            let bound =
-                |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, fields.get(name)?.as_f64()?)));
-            let (least, most) = (bound(["exclusiveMinimum", "minimum"]), bound(["exclusiveMaximum", "maximum"]));
-            let of_integers = fields.get("type").is_some_and(|kind| kind == "integer");
-            match least.zip(most).filter(|_| !of_integers) {
-                Some(((from, least), (to, most)))
-                    if least.trunc() == most.trunc() && [from, to].iter().any(|name| name.starts_with("exclusive")) =>
-                {
-                    Some(format!("with `{from}: {least}` and `{to}: {most}`"))
-                }
-                _ => fields.values().find_map(narrow_bounds),
-            }
-        }
-        Value::Array(items) => items.iter().find_map(narrow_bounds),
+        Value::Object(fields) => find(fields).or_else(|| fields.values().find_map(|value| find_in(value, find))),
+        Value::Array(items) => items.iter().find_map(|item| find_in(item, find)),
         _ => None,
     }
+}
+
+/// Bounds of numbers, one of them exclusive, that have one integer part: llguidance takes such a bound for one that may
+/// be reached.
+fn narrow_bounds(fields: &Map<String, Value>) -> Option<String> {
+    let bound = |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, fields.get(name)?.as_f64()?)));
+    let (from, least) = bound(["exclusiveMinimum", "minimum"])?;
+    let (to, most) = bound(["exclusiveMaximum", "maximum"])?;
+    let of_integers = fields.get("type").is_some_and(|kind| kind == "integer");
+    let is_exclusive = [from, to].iter().any(|name| name.starts_with("exclusive"));
+    (!of_integers && is_exclusive && least.trunc() == most.trunc()).then(|| {
+        format!("numbers with `{from}: {least}` and `{to}: {most}` are not supported: the bounds are too close")
+    })
+}
+
+/// A number of properties that takes several without a name in the schema: what has been written is not remembered, so
+/// that they may all be one.
+fn uncounted_names(fields: &Map<String, Value>) -> Option<String> {
+    let least = fields.get("minProperties")?.as_u64()?;
+    let names = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+    let required = names.filter_map(Value::as_str).collect::<BTreeSet<_>>().len() as u64;
+    let is_closed =
+        fields.get("additionalProperties") == Some(&Value::Bool(false)) && !fields.contains_key("patternProperties");
+    (!is_closed && least > required + 1).then(|| {
+        format!(
+            "`minProperties: {least}` with {required} names in `required` is not supported: the others could be one name, \
+             written again; require the names themselves"
+        )
+    })
+}
+
+/// A reference to what is outside of the schema.
+fn outer_reference(fields: &Map<String, Value>) -> Option<String> {
+    let reference = fields.get("$ref")?.as_str()?;
+    (reference != "#" && !reference.starts_with("#/")).then(|| {
+        format!(
+            "`$ref` is `{reference}`, and only references into the schema itself are supported: copy what it names into \
+             `$defs`, and write `#/$defs/NAME`"
+        )
+    })
+}
+
+/// A day of the Gregorian calendar from year 1 on, where llguidance has 29 days of each February, and year 0.
+const DAY: &str = "^(?:(?:[^0]...|0[^0]..|00[^0].|000[^0])-(?:0[^2]|1|02-(?:[01]|2[0-8]))\
+    |(?:..(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02)";
+
+/// The lengths of RFC 5321, of the part before the `@` and of the labels behind it.
+const EMAIL: &str = r"^[^@]{1,64}@(?:\[|[^.]{1,63}(?:\.[^.]{1,63})*$)";
+
+/// What a format asks for that llguidance's expression of it does not, as schemas. Seconds end at 59: few readers take
+/// a leap second, and few midnights have one.
+fn beyond_expression(format: &str) -> Vec<Value> {
+    match format {
+        "date" => vec![json!({ "pattern": DAY })],
+        "time" => vec![json!({ "pattern": "^.{6}[0-5]" })],
+        "date-time" => vec![json!({ "pattern": DAY }), json!({ "pattern": "^.{17}[0-5]" })],
+        "hostname" => vec![json!({ "maxLength": 253 })],
+        "email" => vec![json!({ "pattern": EMAIL })],
+        _ => Vec::new(),
+    }
+}
+
+/// Adds to the formats in a schema what their expressions lack.
+fn narrow_formats(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                match (name.as_str(), value) {
+                    ("const" | "enum" | "default" | "examples", _) => {}
+                    ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                        schemas.values_mut().for_each(narrow_formats);
+                    }
+                    (_, value) => narrow_formats(value),
+                }
+            }
+            let format = fields.get("format").and_then(Value::as_str).unwrap_or_default();
+            // Whether a text is left by the lengths and by a pattern, too, is more than llguidance finds out.
+            if format == "email" && fields.contains_key("pattern") {
+                return;
+            }
+            let more = beyond_expression(format);
+            if !more.is_empty()
+                && let Value::Array(all) = fields.entry("allOf").or_insert_with(|| json!([]))
+            {
+                all.extend(more);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(narrow_formats),
+        _ => {}
+    }
+}
+
+/// A line of a grammar in Lark's form; a schema in it as [`Grammars::json`] takes one.
+fn with_narrow_schema(line: &str) -> String {
+    let parts =
+        line.split_once(SCHEMA).and_then(|(rule, schema)| Some((rule, serde_json::from_str::<Value>(schema).ok()?)));
+    let Some((rule, Value::Object(mut fields))) = parts else { return line.to_owned() };
+    if let Value::Object(options) = fields.entry(OPTIONS).or_insert_with(|| json!({})) {
+        options.insert(ALLOWED_ESCAPES.to_owned(), json!(ESCAPES));
+    }
+    let mut schema = Value::Object(fields);
+    narrow_formats(&mut schema);
+    format!("{rule}{SCHEMA}{schema}")
+}
+
+/// Whether a text by a grammar can come to where no token may follow: where a rule goes on, behind what can be written,
+/// with what cannot. llguidance sees this of most values, and not of the names that `patternProperties` leaves, nor of
+/// numbers by `multipleOf`.
+fn has_dead_end(grammar: &CGrammar, limits: &ParserLimits) -> bool {
+    let lexemes = grammar.lexer_spec();
+    // The parser has been made of them, within these limits.
+    let Ok(mut lexer) = lexemes.to_regex_vec(&mut limits.clone()) else { return false };
+    let start = lexer.initial_state(&lexemes.all_lexemes());
+    let with_text = &lexer.state_desc(start).possible;
+    let (mut symbols, mut seen) = (vec![grammar.start()], HashSet::from([grammar.start()]));
+    let mut rules: Vec<(CSymIdx, &[CSymIdx])> = Vec::new();
+    while let Some(symbol) = symbols.pop() {
+        for rule in grammar.rules_of(symbol) {
+            let (parts, ..) = grammar.rule_rhs(*rule);
+            symbols.extend(parts.iter().filter(|part| seen.insert(**part)));
+            rules.push((symbol, parts));
+        }
+    }
+    let mut users: HashMap<CSymIdx, Vec<usize>> = HashMap::new();
+    for (rule, (_, parts)) in rules.iter().enumerate() {
+        parts.iter().for_each(|part| users.entry(*part).or_default().push(rule));
+    }
+    let is_written = |symbol: &CSymIdx| {
+        let symbol = grammar.sym_data(*symbol);
+        symbol.is_nullable || symbol.lexeme.is_some_and(|lexeme| with_text.contains(lexeme))
+    };
+    let mut written: HashSet<CSymIdx> = seen.into_iter().filter(is_written).collect();
+    let mut fresh: Vec<CSymIdx> = written.iter().copied().collect();
+    let mut missing: Vec<usize> = rules.iter().map(|(_, parts)| parts.len()).collect();
+    while let Some(part) = fresh.pop() {
+        for rule in users.get(&part).into_iter().flatten() {
+            missing[*rule] -= 1;
+            let (symbol, _) = rules[*rule];
+            if missing[*rule] == 0 && written.insert(symbol) {
+                fresh.push(symbol);
+            }
+        }
+    }
+    let goes_wrong = |parts: &[CSymIdx]| parts.iter().position(|part| !written.contains(part)).is_some_and(|at| at > 0);
+    !written.contains(&grammar.start()) || rules.iter().any(|(_, parts)| goes_wrong(parts))
 }
 
 fn shortened(error: &dyn std::fmt::Display) -> String {
@@ -299,11 +464,130 @@ mod tests {
             json!({ "type": "object", "x-guidance": { "lenient": true } }),
             json!({ "type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.1 }),
             json!({ "properties": { "a": { "type": "number", "exclusiveMinimum": -0.1, "maximum": 0 } } }),
+            json!({ "type": "object", "patternProperties": { "^a$": {} }, "additionalProperties": false, "minProperties": 2 }),
+            json!({ "type": "object", "required": ["a", "a"], "minProperties": 3 }),
+            json!({ "allOf": [{ "type": "object", "minProperties": 2 }, { "additionalProperties": { "type": "null" } }] }),
             json!(3),
         ] {
             let error = grammars.json(&schema).unwrap_err();
             assert!(matches!(&error, GrammarError::Grammar(text) if !text.is_empty()), "{schema}: {error}");
         }
+    }
+
+    #[test]
+    fn messages_name_what_a_user_can_write_instead() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let one_of = json!({ "oneOf": [{ "type": "number" }, { "type": "integer" }] });
+        assert_eq!(grammars.json(&one_of).unwrap_err().to_string(), ONE_OF);
+        let lark = format!("start: %json {one_of}");
+        assert_eq!(grammars.lark(lark, [&one_of]).unwrap_err().to_string(), ONE_OF);
+        for reference in ["https://site.example/schema.json", "other.json#/a", "#name"] {
+            let said = grammars.json(&json!({ "items": { "$ref": reference } })).unwrap_err().to_string();
+            assert!(said.contains(reference) && said.contains("`#/$defs/NAME`"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_declared_name_is_written_once() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"],
+            "additionalProperties": { "type": "string" }, "minProperties": 2 });
+        let json = |text: &str| follows(grammars.json(&schema).unwrap(), text);
+        assert_eq!(json(r#"{"a": 1, "b": "x"}"#), Some(true));
+        assert_eq!(json(r#"{"a": 1, "é\\\"\n🦀": "\t"}"#), Some(true));
+        for wrong in [r#"{"a": 1}"#, r#"{"a": 1, "a": "x"}"#, r#"{"a": 1, "\u0061": "x"}"#] {
+            assert_eq!(json(wrong), None, "{wrong}");
+        }
+        // Names that the schema does not have may be one name. That is enough where it asks for one.
+        let any = |least: u64| json!({ "type": "object", "additionalProperties": {}, "minProperties": least });
+        assert!(grammars.json(&any(1)).is_ok());
+        assert!(grammars.json(&any(2)).unwrap_err().to_string().contains("`minProperties: 2`"));
+    }
+
+    /// The names that a pattern leaves are seen to be none where its schema is merged with others, too.
+    #[test]
+    fn a_schema_in_which_a_text_could_get_stuck_is_an_error() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let object = |rest: Value| {
+            let mut object =
+                json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] });
+            object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+            object
+        };
+        let closed = |pattern: &str, schema: Value| json!({ "patternProperties": { pattern: schema }, "additionalProperties": false });
+        let least = json!({ "minimum": 0 });
+        let no_multiple = json!({ "type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 6 });
+        for schema in [
+            object(closed("^a$", least.clone())),
+            json!({ "allOf": [object(json!({})), closed("^a$", least.clone())] }),
+            object(json!({ "properties": { "a": no_multiple } })),
+            json!({ "type": "object", "properties": { "a": no_multiple } }),
+            json!({ "const": "\u{1b}" }),
+            json!({ "$ref": "#/$defs/a", "$defs": { "a": object(json!({ "properties": { "a": { "$ref": "#/$defs/a" } } })) } }),
+        ] {
+            assert_eq!(grammars.json(&schema).unwrap_err().to_string(), DEAD_END, "{schema}");
+        }
+        for (schema, text) in [
+            (object(closed("^a", least.clone())), r#"{"a": 1, "ab": true}"#),
+            (object(json!({ "patternProperties": { "^a$": least } })), r#"{"a": 1, "b": true}"#),
+            (json!({ "type": "object", "patternProperties": { ".*": { "type": "integer" } } }), r#"{"b": 1, "c": 2}"#),
+            (json!({ "enum": ["\u{1b}", "a"] }), r#""a""#),
+            (
+                json!({ "$ref": "#/$defs/a", "$defs": { "a": { "type": "array", "items": { "$ref": "#/$defs/a" } } } }),
+                "[[], [[]]]",
+            ),
+        ] {
+            assert_eq!(follows(grammars.json(&schema).unwrap(), text), Some(true), "{schema}");
+        }
+        assert_eq!(
+            follows(grammars.json(&object(closed("^a", json!({ "minimum": 0 })))).unwrap(), r#"{"a": -1"#),
+            None
+        );
+    }
+
+    #[test]
+    fn formats_have_no_text_that_readers_refuse() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let label = |length: usize| "a".repeat(length);
+        let name = |last: usize| [label(63), label(63), label(63), label(last)].join(".");
+        for (format, good, bad) in [
+            ("time", vec!["11:33:59z".to_owned(), "23:59:59.25+01:00".to_owned()], vec!["11:33:60z".to_owned()]),
+            (
+                "date",
+                ["2024-02-29", "2000-02-29", "0004-02-29", "2023-02-28", "2023-12-31", "0001-01-01"]
+                    .map(String::from)
+                    .to_vec(),
+                ["2023-02-29", "1900-02-29", "0000-01-01", "2023-11-31"].map(String::from).to_vec(),
+            ),
+            (
+                "date-time",
+                vec!["2024-02-29T23:59:59.5Z".to_owned()],
+                ["2023-02-29T00:00:00Z", "2016-12-31T23:59:60Z"].map(String::from).to_vec(),
+            ),
+            ("hostname", vec![label(63), name(61)], vec![label(64), name(62)]),
+            (
+                "email",
+                vec![format!("{}@b.c", label(64)), format!("a@b.{}", label(63)), "a@[127.0.0.1]".to_owned()],
+                vec![format!("{}@b.c", label(65)), format!("a@b.{}", label(64))],
+            ),
+        ] {
+            let schema = json!({ "type": "object", "required": ["format"], "properties": { "format": { "format": format, "type": "string" } } });
+            let lark = format!("start: %json {schema}");
+            let is_written = |text: &String| {
+                let document = json!({ "format": text }).to_string();
+                let by_json = follows(grammars.json(&schema).unwrap(), &document);
+                assert_eq!(follows(grammars.lark(lark.clone(), [&schema]).unwrap(), &document), by_json, "{document}");
+                by_json == Some(true)
+            };
+            assert!(good.iter().all(is_written), "{format}");
+            assert!(!bad.iter().any(is_written), "{format}");
+        }
+        // A value is no schema, and a pattern and its format still hold together.
+        let value = json!({ "const": { "format": "time" } });
+        assert_eq!(follows(grammars.json(&value).unwrap(), r#"{"format": "time"}"#), Some(true));
+        let both = json!({ "type": "string", "format": "email", "pattern": r"@example\.com$" });
+        assert_eq!(follows(grammars.json(&both).unwrap(), r#""a@example.com""#), Some(true));
+        assert_eq!(follows(grammars.json(&both).unwrap(), r#""a@other.com""#), None);
     }
 
     /// Expressions whose automaton has a state for each set of places: it would take all memory, and hours.

@@ -16,11 +16,11 @@ use profile::Profile;
 
 use super::{ON_QUANTIZED, native, static_batches};
 use crate::compute::adapter::{self, record};
-use crate::compute::backend::{Backend, Choice, Serves};
+use crate::compute::backend::{Backend, Choice, Serves, failure_without_worker};
 use crate::compute::kernels::Dtype;
 use crate::compute::precision::Precision;
 use crate::compute::quantize::WeightFormat;
-use crate::compute::{aware, checkpoint};
+use crate::compute::{aware, checkpoint, torch};
 use crate::data::artifact::{Adapter, Model, OutputKind};
 
 /// A model, and adapters on it, which requests are pushed to.
@@ -130,10 +130,13 @@ pub struct OpenedEngine {
 pub fn open(folder: &Path, adapters: &[AdapterWeights], settings: &EngineSettings) -> Result<OpenedEngine, StageError> {
     let architecture = checkpoint::architecture(folder)?;
     let (backend, serves) = (settings.backend, serves(&settings.precision, &architecture, folder)?);
-    if let Architecture::Transformers(outline) = &architecture
-        && let Some((message, help)) = backend.refusal(serves, outline)
-    {
-        return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+    if let Architecture::Transformers(outline) = &architecture {
+        if let Some((message, help)) = backend.refusal(serves, outline) {
+            return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+        }
+        if let Some(failure) = failure_without_worker(outline, torch::what_it_lacks) {
+            return Err(failure);
+        }
     }
     let serves = serves.on(&architecture);
     if let (Backend::Native, Serves::Torch(what)) | (Backend::Torch, Serves::Native(what)) = (backend, serves) {

@@ -106,6 +106,12 @@ pub enum ChatError {
         /// The turn, from 1.
         turn: usize,
     },
+    /// A turn calls a function in OpenAI's older format, and the template would leave that out.
+    #[error("turn {turn} has a `function_call`, and the chat template does not write it")]
+    FunctionCall {
+        /// The turn, from 1.
+        turn: usize,
+    },
     /// There are tools, and the template would leave them out.
     #[error("there are tools, and the chat template does not write tools")]
     Tools,

@@ -1,7 +1,10 @@
 //! What templates and figures expect of Python: how values print, `int`, `tojson`, and what is white space.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
+use fancy_regex::Regex;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
@@ -19,6 +22,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
         tojson(value, kwargs)
     });
     environment.add_filter("attr", jinja::attribute);
+    environment.add_filter("wordcount", wordcount);
     environment.add_function("strftime_now", |pattern: &str| -> Result<String, Error> {
         // Two letters of a pattern become 24 at most.
         jinja::made(pattern.len() as u64 * 12)?;
@@ -40,6 +44,19 @@ pub(crate) fn define(environment: &mut Environment<'_>) {
 /// Whether Python finds elements by number or key in a value, and a length: texts and objects have both.
 fn is_sequence(value: &Value) -> bool {
     value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
+/// A word of Python's `re`, `\w+`: to `\w` here marks and joiners are letters, too, and `½` is none.
+static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"[\p{L}\p{N}_]+").expect("it is an expression"));
+
+/// How many words the text of a value has.
+fn wordcount(value: &Value) -> Result<usize, Error> {
+    jinja::looked_at(value)?;
+    if value.as_object().is_some() {
+        jinja::printed(value)?;
+    }
+    let text = value.as_str().map_or_else(|| Cow::Owned(print(value)), Cow::Borrowed);
+    Ok(WORD.find_iter(&text).count())
 }
 
 /// A text in which the five letters that HTML gives a meaning are written as Python's `markupsafe` writes them.
@@ -381,6 +398,29 @@ mod tests {
         let expected = ["1.0", "2.5", "1000000000000000.0", "1e+16", "0.0001", "1.5e-05", "-1e-07", "1e+300", "-0.0"];
         assert_eq!(written, expected);
         assert_eq!([f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(float_repr), ["nan", "inf", "-inf"]);
+    }
+
+    /// Counts are those of jinja2.
+    #[test]
+    fn words_are_counted_as_python_counts_them() {
+        let mut environment = Environment::new();
+        jinja::bound(&mut environment);
+        install(&mut environment);
+        let count = |x: Value| {
+            let form = Form::Template(SyntaxConfig::default());
+            let program = Program::compile("{{ x|wordcount }}", &form).unwrap();
+            program.render(&environment, || minijinja::context! { x }).unwrap()
+        };
+        for (x, words) in [
+            (Value::from("It's 3 o'clock; x_y ½"), "7"),
+            (Value::from("नमस्ते 你好"), "3"),
+            (Value::from(""), "0"),
+            (Value::from(()), "1"),
+            (Value::from(1.5), "2"),
+            (Value::from(vec![Value::from(1), Value::from("ab c")]), "3"),
+        ] {
+            assert_eq!(count(x.clone()), words, "{x}");
+        }
     }
 
     /// What a template makes of `x`.

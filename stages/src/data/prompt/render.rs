@@ -85,6 +85,9 @@ impl PromptError {
             ) => {
                 Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
             }
+            Self::Chat(ChatError::FunctionCall { .. }) => Some(
+                "write it as `tool_calls`, OpenAI's newer format, or leave such rows out with `filter` in the stage that makes them",
+            ),
             Self::WeightOfUnknownTurn => {
                 Some("give a `chat_template` with `{% generation %}` around the assistant's text")
             }

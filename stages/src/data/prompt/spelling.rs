@@ -16,6 +16,9 @@ use crate::data::number;
 const CALLS: &str = "tool_calls";
 const ARGUMENTS: &str = "arguments";
 
+/// OpenAI's older format of a call, an object of its own.
+const FUNCTION_CALL: &str = "function_call";
+
 /// The names that reasoning has, as in transformers: the first is what templates read, gpt-oss reads the second.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
@@ -105,14 +108,15 @@ pub(super) struct Spelling {
     /// By [`SPEAKERS`]; others are taken for users.
     content: [Content; 3],
     writes_calls: bool,
+    writes_function_calls: bool,
     writes_tools: bool,
 }
 
 impl Spelling {
     /// Whether conversations may be spelled otherwise than some template wants.
     pub(super) fn matters(messages: &[Message]) -> bool {
-        let named =
-            |message: &Message| REASONING.iter().chain([&CALLS, &TOOLS]).any(|name| message.other.contains_key(*name));
+        const OTHERS: [&str; 3] = [CALLS, FUNCTION_CALL, TOOLS];
+        let named = |message: &Message| REASONING.iter().chain(&OTHERS).any(|name| message.other.contains_key(*name));
         messages.iter().any(|message| message.content.is_array() || named(message))
     }
 
@@ -149,7 +153,16 @@ impl Spelling {
         };
         // One that refuses both says so itself.
         let writes = |name| of_object.as_ref().or(of_text.as_ref()).is_none_or(|text| text.contains(name));
-        Self { arguments, content, writes_calls: writes(CALLED), writes_tools: writes(TOOL) }
+        let mut calls = Message::new("assistant", "");
+        calls.other.insert(FUNCTION_CALL.to_owned(), json!({ "name": CALLED, ARGUMENTS: written }));
+        let of_function = render(&[Message::new("user", "Call it."), calls]);
+        Self {
+            arguments,
+            content,
+            writes_calls: writes(CALLED),
+            writes_function_calls: of_function.is_none_or(|text| text.contains(CALLED)),
+            writes_tools: writes(TOOL),
+        }
     }
 
     /// Checks that the template writes the calls and the tools that are there.
@@ -160,8 +173,16 @@ impl Spelling {
         if !self.writes_tools && messages.first().is_some_and(|first| has(first, TOOLS)) {
             return Err(ChatError::Tools);
         }
-        let calls = messages.iter().position(calls_tools).filter(|_| !self.writes_calls);
-        calls.map_or(Ok(()), |index| Err(ChatError::Calls { turn: index + 1 }))
+        if let Some(index) = messages.iter().position(calls_tools).filter(|_| !self.writes_calls) {
+            return Err(ChatError::Calls { turn: index + 1 });
+        }
+        // What has both is written as the newer of them.
+        let in_older_format = |message: &Message| {
+            let call = message.other.get(FUNCTION_CALL).and_then(Value::as_object);
+            call.is_some_and(|call| !call.is_empty()) && !calls_tools(message)
+        };
+        let older = messages.iter().position(in_older_format).filter(|_| !self.writes_function_calls);
+        older.map_or(Ok(()), |index| Err(ChatError::FunctionCall { turn: index + 1 }))
     }
 
     /// The messages as the template wants them.
@@ -265,6 +286,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::chat::ChatTemplate;
+    use super::super::named::CHATML;
     use super::super::train_on::TrainOn;
     use super::*;
 
@@ -389,6 +411,23 @@ mod tests {
             message.other.insert(name.to_owned(), "2 + 2".into());
             assert_eq!(template(reads).render(&[message], false).unwrap(), "(2 + 2)4", "{name}");
         }
+    }
+
+    #[test]
+    fn calls_in_the_older_format_are_refused_by_their_turn_where_a_template_does_not_write_them() {
+        let template = |source: &str| ChatTemplate::new(source, BTreeMap::new()).unwrap();
+        let mut calls = Message { content: Value::Null, ..Message::new("assistant", "") };
+        calls.other.insert(FUNCTION_CALL.to_owned(), json!({ "name": "f", ARGUMENTS: r#"{"x": 1}"# }));
+        let mut messages = [Message::new("user", "x"), calls];
+        for plain in [CHATML, "{% for m in messages %}{{ m.content }}{% endfor %}"] {
+            let error = template(plain).check(&messages).unwrap_err().to_string();
+            assert!(error.contains("turn 2 has a `function_call`"), "{error}");
+        }
+        let writes = "{% for m in messages %}{{ m.content or m.function_call.name }}{% endfor %}";
+        assert!(template(writes).check(&messages).is_ok());
+        messages[1].other.insert(FUNCTION_CALL.to_owned(), Value::Null);
+        messages[1].content = "y".into();
+        assert!(template("{{ messages[1].content }}").check(&messages).is_ok());
     }
 
     #[test]

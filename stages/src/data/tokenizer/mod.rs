@@ -18,6 +18,7 @@ use std::sync::Arc;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
+use tokenizers::ModelWrapper;
 
 use crate::data::artifact::{CHAT_TEMPLATE_FILE, CHAT_TEMPLATES_FOLDER};
 use crate::data::prompt::{ChatError, ChatTemplates, ControlTexts};
@@ -53,6 +54,14 @@ pub enum TokenizerError {
         role: &'static str,
         token: String,
     },
+    /// A token is declared beside `tokenizer.json` that its vocabulary lacks.
+    #[error("{place} has the token `{token}`, which the vocabulary of `tokenizer.json` lacks")]
+    NotInVocabulary {
+        /// The token.
+        token: String,
+        /// Where it is declared.
+        place: &'static str,
+    },
     /// The chat template does not compile.
     #[error("the chat template cannot be used")]
     ChatTemplate(#[source] ChatError),
@@ -63,17 +72,22 @@ pub enum TokenizerError {
 
 impl From<TokenizerError> for StageError {
     fn from(error: TokenizerError) -> Self {
-        let missing = match &error {
-            TokenizerError::Read { path, source } => {
-                source.kind() == ErrorKind::NotFound && path.ends_with("tokenizer.json")
+        let help = match &error {
+            TokenizerError::Read { path, source }
+                if source.kind() == ErrorKind::NotFound && path.ends_with("tokenizer.json") =>
+            {
+                Some(
+                    "a `tokenizer.json` is needed; where a checkpoint has only `tokenizer.model`, or `vocab.json` and `merges.txt`, write \
+                     one once with transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
+                )
             }
-            _ => false,
+            TokenizerError::UnknownSpecial { .. } | TokenizerError::NotInVocabulary { .. } => Some(
+                "correct the name; or, if the model has an embedding for the token, save the tokenizer anew with transformers, which \
+                 adds it to the vocabulary: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
+            ),
+            _ => None,
         };
-        let help = missing.then(|| {
-            "a `tokenizer.json` is needed; where a checkpoint has only `tokenizer.model`, or `vocab.json` and `merges.txt`, write one \
-             once with transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
-                .to_owned()
-        });
+        let help = help.map(str::to_owned);
         StageError { help, ..StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error) }
     }
 }
@@ -111,15 +125,18 @@ impl Tokenizer {
         let bytes = read_bounded(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
         limits::check(&bytes).map_err(|problem| form(problem.into()))?;
         let mut inner = unpanicked(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(form)?;
-        // Both are left behind in some published files; lengths are the pipeline's affair.
+        without_dropout(&mut inner);
         probe(&inner).map_err(form)?;
+        // Both are left behind in some published files; lengths are the pipeline's affair.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|source| TokenizerError::Form { path: path.clone(), source })?;
-        let mut config = read_object(&folder.join("special_tokens_map.json"))?;
-        config.extend(read_object(&folder.join("tokenizer_config.json"))?);
-        let id = |role| special_id(&inner, &config, role);
+        let config = read_config(folder)?;
+        let named = special_tokens(&config);
+        let id = |role| special_id(&inner, &named, role);
         let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
-        let is_named = ["bos_token", "add_bos_token"].iter().any(|name| config.contains_key(*name));
+        check_declared(&inner, folder, &config)?;
+        let mentions_bos = ["bos_token", "add_bos_token"].iter().any(|name| config.contains_key(*name));
+        let is_named = bos_token_id.is_some() || mentions_bos;
         let bos_token_id = if is_named { bos_token_id } else { beginning(&inner) };
         let chat_templates = chat_templates(folder, &config)?;
         let added = inner.get_added_tokens_decoder();
@@ -313,6 +330,18 @@ fn probe(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<()> {
     Ok(())
 }
 
+/// Has byte pair encoding merge all that it can. With the dropout that a vocabulary was made for, which its file may
+/// still have, equal texts would have other ids each time.
+fn without_dropout(tokenizer: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut bpe = bpe.clone();
+        bpe.dropout = None;
+        tokenizer.with_model(bpe);
+    }
+}
+
 /// The bytes of a file, up to one more than a tokenizer's may have.
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -330,38 +359,119 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
         .map_err(|source| TokenizerError::Form { path: path.to_owned(), source: source.into() })
 }
 
+/// The special tokens that every tokenizer may have. Others have names of their own.
+const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+
+/// Further special tokens: a list, or an object of them by name.
+const EXTRA: &str = "extra_special_tokens";
+
+/// The older name of such a list.
+const ADDITIONAL: &str = "additional_special_tokens";
+
+/// The tokens that are added to a vocabulary, by id. A configuration that has them was saved when it held everything:
+/// transformers reads neither `special_tokens_map.json` nor `added_tokens.json` then.
+const ADDED: &str = "added_tokens_decoder";
+
+/// What `tokenizer_config.json` says of a tokenizer, and where that has no [`ADDED`] tokens, over it what
+/// `special_tokens_map.json` says, a null as well: as transformers reads them.
+fn read_config(folder: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    let mut config = read_object(&folder.join("tokenizer_config.json"))?;
+    if config.contains_key(ADDED) {
+        return Ok(config);
+    }
+    for (name, value) in read_object(&folder.join("special_tokens_map.json"))? {
+        // Of tokens with names of their own those of the configuration stay.
+        let is_own = name.ends_with("_token") && !ROLES.contains(&name.as_str());
+        if is_own && special_text(&config, &name).is_some() {
+            continue;
+        }
+        let value = match (config.remove(&name), value) {
+            (Some(Value::Array(known)), Value::Array(more)) if name == EXTRA => Value::Array([known, more].concat()),
+            (Some(Value::Object(mut known)), Value::Object(more)) if name == EXTRA => {
+                known.extend(more);
+                Value::Object(known)
+            }
+            (_, value) => value,
+        };
+        config.insert(name, value);
+    }
+    Ok(config)
+}
+
 /// A special token's text: the configuration holds a string, or an object with `content`.
-fn special_text<'a>(config: &'a Map<String, Value>, role: &str) -> Option<&'a str> {
-    match config.get(role)? {
+fn special_text<'a>(config: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
+    token_text(config.get(name)?)
+}
+
+fn token_text(token: &Value) -> Option<&str> {
+    match token {
         Value::String(text) => Some(text),
         Value::Object(token) => token.get("content")?.as_str(),
         _ => None,
     }
 }
 
+/// The texts of a list of tokens, or of an object of them.
+fn token_texts(tokens: &Value) -> Vec<&str> {
+    match tokens {
+        Value::Array(tokens) => tokens.iter().filter_map(token_text).collect(),
+        Value::Object(tokens) => tokens.values().filter_map(token_text).collect(),
+        _ => Vec::new(),
+    }
+}
+
 fn special_id(
     inner: &tokenizers::Tokenizer,
-    config: &Map<String, Value>,
+    named: &BTreeMap<String, String>,
     role: &'static str,
 ) -> Result<Option<u32>, TokenizerError> {
-    let Some(token) = special_text(config, role) else { return Ok(None) };
-    let unknown = || TokenizerError::UnknownSpecial { role, token: token.to_owned() };
+    let Some(token) = named.get(role) else { return Ok(None) };
+    let unknown = || TokenizerError::UnknownSpecial { role, token: token.clone() };
     inner.token_to_id(token).map(Some).ok_or_else(unknown)
 }
 
-/// The special tokens that a template has by name, those of `extra_special_tokens` with them.
+/// Checks that the vocabulary has the tokens that the files beside `tokenizer.json` declare. transformers appends those
+/// that it lacks as it reads them; here they would be encoded in pieces, and whoever else reads `tokenizer.json` (the
+/// fast encoder, a GGUF file) would have other ids.
+fn check_declared(
+    inner: &tokenizers::Tokenizer,
+    folder: &Path,
+    config: &Map<String, Value>,
+) -> Result<(), TokenizerError> {
+    // Beside a list under its newer name transformers does not read that of the older one.
+    let has_extra = config.get(EXTRA).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    let places = [
+        (ADDED, "`added_tokens_decoder` of `tokenizer_config.json`"),
+        (EXTRA, "`extra_special_tokens` of `tokenizer_config.json` or `special_tokens_map.json`"),
+        (ADDITIONAL, "`additional_special_tokens` of `tokenizer_config.json` or `special_tokens_map.json`"),
+    ];
+    let places = places.into_iter().filter(|(name, _)| *name != ADDITIONAL || !has_extra);
+    let mut declared: Vec<(&str, &'static str)> = Vec::new();
+    for (name, place) in places {
+        declared.extend(config.get(name).into_iter().flat_map(token_texts).map(|token| (token, place)));
+    }
+    let older = if config.contains_key(ADDED) { Map::new() } else { read_object(&folder.join("added_tokens.json"))? };
+    declared.extend(older.keys().map(|token| (token.as_str(), "`added_tokens.json`")));
+    let missing = declared.into_iter().find(|(token, _)| !token.is_empty() && inner.token_to_id(token).is_none());
+    match missing {
+        Some((token, place)) => Err(TokenizerError::NotInVocabulary { token: token.to_owned(), place }),
+        None => Ok(()),
+    }
+}
+
+/// The special tokens that a template has by name, as transformers gives it them: those of the configuration's keys
+/// that end in `_token`, and over them those of `extra_special_tokens`.
 fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
-    let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
-    let extra = config.get("extra_special_tokens").and_then(Value::as_object);
-    let extra = extra.into_iter().flat_map(|tokens| tokens.keys().map(move |name| (name.as_str(), tokens)));
-    let named = extra.chain(roles.map(|role| (role, config)));
-    named.filter_map(|(name, of)| Some((name.to_owned(), special_text(of, name)?.to_owned()))).collect()
+    let keys = config.keys().filter(|name| name.ends_with("_token")).map(|name| (name, config));
+    let extra = config.get(EXTRA).and_then(Value::as_object);
+    let extra = extra.into_iter().flat_map(|tokens| tokens.keys().map(move |name| (name, tokens)));
+    let named = keys.chain(extra);
+    named.filter_map(|(name, of)| Some((name.clone(), special_text(of, name)?.to_owned()))).collect()
 }
 
 /// Whether a tokenizer in a folder has a chat template, if its configuration can be read.
 pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
-    let mut config = read_object(&folder.join("special_tokens_map.json")).ok()?;
-    config.extend(read_object(&folder.join("tokenizer_config.json")).ok()?);
+    let config = read_config(folder).ok()?;
     Some(folder.join(CHAT_TEMPLATE_FILE).is_file() || template_in_config(&config).is_some())
 }
 
@@ -462,17 +572,115 @@ mod tests {
         assert!(before.len() > 2 && before.len() < 64);
     }
 
+    /// With this `dropout` two encodings of the text are alike once in more than a million times.
     #[test]
-    fn templates_have_extra_special_tokens_by_name() {
+    fn dropout_left_in_the_file_is_not_heeded() {
+        let mut json: Value =
+            serde_json::from_slice(&std::fs::read(golden("bytelevel/tokenizer.json")).unwrap()).unwrap();
+        let text = "Rain fell on the hills all night. ".repeat(20);
+        let before = tokenizer(&json).encode(&text).unwrap();
+        json["model"]["dropout"] = json!(0.5);
+        let after = tokenizer(&json);
+        assert_eq!([after.encode(&text).unwrap(), after.encode(&text).unwrap()], [before.clone(), before]);
+    }
+
+    /// The folder of a tokenizer with the vocabulary `metaspace`, and these files beside it.
+    fn metaspace(files: &[(&str, Value)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(golden("metaspace/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        for (name, content) in files {
+            std::fs::write(folder.path().join(name), content.to_string()).unwrap();
+        }
+        folder
+    }
+
+    /// Tokens are those of transformers 5.23.
+    #[test]
+    fn the_older_map_of_special_tokens_is_read_as_transformers_reads_it() {
+        let both = json!({ "bos_token": "<s>", "eos_token": "</s>" });
+        let nulls = json!({ "bos_token": null, "eos_token": null });
+        let added = json!({ "0": { "content": "<unk>", "special": true } });
+        let of_decoder = json!({ "bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": added });
+        let nulls_of_decoder = json!({ "bos_token": null, "eos_token": null, "added_tokens_decoder": {} });
+        for (config, map, expected) in [
+            (json!({}), both.clone(), [Some(1), Some(2)]),
+            (nulls.clone(), both.clone(), [Some(1), Some(2)]),
+            (both.clone(), json!({ "eos_token": { "content": "<unk>", "lstrip": false } }), [Some(1), Some(0)]),
+            (both.clone(), nulls, [None, None]),
+            (of_decoder, json!({ "eos_token": "<unk>" }), [Some(1), Some(2)]),
+            (nulls_of_decoder, both, [None, None]),
+            (
+                json!({ "eos_token": "</s>", "extra_special_tokens": { "eos_token": "<unk>" } }),
+                json!({}),
+                [Some(1), Some(0)],
+            ),
+        ] {
+            let folder =
+                metaspace(&[("tokenizer_config.json", config.clone()), ("special_tokens_map.json", map.clone())]);
+            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+            assert_eq!([tokenizer.bos_token_id(), tokenizer.eos_token_id()], expected, "{config} {map}");
+        }
+    }
+
+    #[test]
+    fn tokens_that_tokenizer_json_lacks_are_told_with_their_file() {
+        let config = |name: &str, tokens: Value| ("tokenizer_config.json", json!({ name: tokens }));
+        let (known, new) = (json!({ "content": "</s>" }), json!({ "content": "<|im_start|>" }));
+        for (files, place) in [
+            (vec![config(ADDED, json!({ "2": known, "300": new }))], "`added_tokens_decoder`"),
+            (vec![config(ADDITIONAL, json!(["</s>", "<|im_start|>"]))], "`additional_special_tokens`"),
+            (vec![config(EXTRA, json!([known, new]))], "`extra_special_tokens`"),
+            (vec![config(EXTRA, json!({ "image_token": "<|im_start|>" }))], "`extra_special_tokens`"),
+            (vec![("special_tokens_map.json", json!({ ADDITIONAL: [new] }))], "`additional_special_tokens`"),
+            (vec![("added_tokens.json", json!({ "</s>": 2, "<|im_start|>": 300 }))], "`added_tokens.json`"),
+        ] {
+            let folder = metaspace(&files);
+            let Err(error) = Tokenizer::from_folder(folder.path()) else { panic!("{files:?}") };
+            let text = error.to_string();
+            assert!(text.starts_with(place) && text.contains("the token `<|im_start|>`"), "{text}");
+            let error = StageError::from(error);
+            assert_eq!(error.cause, Cause::BadData);
+            assert!(error.help.unwrap().contains("save_pretrained"));
+        }
+        for files in [
+            vec![config(ADDED, json!({ "7": known })), ("added_tokens.json", json!({ "<|im_start|>": 300 }))],
+            vec![config(ADDITIONAL, json!(["</s>", ""])), ("added_tokens.json", json!({ "</s>": 300 }))],
+            vec![("tokenizer_config.json", json!({ EXTRA: ["</s>"], ADDITIONAL: ["<|im_start|>"] }))],
+        ] {
+            assert!(Tokenizer::from_folder(metaspace(&files).path()).is_ok(), "{files:?}");
+        }
+    }
+
+    /// As transformers 5.23 gives them.
+    #[test]
+    fn templates_have_special_tokens_by_name() {
         let config = json!({
-            "bos_token": "<s>", "eos_token": {"content": "</s>"}, "image_token": "<no>",
+            "bos_token": "<s>", "eos_token": {"content": "</s>"}, "image_token": "<no>", "custom_token": "<custom>",
+            "add_bos_token": true, "additional_special_tokens": ["<more>"],
             "extra_special_tokens": {"image_token": "<image>", "audio_token": {"content": "<audio>"}, "eos_token": "<other>"},
         });
         let tokens = special_tokens(config.as_object().unwrap());
         let tokens: Vec<_> = tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-        let expected =
-            [("audio_token", "<audio>"), ("bos_token", "<s>"), ("eos_token", "</s>"), ("image_token", "<image>")];
+        let expected = [
+            ("audio_token", "<audio>"),
+            ("bos_token", "<s>"),
+            ("custom_token", "<custom>"),
+            ("eos_token", "<other>"),
+            ("image_token", "<image>"),
+        ];
         assert_eq!(tokens, expected);
+    }
+
+    #[test]
+    fn names_of_its_own_are_the_configurations_before_those_of_the_older_map() {
+        let folder = metaspace(&[
+            (
+                "tokenizer_config.json",
+                json!({ "custom_token": "<s>", "chat_template": "{{ custom_token }}{{ other_token }}" }),
+            ),
+            ("special_tokens_map.json", json!({ "custom_token": "</s>", "other_token": "<unk>" })),
+        ]);
+        assert_eq!(rendered(folder.path()), ["<s><unk>", "<s><unk>"]);
     }
 
     /// What the tokenizer of a folder makes of a conversation without tools and of one with a tool.

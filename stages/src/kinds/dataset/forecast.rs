@@ -21,7 +21,7 @@ use super::parameters::{Dataset, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
-use super::{counts, expression, first_with_columns, mapping, take};
+use super::{counts, expression, first_with_columns, local, mapping, take};
 use crate::data::artifact::{HAS_TURNS, MEDIUM, Medium, Row, RowsFacts, is_part_list};
 
 const ROWS_TRIED: u64 = 64;
@@ -144,9 +144,10 @@ fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<Seen> {
 
 /// The files that can be read; one that was named and cannot be is reported.
 fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<Problem>) -> Vec<SourceFile> {
-    let mut found = Vec::new();
+    let mut all = Vec::new();
     for source in sources {
         let named = files.files(&source.role);
+        let mut found = Vec::new();
         for file in named {
             match SourceFile::new(file.path.clone(), file.name.clone()) {
                 Some(file) if named.len() > 1 && is_part_list(&file.path) => {}
@@ -159,8 +160,15 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
                 }
             }
         }
+        match local::files_of_rows(found) {
+            Ok(found) => all.extend(found),
+            Err(error) => {
+                let problem = Problem::error("unreadable-rows", source.span, error.message, "cannot be read as rows");
+                problems.push(problem.with_help_if(error.help));
+            }
+        }
     }
-    found
+    all
 }
 
 /// How many rows files have that hold one per line, as far as they are read ahead: of a longer one as many as its

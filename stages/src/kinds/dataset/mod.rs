@@ -19,6 +19,7 @@ mod hub_card;
 mod hub_files;
 mod hub_metadata;
 mod hub_splits;
+mod local;
 mod lookup;
 mod mapping;
 mod mix;
@@ -80,7 +81,7 @@ const LOCAL_SPLIT: &str = "train";
 
 impl StageKind for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 8; // 8: text of preferences stands in its columns as it is; what this program has written is read so.
+    const VERSION: u32 = 9; // 9: of a folder of `save_to_disk` the Arrow files that it lists are rows, and its JSON files are not.
     const ABOUT: &'static str = "Reads rows of text from files, from a dataset on the Hub, or from other datasets.";
     const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = {
@@ -299,6 +300,7 @@ fn local_files(params: &Dataset, context: &mut StageContext) -> Result<Vec<Sourc
     let mut files = Vec::new();
     for role in roles(params) {
         let granted = context.files(role);
+        let mut found = Vec::new();
         for grant in granted {
             // Without the `.` that joining `./rows.jsonl` leaves in it.
             let path: PathBuf = grant.path.components().collect();
@@ -306,7 +308,7 @@ fn local_files(params: &Dataset, context: &mut StageContext) -> Result<Vec<Sourc
             match SourceFile::new(path, name.clone()) {
                 // What this program keeps beside the rows of a stage is none of them.
                 Some(file) if granted.len() > 1 && is_part_list(&file.path) => {}
-                Some(file) => files.push(file),
+                Some(file) => found.push(file),
                 // A folder or glob may hold other things; a file that was named may not be one.
                 None if granted.len() > 1 => {}
                 None => {
@@ -315,6 +317,7 @@ fn local_files(params: &Dataset, context: &mut StageContext) -> Result<Vec<Sourc
                 }
             }
         }
+        files.extend(local::files_of_rows(found)?);
     }
     verify_files(params, context)?;
     let splits = splits_by_name(&files);

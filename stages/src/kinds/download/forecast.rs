@@ -114,7 +114,11 @@ fn of_transformers(outline: &Outline, at: &Problem) -> Problem {
     let note = Problem::warning("not-native", at.span, at.message.clone(), "this model");
     let note = note.with_help(match torch::is_installed() {
         true => format!("its stages run on the torch worker: {}", outline.because),
-        false => format!("its stages need the torch worker, which is not installed here: {}", torch::how_to_install()),
+        false => format!(
+            "{}; its stages need the torch worker, which is not installed here: {}",
+            outline.because,
+            torch::how_to_install()
+        ),
     });
     Problem { field: at.field.clone(), ..note }
 }
@@ -147,6 +151,10 @@ impl<'a> Chosen<'a> {
             let config: Map<String, Value> = serde_json::from_str(&text).ok()?;
             if template_in_config(&config).is_some() {
                 return Some(true);
+            }
+            // The older map beside it is not read then.
+            if config.contains_key("added_tokens_decoder") {
+                break;
             }
         }
         Some(false)

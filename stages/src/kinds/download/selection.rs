@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use engine::error::{Cause, OrFail, StageError};
+use model::peft::{PICKLED, PICKLED_FILE};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -123,9 +124,8 @@ fn check_adapter(chosen: &[&str], all: &[&str], place: &str) -> Result<(), Stage
     let Some(missing) = ADAPTER_FILES.iter().find(|name| !chosen.contains(name)) else { return Ok(()) };
     let help = if all.contains(missing) {
         "it exists, and `include` or `exclude` leaves it out".to_owned()
-    } else if all.contains(&"adapter_model.bin") {
-        "its weights are pickled (.bin), which can run code when they are read: save it again with PEFT, as safetensors"
-            .to_owned()
+    } else if all.contains(&PICKLED_FILE) {
+        PICKLED.to_owned()
     } else {
         format!("an adapter in PEFT's format is needed; it has {}", list(all))
     };

@@ -113,7 +113,7 @@ impl Evaluate {
 
 impl StageKind for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 16; // 16: as `tokenize` 9; each of two templates ends completions and reasoning where it ends them.
+    const VERSION: u32 = 17; // 17: as `tokenize` 10.
     const ABOUT: &'static str = "Evaluates a model on rows: perplexity and token accuracy of the responses; ROUGE, \
         BLEU and exact match of its predictions.";
     const TEXTS: &'static [&'static str] = &["env"];

@@ -107,7 +107,7 @@ impl Generate {
 
 impl StageKind for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 11; // 11: as `evaluate` 16.
+    const VERSION: u32 = 12; // 12: as `tokenize` 10.
     const ABOUT: &'static str = "Generates completions of prompts.";
     const TEXTS: &'static [&'static str] = &["env"];
     const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];

@@ -209,8 +209,8 @@ fn report(export: &Export) -> String {
     format!("{} tensors ({}), {megabytes:.1} MB", export.tensors().len(), kinds.join(", "))
 }
 
-/// How a file's chat template writes turns. Ollama reads no Jinja: it looks for a nearly equal text in a list, which has a
-/// template of its own for each, and where there is none, the model is given the bare prompt.
+/// How a file's chat template writes turns. Ollama reads no Jinja: it looks for a nearly equal text in a list, which
+/// has a template of its own for each, and where there is none, the model is given the bare prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turns {
     /// There is no template.

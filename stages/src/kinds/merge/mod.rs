@@ -270,6 +270,7 @@ fn help(error: &MergeError) -> Option<&'static str> {
         MergeError::UnknownModule { .. } | MergeError::WrongShape { .. } => {
             "give `model` the model that the adapter was trained on"
         }
+        MergeError::NoRow { .. } => "resize the model as it was for training, with an `add_tokens` stage",
         MergeError::OtherBase { .. } => {
             "give `model` the model that the adapter was trained on; if this is a copy of it, say so with `base_name`"
         }

@@ -16,6 +16,9 @@ pub(super) const EOS_TOKEN: &str = "<|end_of_text|>";
 /// Fills up rows.
 pub(super) const PAD_TOKEN: &str = "<|pad|>";
 
+/// The special tokens and the bytes, which every tokenizer has.
+const LEAST_IDS: usize = 3 + 256;
+
 /// Ids of a tokenizer that was made here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BpeTokenizer {
@@ -40,6 +43,10 @@ pub(super) fn train(
     max_position_embeddings: usize,
     folder: &Path,
 ) -> tokenizers::Result<BpeTokenizer> {
+    // The trainer makes room for all ids at once. There are fewer merges than bytes: each leaves a piece less of the
+    // text.
+    let bytes: usize = texts.iter().map(String::len).sum();
+    let vocab_size = vocab_size.min(LEAST_IDS + bytes);
     let special = [BOS_TOKEN, EOS_TOKEN, PAD_TOKEN].map(|token| AddedToken::from(token, true));
     let mut trainer = BpeTrainer::builder()
         .vocab_size(vocab_size)
@@ -84,6 +91,22 @@ pub(super) fn train(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vocabulary_that_no_text_could_fill_takes_no_room() {
+        let sizes = |texts: &[&str], vocab_size| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            let folder = tempfile::tempdir().unwrap();
+            let made = train(&texts, vocab_size, 64, folder.path()).unwrap();
+            (made.vocab_size, std::fs::read(folder.path().join("tokenizer.json")).unwrap())
+        };
+        // Of two texts that are equal each byte but the first is merged.
+        let text = "abcdefghijklmnopqrstuvwxyz";
+        let (most, made) = sizes(&[text, text], 9_999_999_999);
+        assert_eq!(most, LEAST_IDS + text.len() - 1);
+        assert!(made == sizes(&[text, text], most).1);
+        assert_eq!(sizes(&["a"], usize::MAX).0, LEAST_IDS);
+    }
 
     #[test]
     fn equal_texts_give_an_equal_tokenizer_that_reads_any_script() {

@@ -19,6 +19,10 @@ use crate::data::artifact::{Message, Model, OutputKind, Row, Rows, RowsReader, S
 /// Text that the tokenizer is trained on at most, in bytes: more changes few merges and costs memory.
 const MOST_TEXT_BYTES: usize = 64 << 20;
 
+/// The most ids of a model that can be read. A vocabulary is a maximum, and more are not refused: the text may have
+/// pairs for fewer.
+const MOST_IDS: usize = 1 << 24;
+
 /// What a pipeline file may say under `with:` for `uses: new_model`. The names of the shape are those of a published
 /// `config.json`.
 #[derive(Parameters, Debug)]
@@ -68,6 +72,20 @@ pub struct NewModel {
 }
 
 impl NewModel {
+    /// The most ids that the tokenizer may have.
+    fn most_ids(&self) -> usize {
+        self.vocab_size.min(MOST_IDS)
+    }
+
+    /// Checks that a model of this shape can be made, and read by the stages that get it.
+    fn check_shape(&self) -> Result<(), String> {
+        let shape = self.shape(self.most_ids());
+        shape.check().map_err(|error| error.to_string())?;
+        let config = shape.config(safetensors::Dtype::F32).map_err(|error| error.to_string())?;
+        let read = Config::from_json(&serde_json::Value::Object(config).to_string());
+        read.map(drop).map_err(|error| error.to_string())
+    }
+
     fn shape(&self, vocab_size: usize) -> Shape {
         Shape {
             vocab_size,
@@ -105,22 +123,22 @@ impl Stage for NewModel {
     }
 
     fn check(&self, _: &InputFacts, span: Span) -> Vec<Problem> {
-        match self.shape(self.vocab_size).check() {
+        match self.check_shape() {
             Ok(()) => Vec::new(),
-            Err(error) => vec![Problem::error("bad-shape", span, error.to_string(), "this shape cannot be built")],
+            Err(message) => vec![Problem::error("bad-shape", span, message, "this shape cannot be built")],
         }
     }
 
     fn forecast(&self, _: &Ahead<'_>) -> Forecast {
         let mut forecast = Forecast::default();
-        let Ok(config) = self.shape(self.vocab_size).config(safetensors::Dtype::F32) else { return forecast };
+        let Ok(config) = self.shape(self.most_ids()).config(safetensors::Dtype::F32) else { return forecast };
         if let Ok(shape) = Config::from_json(&serde_json::Value::Object(config.clone()).to_string()) {
             let weights = shape.matrix_weights();
             forecast.figure("parameters", weights, format!("{weights}, if the text has pairs for every id"));
             forecast.disk_bytes = Some(weights * 4);
         }
         forecast.facts("model", checkpoint::facts_of_config(config));
-        forecast.fact("tokenizer", "vocab_size", self.vocab_size);
+        forecast.fact("tokenizer", "vocab_size", self.most_ids());
         ["model", "tokenizer"].into_iter().for_each(|output| forecast.fact(output, checkpoint::CHAT_TEMPLATE, false));
         forecast
     }
@@ -128,7 +146,7 @@ impl Stage for NewModel {
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         let texts = read_texts(self, context)?;
         let tokenizer_draft = context.create("tokenizer")?;
-        let tokenizer = bpe::train(&texts, self.vocab_size, self.max_position_embeddings, &tokenizer_draft.folder)
+        let tokenizer = bpe::train(&texts, self.most_ids(), self.max_position_embeddings, &tokenizer_draft.folder)
             .or_fail(Cause::Internal, || "cannot train the tokenizer".to_owned())?;
         if tokenizer.vocab_size < self.vocab_size {
             context.warn(format!(
@@ -181,4 +199,56 @@ fn read_texts(params: &NewModel, context: &mut StageContext) -> Result<Vec<Strin
         return Err(StageError::bad_data("the rows contain no text to train a tokenizer on"));
     }
     Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::file::tree::Node;
+    use engine::parameter::{Parameter, Reader};
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(field: &str, value: u64) -> Option<String> {
+        let mut with = json!({
+            "text": "rows", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "head_dim": 8,
+        });
+        with[field] = value.into();
+        let model = NewModel::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+        let problems = model.check(&InputFacts::default(), Span::default());
+        assert!(problems.iter().all(|problem| problem.code == "bad-shape"));
+        problems.into_iter().next().map(|problem| problem.message)
+    }
+
+    #[test]
+    fn a_shape_that_no_stage_could_read_is_refused() {
+        assert_eq!(refused("num_hidden_layers", 4096), None);
+        for layers in [4097, 100_000_000] {
+            let message = refused("num_hidden_layers", layers).unwrap();
+            assert!(message.contains(&format!("`num_hidden_layers` of the configuration is {layers}")), "{message}");
+            assert!(message.contains("no model has more than 4096"), "{message}");
+        }
+        for (field, value) in [
+            ("hidden_size", 1 << 20),
+            ("intermediate_size", 1 << 30),
+            ("head_dim", 1 << 20),
+            ("max_position_embeddings", 1 << 40),
+        ] {
+            let message = refused(field, value).unwrap();
+            assert!(message.contains(&format!("`{field}`")), "{message}");
+        }
+        assert!(refused("num_key_value_heads", 3).unwrap().contains("does not divide"));
+    }
+
+    #[test]
+    fn a_vocabulary_is_a_maximum() {
+        assert_eq!(refused("vocab_size", 9_999_999_999), None);
+        let json = |vocab_size: usize| {
+            let shape = Shape { vocab_size, ..Shape::default() };
+            serde_json::Value::Object(shape.config(safetensors::Dtype::F32).unwrap()).to_string()
+        };
+        assert!(Config::from_json(&json(MOST_IDS)).is_ok());
+        assert!(Config::from_json(&json(MOST_IDS + 1)).is_err());
+    }
 }

@@ -72,7 +72,8 @@ impl Counts {
         facts.equal_pairs = self.equal;
     }
 
-    /// Why rows are left out, and what would keep them; `weight` is the name of their weights, where they may have some.
+    /// Why rows are left out, and what would keep them; `weight` is the name of their weights, where they may have
+    /// some.
     fn why_dropped(&self, weight: Option<&str>) -> String {
         let without_target = self.dropped - self.too_long;
         let causes = [
@@ -94,8 +95,8 @@ impl Counts {
         reasons.collect::<Vec<_>>().join(", ")
     }
 
-    /// Says what became of the rows, `taken_over` of which an earlier result had; `weight` is the name of their weights,
-    /// where they may have some.
+    /// Says what became of the rows, `taken_over` of which an earlier result had; `weight` is the name of their
+    /// weights, where they may have some.
     pub(super) fn report(
         &self,
         facts: &TokensFacts,

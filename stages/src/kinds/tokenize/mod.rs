@@ -172,7 +172,7 @@ impl Tokenize {
 
 impl StageKind for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 9; // 9: `tool_use` is read from a folder of templates, too.
+    const VERSION: u32 = 10; // 10: special tokens are those of transformers 5, also for templates; no BPE dropout.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 }

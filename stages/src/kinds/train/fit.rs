@@ -75,8 +75,8 @@ pub(super) fn problems(params: &Train, inputs: &InputFacts, span: Span) -> Vec<P
     problems
 }
 
-/// A setting of the file that contradicts the adapter of the warm start, where another stage of the file has yet to train
-/// that one: the run would find it only then.
+/// A setting of the file that contradicts the adapter of the warm start, where another stage of the file has yet to
+/// train that one: the run would find it only then.
 fn contradicted(params: &Train, inputs: &InputFacts, span: Span) -> Option<Problem> {
     let adapter = &params.adapter.as_ref()?.reference;
     let fields = serde_json::from_str(adapter.facts_in(inputs)?.get(ADAPTER_CONFIG)?.as_str()?).ok()?;

@@ -24,6 +24,7 @@ use crate::data::artifact::{Row, RowsReader, Said, TOOLS};
 
 mod numbers;
 mod order;
+mod saved;
 
 fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);

@@ -67,8 +67,8 @@ pub enum UpdateRule {
         #[semantic(default)]
         adamw: AdamwParams,
     },
-    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), of tensors of 4096 elements or
-    /// more; native backend only.
+    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), of tensors of 4096 elements
+    /// or more; native backend only.
     #[semantic(rename = "adamw_8bit")]
     Adamw8bit {
         /// Decay rates of the two moments.

@@ -56,8 +56,8 @@ pub struct LoraParams {
     /// first in alphabetical order counts.
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
-    /// The numbers of the layers with an adapter, from 0, as in PEFT; default: all. One that the model does not have is
-    /// ignored, with a warning. Not with a string as `target_modules`.
+    /// The numbers of the layers with an adapter, from 0, as in PEFT; default: all. One that the model does not have
+    /// is ignored, with a warning. Not with a string as `target_modules`.
     #[semantic(default, omit_default)]
     pub layers_to_transform: OneOrMore<u64>,
     /// The name of the list of layers in the paths of the modules, as in PEFT: `layers`. Needs `layers_to_transform`.
