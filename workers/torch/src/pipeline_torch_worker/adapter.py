@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -19,11 +18,17 @@ from .products import fuse
 
 # PEFT is imported where an adapter is there: that takes as long as all the rest, and not every job has one.
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
     from peft.tuners.lora import LoraLayer
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+# What PEFT writes beside an adapter on an embedding or a head, and beside a module that is saved as a whole: the base's own, and
+# that module again.
+BESIDE = (".base_layer.", ".original_module.", ".modules_to_save.")
+# What it saves with an adapter whose model had a vocabulary of another size than its base.
+TABLES = ("model.embed_tokens", "lm_head")
+EMBEDDING_ROWS, HEAD_ROWS = (f"{PREFIX}{table}.token_adapter.trainable_tokens_delta" for table in TABLES)
 
 
 def _import_peft() -> None:
@@ -51,19 +56,22 @@ def _import_peft() -> None:
 def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
     """Puts the adapter of a PEFT folder into the model; its values are f32 where they are trained."""
     _import_peft()
-    from peft import PeftModel
+    from peft import PeftModel, set_peft_model_state_dict
 
     try:
-        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=trained)
+        config, values = _read(model, folder)
+        config.inference_mode = not trained
+        adapted = PeftModel(model, config)
+        set_peft_model_state_dict(adapted, values)
     except Exception as error:
         raise JobFailure("bad_parameters", f"PEFT cannot put the adapter in `{folder}` on the model") from error
     adapted.eval()
     if trained:
-        _put_in_place(adapted, folder)
+        _put_in_place(adapted, values)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-        _check(adapted, folder)
+    _check(adapted, "default", set(values), folder)
     return adapted
 
 
@@ -129,18 +137,19 @@ class Adapters:
     def load(self, name: str, folder: Path) -> None:
         """Adds the adapter of a PEFT folder; what is there stays as it is where that fails."""
         _import_peft()
-        from peft import PeftConfig, PeftModel
+        from peft import PeftModel, set_peft_model_state_dict
 
         self._selected = None
         try:
+            config, values = _read(self._model, folder)
+            config.inference_mode = True
             if self._adapted is None:
-                config = PeftConfig.from_pretrained(str(folder))
-                config.inference_mode = True
                 self._adapted = PeftModel(self._model, config, adapter_name=name)
-            # PEFT would read it onto the first device that it finds.
-            self._adapted.load_adapter(str(folder), name, torch_device="cpu")
+            else:
+                self._adapted.add_adapter(name, config)
+            set_peft_model_state_dict(self._adapted, values, adapter_name=name)
             self._adapted.eval()
-            self._check(name, folder)
+            _check(self._adapted, name, set(values), folder)
         except Exception as error:
             self.unload(name)
             if isinstance(error, JobFailure):
@@ -161,14 +170,6 @@ class Adapters:
             self._adapted.set_adapter(name)
         _switch(self._adapted, off=name is None)
         self._selected = (name,)
-
-    def _check(self, name: str, folder: Path) -> None:
-        """Fails where the file has other tensors than the adapter: PEFT passes over both."""
-        from peft import get_peft_model_state_dict
-
-        assert self._adapted is not None, "it has been loaded"
-        state = get_peft_model_state_dict(self._adapted, adapter_name=name, save_embedding_layers=False)
-        _compare(set(state), folder)
 
 
 def _switch(adapted: PeftModel, off: bool) -> None:
@@ -191,29 +192,63 @@ def merged(adapted: PeftModel) -> Iterator[None]:
             parameter.copy_(before)
 
 
-def _put_in_place(adapted: PeftModel, folder: Path) -> None:
-    """Reads the adapter's values where PEFT has made them on the meta device, as it does beside weights that are there."""
+def _read(model: PreTrainedModel, folder: Path) -> tuple[PeftConfig, dict[str, torch.Tensor]]:
+    """The settings and the values of an adapter, without what PEFT writes of the base beside them.
+
+    PEFT puts an embedding or a head that it saved with an adapter into the base. Here one that is not the base's is a module that
+    is saved as a whole: it takes the place of the base's where this adapter computes, and is trained with it.
+    """
+    from peft import PeftConfig
+
+    config: Any = PeftConfig.from_pretrained(str(folder))
     values = load_file(folder / WEIGHTS_FILE)
+    values = {name: value for name, value in values.items() if not any(part in name for part in BESIDE)}
+    for table in TABLES:
+        name, saved = f"{PREFIX}{table}.weight", config.modules_to_save or []
+        if name not in values or any(f".{table}".endswith(f".{module}") for module in saved):
+            continue
+        if _is_same(_weight(model, table), values[name]):
+            del values[name]
+        else:
+            config.modules_to_save = [*saved, table]
+    # PEFT writes the rows of a tied embedding once more, as those of the head.
+    table_rows, head_rows = values.get(EMBEDDING_ROWS), values.get(HEAD_ROWS)
+    is_named = "lm_head" in (config.trainable_token_indices or ())
+    if not is_named and table_rows is not None and head_rows is not None and torch.equal(table_rows, head_rows):
+        del values[HEAD_ROWS]
+    return config, values
+
+
+def _weight(model: PreTrainedModel, path: str) -> torch.Tensor:
+    """The base's weight at a path, which adapters may have wrapped before."""
+    module = model.get_submodule(path)
+    module = getattr(module, "original_module", module)
+    return cast(torch.Tensor, getattr(module, "base_layer", module).weight)
+
+
+def _is_same(ours: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether a tensor is the base's, in the type that it was saved in."""
+    return torch.equal(ours.detach().to("cpu", saved.dtype).to(ours.dtype), saved.to(ours.dtype))
+
+
+def _put_in_place(adapted: PeftModel, values: dict[str, torch.Tensor]) -> None:
+    """Sets the adapter's values where PEFT has made them on the meta device, as it does beside weights that are there."""
     for name, parameter in list(adapted.named_parameters()):
         if parameter.is_meta and parameter.requires_grad and file_name(name) in values:
             path, _, leaf = name.rpartition(".")
             setattr(adapted.get_submodule(path), leaf, torch.nn.Parameter(values[file_name(name)]))
 
 
-def _check(adapted: PeftModel, folder: Path) -> None:
-    """Fails where the file and the model have different tensors: PEFT passes over those that it does not know."""
-    names = {file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    _compare(names, folder, str(adapted.get_base_model().base_model_prefix))
+def _check(adapted: PeftModel, adapter: str, there: set[str], folder: Path) -> None:
+    """Fails where the file has other tensors than the adapter in the model: PEFT passes over both."""
+    from peft import get_peft_model_state_dict
 
-
-def _compare(names: set[str], folder: Path, decoder: str = "") -> None:
-    # PEFT puts the base's own weight beside an adapter on a head.
-    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-        there = {name for name in file.keys() if ".base_layer." not in name}  # noqa: SIM118
+    names = set(get_peft_model_state_dict(adapted, adapter_name=adapter, save_embedding_layers=False))
     if names != there:
         odd = ", ".join(f"`{name}`" for name in sorted(names ^ there)[:4])
         message = f"the adapter in `{folder}` and the model have different tensors: {odd}"
         help_ = "was it made for another model?"
+        decoder = adapted.get_base_model().base_model_prefix
         if there == {name.replace(f"{PREFIX}{decoder}.", PREFIX, 1) for name in names}:
             # PEFT would not find the tensors of such an adapter.
             help_ = (
