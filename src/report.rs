@@ -1,10 +1,12 @@
 //! `pipeline report`: a run as one file to send: HTML with its pictures in it and no script, or Markdown.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use cache::OutputRecord;
 use clap::Args;
-use engine::history::{Recorded, RecordedStage, Words};
+use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::Value;
 use stages::data::artifact::{Metrics, OutputKind, Samples};
 use stages::view::show::RowView;
@@ -96,6 +98,7 @@ fn form(path: &Path) -> Result<Form, Failure> {
 
 impl ReportArgs {
     fn blocks(&self, past: &Past, recorded: &Recorded) -> Result<Vec<Block>, Failure> {
+        let made = made(past, recorded)?;
         let mut blocks = vec![Block::Text(circumstances(recorded))];
         failures(recorded, &mut blocks);
         gates(recorded, &mut blocks);
@@ -105,20 +108,26 @@ impl ReportArgs {
             blocks.push(Block::Heading("Compared".to_owned()));
             blocks.push(Block::Drawn { html: comparison.html_table(), markdown: comparison.markdown() });
         }
-        results(past, recorded, &mut blocks)?;
+        results(&made, &mut blocks);
         let panels = comparison.panels();
         if !panels.is_empty() {
             blocks.push(Block::Picture(plot::svg(&panels)));
         }
-        self.samples(past, recorded, &mut blocks)?;
-        stages(past, recorded, &mut blocks)?;
+        self.samples(past, recorded, &made, &mut blocks)?;
+        stages(&made, &mut blocks);
         Ok(blocks)
     }
 
     /// The first answers of each generation.
-    fn samples(&self, past: &Past, recorded: &Recorded, blocks: &mut Vec<Block>) -> Result<(), Failure> {
-        for (stage, output) in outputs(past, recorded, Samples::NAME)? {
-            let shown = show::of_run(past, recorded, &stage, &output, self.samples)?;
+    fn samples(
+        &self,
+        past: &Past,
+        recorded: &Recorded,
+        made: &[Made<'_>],
+        blocks: &mut Vec<Block>,
+    ) -> Result<(), Failure> {
+        for (stage, name, _) in outputs(made, Samples::NAME) {
+            let shown = show::of_run(past, recorded, stage, name, self.samples)?;
             let Body::Rows { rows } = shown.body else { continue };
             if rows.is_empty() {
                 continue;
@@ -136,16 +145,22 @@ impl ReportArgs {
     }
 }
 
-/// The outputs of a kind that the run has, by stage and name.
-fn outputs(past: &Past, recorded: &Recorded, kind: &str) -> Result<Vec<(String, String)>, Failure> {
-    let mut found = Vec::new();
-    for RecordedStage { summary, .. } in &recorded.stages {
-        let Some(key) = summary.key else { continue };
-        let Some(made) = past.made(&key)? else { continue };
-        let of_kind = made.record.outputs.iter().filter(|(_, output)| output.kind == kind);
-        found.extend(of_kind.map(|(name, _)| (summary.stage.clone(), name.clone())));
-    }
-    Ok(found)
+/// A stage, and how its result was made, where it has one.
+type Made<'a> = (&'a RecordedStage, Option<Origin>);
+
+/// The stages of the run with their results, which all parts of the report read.
+fn made<'a>(past: &Past, recorded: &'a Recorded) -> Result<Vec<Made<'a>>, Failure> {
+    let stages = recorded.stages.iter();
+    stages.map(|stage| Ok((stage, stage.summary.key.map(|key| past.made(&key)).transpose()?.flatten()))).collect()
+}
+
+/// The outputs of a kind that the run has, with their stage and name.
+fn outputs<'a>(made: &'a [Made<'_>], kind: &str) -> impl Iterator<Item = (&'a str, &'a str, &'a OutputRecord)> {
+    made.iter().flat_map(move |(stage, made)| {
+        let all = made.iter().flat_map(|made| &made.record.outputs);
+        let of_kind = all.filter(move |(_, output)| output.kind == kind);
+        of_kind.map(move |(name, output)| (stage.summary.stage.as_str(), name.as_str(), output))
+    })
 }
 
 fn circumstances(recorded: &Recorded) -> String {
@@ -186,44 +201,38 @@ fn gates(recorded: &Recorded, blocks: &mut Vec<Block>) {
 }
 
 /// The figures of each stage that measures: all stages beside each other.
-fn results(past: &Past, recorded: &Recorded, blocks: &mut Vec<Block>) -> Result<(), Failure> {
+fn results(made: &[Made<'_>], blocks: &mut Vec<Block>) {
     let mut names: Vec<String> = Vec::new();
+    let mut seen = BTreeSet::new();
     let mut rows = Vec::new();
-    for (stage, output) in outputs(past, recorded, Metrics::NAME)? {
-        let Some(record) = past.output(recorded, &stage, &output)? else { continue };
-        let mut told = Vec::new();
-        figures::flatten(&Value::Object(record.facts), String::new(), &mut |name, value| {
+    for (stage, _, output) in outputs(made, Metrics::NAME) {
+        let mut told: BTreeMap<String, String> = BTreeMap::new();
+        figures::flatten(&Value::Object(output.facts.clone()), String::new(), &mut |name, value| {
             if value.is_number() {
-                told.push((name, words::figure(value)));
+                if seen.insert(name.clone()) {
+                    names.push(name.clone());
+                }
+                told.entry(name).or_insert_with(|| words::figure(value));
             }
         });
-        for (name, _) in &told {
-            if !names.contains(name) {
-                names.push(name.clone());
-            }
-        }
-        rows.push((stage, told));
+        rows.push((stage.to_owned(), told));
     }
     if names.is_empty() {
-        return Ok(());
+        return;
     }
-    let cell = |told: &[(String, String)], name: &String| {
-        told.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()).unwrap_or_default()
-    };
-    let row = |(stage, told): &(String, Vec<(String, String)>)| {
-        std::iter::once(stage.clone()).chain(names.iter().map(|name| cell(told, name))).collect()
+    let row = |(stage, told): &(String, BTreeMap<String, String>)| {
+        let cells = names.iter().map(|name| told.get(name).cloned().unwrap_or_default());
+        std::iter::once(stage.clone()).chain(cells).collect()
     };
     let rows = rows.iter().map(row).collect();
     blocks.push(Block::Heading("Figures".to_owned()));
     let head = std::iter::once("stage".to_owned()).chain(names.iter().cloned()).collect();
     blocks.push(Block::Table { head, rows });
-    Ok(())
 }
 
-fn stages(past: &Past, recorded: &Recorded, blocks: &mut Vec<Block>) -> Result<(), Failure> {
+fn stages(made: &[Made<'_>], blocks: &mut Vec<Block>) {
     let mut rows = Vec::new();
-    for RecordedStage { summary, why, .. } in &recorded.stages {
-        let made = summary.key.map(|key| past.made(&key)).transpose()?.flatten();
+    for (RecordedStage { summary, why, .. }, made) in made {
         let how = |name: &str| made.as_ref().and_then(|made| made.record.how.get(name)?.as_f64());
         let took = summary.seconds.or_else(|| how("seconds"));
         let memory = summary.peak_memory_bytes.or_else(|| how("peak_memory_bytes").map(|bytes| bytes as u64));
@@ -240,7 +249,6 @@ fn stages(past: &Past, recorded: &Recorded, blocks: &mut Vec<Block>) -> Result<(
     let head = ["stage", "kind", "state", "took", "peak memory", "key", "why"].map(str::to_owned).to_vec();
     blocks.push(Block::Heading("Stages".to_owned()));
     blocks.push(Block::Table { head, rows });
-    Ok(())
 }
 
 const STYLE: &str = "\

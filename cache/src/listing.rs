@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use crate::entry::is_absent;
+use crate::record::Records;
 use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
 /// What is in a store.
@@ -16,6 +17,8 @@ use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 pub struct Listing {
     /// The results, sorted by kind and key.
     pub results: Vec<ListedResult>,
+    /// Records of results that cannot be read and are not among these, each with what the operating system said.
+    pub unreadable: Vec<(PathBuf, String)>,
     /// Objects, each counted once.
     pub objects: u64,
     /// Their length together.
@@ -64,10 +67,10 @@ impl Store {
     /// # Errors
     /// Fails where a folder of the store cannot be listed.
     pub fn list(&self) -> Result<Listing, StoreError> {
-        let mut results: Vec<_> =
-            self.results()?.into_iter().map(|(key, record)| self.list_result(key, record)).collect();
+        let Records { sound, unreadable } = self.records()?;
+        let mut results: Vec<_> = sound.into_iter().map(|(key, record)| self.list_result(key, record)).collect();
         results.sort_by(|one, other| (&one.kind, one.key).cmp(&(&other.kind, other.key)));
-        let mut listing = Listing { results, ..Listing::default() };
+        let mut listing = Listing { results, unreadable, ..Listing::default() };
         for object in self.digest_files("objects")?.iter().filter(|file| file.digest.is_some()) {
             listing.objects += 1;
             listing.object_bytes += object.size;

@@ -102,6 +102,15 @@ pub(crate) enum Stored {
     Damaged,
 }
 
+/// The records of a store, but for damaged ones.
+#[derive(Default)]
+pub(crate) struct Records {
+    /// With their keys, sorted by these.
+    pub sound: Vec<(Digest, ResultRecord)>,
+    /// Files that the operating system does not let read, each with what it said.
+    pub unreadable: Vec<(PathBuf, String)>,
+}
+
 /// How the first line of a record begins, behind the brace, and how it ends.
 const CHECK: (&str, &str) = ("{\n  \"check\": \"", "\",\n");
 
@@ -258,19 +267,26 @@ impl Store {
         self.publish(&self.record_path(key), &to_bytes(record))
     }
 
-    /// All results, sorted by key; damaged ones are left out.
+    /// All results, sorted by key; those whose records are damaged or cannot be read are left out.
     ///
     /// # Errors
     /// Fails where the folder cannot be listed.
     pub fn results(&self) -> Result<Vec<(Digest, ResultRecord)>, StoreError> {
-        let mut results = Vec::new();
+        Ok(self.records()?.sound)
+    }
+
+    /// [`Store::results`], and what cannot be read.
+    pub(crate) fn records(&self) -> Result<Records, StoreError> {
+        let mut records = Records::default();
         for (path, key) in self.record_files()? {
             let Some(key) = key else { continue };
-            if let Ok(Some(Stored::Sound(record))) = Stored::at(&path, &key) {
-                results.push((key, record));
+            match Stored::at(&path, &key) {
+                Ok(Some(Stored::Sound(record))) => records.sound.push((key, record)),
+                Ok(Some(Stored::Foreign | Stored::Damaged) | None) => {}
+                Err(error) => records.unreadable.push((path, error.into_io().to_string())),
             }
         }
-        Ok(results)
+        Ok(records)
     }
 
     /// Removes the record of a key; whether there was one.

@@ -32,7 +32,7 @@ pub struct VerifyReport {
 /// One thing that is wrong in a store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// An object cannot be read, or its content does not have the digest in its name.
+    /// An object's content does not have the digest in its name, or something else is in its place.
     #[error("object {digest} is damaged; {}", Users(.used_by))]
     CorruptObject {
         /// The digest it should have: [`Store::evict`] takes it.
@@ -51,7 +51,7 @@ pub enum Fault {
         /// The files of results that it should be the content of.
         used_by: Vec<UsedBy>,
     },
-    /// A tree's list is unreadable or does not have the digest in its name.
+    /// A tree's list does not have the digest in its name.
     #[error("tree {digest} is damaged: {reason}; {}", Users(.used_by))]
     CorruptTree {
         /// The digest it should have.
@@ -74,7 +74,7 @@ pub enum Fault {
         /// The files of results that it should be the content of.
         used_by: Vec<UsedBy>,
     },
-    /// A record cannot be read, or is not what was written, or does not have the key in its name.
+    /// A record is not what was written, or does not have the key in its name.
     #[error("record `{}` is damaged", .path.display())]
     CorruptResult {
         /// The key in its name.
@@ -90,6 +90,27 @@ pub enum Fault {
         /// The output's name.
         output: String,
         tree: Digest,
+    },
+    /// An object or a tree's list that the operating system does not let read, as for a permission. No damage is known:
+    /// it may be as it was, and whoever may read it goes on using it.
+    #[error("`{}` cannot be read: {reason}; {}", .path.display(), Users(.used_by))]
+    Unreadable {
+        /// Where it is.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: String,
+        /// The files and outputs of results that it is.
+        used_by: Vec<UsedBy>,
+    },
+    /// The same of a record.
+    #[error("record `{}` cannot be read: {reason}", .path.display())]
+    UnreadableResult {
+        /// The key in its name.
+        key: Digest,
+        /// Where it is.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: String,
     },
     /// Something that the store did not put there.
     #[error("`{}` does not belong into the store", .path.display())]
@@ -132,9 +153,14 @@ impl fmt::Display for Users<'_> {
 
 impl Fault {
     /// Whether it is a fault of the store by which a result is the worse. What only does not belong into the store is
-    /// nobody's loss, and neither that nor a file of the user's is ours to remove.
+    /// nobody's loss, and neither that nor a file of the user's is ours to remove; nor is what nobody has seen damaged.
     pub fn is_damage(&self) -> bool {
-        !matches!(self, Self::Stranger { .. } | Self::Outside { .. })
+        !matches!(self, Self::Stranger { .. } | Self::Outside { .. }) && !self.is_unreadable()
+    }
+
+    /// Whether it is of something that could not be read, of which therefore nothing is known.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Unreadable { .. } | Self::UnreadableResult { .. })
     }
 
     /// The results that lack something, or are not what they were.
@@ -143,8 +169,11 @@ impl Fault {
             Self::CorruptObject { used_by, .. }
             | Self::Outside { used_by, .. }
             | Self::CorruptTree { used_by, .. }
+            | Self::Unreadable { used_by, .. }
             | Self::MissingObject { used_by, .. } => used_by.iter().map(|used| used.key).collect(),
-            Self::CorruptResult { key, .. } | Self::MissingTree { key, .. } => [*key].into(),
+            Self::CorruptResult { key, .. } | Self::UnreadableResult { key, .. } | Self::MissingTree { key, .. } => {
+                [*key].into()
+            }
             Self::Stranger { .. } => BTreeSet::new(),
         }
     }
@@ -179,7 +208,7 @@ impl Store {
     }
 
     /// Removes what a check found damaged, and the results that lack something of it, so that the next run that needs
-    /// one rebuilds it. Safe beside runs: one that meets a gap fills it.
+    /// one rebuilds it. What could not be read stays. Safe beside runs: one that meets a gap fills it.
     ///
     /// # Errors
     /// Fails where something cannot be removed.
@@ -196,6 +225,8 @@ impl Store {
                 }
                 Fault::CorruptResult { .. }
                 | Fault::MissingTree { .. }
+                | Fault::Unreadable { .. }
+                | Fault::UnreadableResult { .. }
                 | Fault::Outside { .. }
                 | Fault::Stranger { .. } => {}
             }
@@ -271,12 +302,12 @@ impl Store {
                 // Removed by another process meanwhile: whoever needs it is reported with the results.
                 Err(StoreError::MissingTree { .. }) => continue,
                 Err(error) => {
-                    let reason = match error {
-                        StoreError::CorruptTree { reason, .. } => reason,
-                        error => error.to_string(),
-                    };
                     inside.push(InTree { fault: report.faults.len(), file: None });
-                    report.faults.push(Fault::CorruptTree { digest, path, reason, used_by: Vec::new() });
+                    let used_by = Vec::new();
+                    report.faults.push(match error {
+                        StoreError::CorruptTree { reason, .. } => Fault::CorruptTree { digest, path, reason, used_by },
+                        error => Fault::Unreadable { path, reason: error.into_io().to_string(), used_by },
+                    });
                 }
             }
             trees.insert(digest, inside);
@@ -298,8 +329,12 @@ impl Store {
             let record = match Stored::at(&path, &key) {
                 Ok(Some(Stored::Sound(record))) => record,
                 Ok(None | Some(Stored::Foreign)) => continue,
-                Ok(Some(Stored::Damaged)) | Err(_) => {
+                Ok(Some(Stored::Damaged)) => {
                     report.faults.push(Fault::CorruptResult { key, path });
+                    continue;
+                }
+                Err(error) => {
+                    report.faults.push(Fault::UnreadableResult { key, path, reason: error.into_io().to_string() });
                     continue;
                 }
             };
@@ -331,10 +366,14 @@ impl Fault {
             Self::CorruptObject { used_by, .. }
             | Self::Outside { used_by, .. }
             | Self::CorruptTree { used_by, .. }
+            | Self::Unreadable { used_by, .. }
             | Self::MissingObject { used_by, .. } => {
                 used_by.push(used);
             }
-            Self::CorruptResult { .. } | Self::MissingTree { .. } | Self::Stranger { .. } => {}
+            Self::CorruptResult { .. }
+            | Self::UnreadableResult { .. }
+            | Self::MissingTree { .. }
+            | Self::Stranger { .. } => {}
         }
     }
 }
@@ -351,12 +390,18 @@ fn check_outside(digest: &Digest, file: &OutsideFile) -> Option<Fault> {
 fn check_object(object: &DigestFile) -> Option<Fault> {
     let path = object.path.clone();
     let Some(digest) = object.digest else { return Some(Fault::Stranger { path }) };
-    let found = open_entry(&path).map(|opened| opened.map(|mut file| Digest::of_open_file(&mut file)));
-    match found {
-        Ok(Ok(Ok((found, _)))) if found == digest => None,
+    let found = match open_entry(&path) {
+        Ok(Ok(mut file)) => Digest::of_open_file(&mut file).map(|(found, _)| found == digest),
+        // It is no file.
+        Ok(Err(_)) => Ok(false),
         // Evicted by another process meanwhile: whoever needs it is reported with the trees.
-        Err(error) if is_absent(&error) => None,
-        Ok(_) | Err(_) => Some(Fault::CorruptObject { digest, path, used_by: Vec::new() }),
+        Err(error) if is_absent(&error) => return None,
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok(true) => None,
+        Ok(false) => Some(Fault::CorruptObject { digest, path, used_by: Vec::new() }),
+        Err(error) => Some(Fault::Unreadable { path, reason: error.to_string(), used_by: Vec::new() }),
     }
 }
 

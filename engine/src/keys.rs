@@ -258,6 +258,7 @@ fn find(base: &Path, pattern: &str, span: Span, count: Counted) -> Result<FoundF
         let mut files = matches(base, pattern, span)?;
         let lacked = leave_out(&mut files, count);
         refuse_unreadable_names(&files, span)?;
+        refuse_dangling(&files, pattern, span)?;
         refuse_twice(&files, pattern, span)?;
         if let Some(lacked) = lacked {
             return Err(missing(format!("no file that matches `{pattern}` has {lacked}")));
@@ -342,7 +343,9 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
             let why = endless(&fixed, error.path()).unwrap_or_else(|| error.to_string());
             unreadable(span, format!("cannot look through `{pattern}`: {why}"))
         })?;
-        if path.is_file() && !path.ancestors().take_while(|folder| *folder != fixed).any(is_cache) {
+        // A link to nowhere is kept: whether it counts its name says.
+        let is_other = fs::metadata(&path).is_ok_and(|found| !found.is_file());
+        if !is_other && !path.ancestors().take_while(|folder| *folder != fixed).any(is_cache) {
             let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
             files.push((path, relative));
         }
@@ -411,6 +414,16 @@ fn refuse_unreadable_names(files: &[(PathBuf, String)], span: Span) -> Result<()
     let Some((path, _)) = files.iter().find(|(path, _)| path.to_str().is_none()) else { return Ok(()) };
     let message = format!("the path `{}` is not UTF-8", path.display());
     Err(Box::new(unreadable(span, message).with_help("rename the file, or the folder that it is in")))
+}
+
+/// Refuses a match that leads to no file, such as a link to nowhere: its content would be missing, and nothing would
+/// show it.
+fn refuse_dangling(files: &[(PathBuf, String)], pattern: &str, span: Span) -> Result<(), Box<Problem>> {
+    let broken = |(path, relative): &(PathBuf, String)| fs::metadata(path).err().map(|error| (relative.clone(), error));
+    match files.iter().find_map(broken) {
+        Some((relative, error)) => Err(unreadable(span, format!("`{pattern}` finds `{relative}`: {error}"))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a file that is found under two names, through a link: its rows would count twice, and nothing would show it.
@@ -609,6 +622,29 @@ mod tests {
         assert!(problem.message.contains("has one of the extensions jsonl"), "{}", problem.message);
         std::os::unix::fs::symlink("a.jsonl", base.join("data/link.jsonl")).unwrap();
         assert_eq!(found("data").unwrap_err().code, "file-twice");
+    }
+
+    #[test]
+    fn a_match_that_is_a_link_to_nowhere_is_refused_where_it_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path();
+        fs::create_dir_all(base.join("snap/train-deep.jsonl")).unwrap();
+        fs::create_dir(base.join("blobs")).unwrap();
+        fs::write(base.join("blobs/0"), "a").unwrap();
+        let link = |to: &str, at: &str| std::os::unix::fs::symlink(to, base.join(at)).unwrap();
+        link("../blobs/0", "snap/train-0.jsonl");
+        assert_eq!(names(base, "snap/train-*.jsonl"), ["train-0.jsonl"], "a folder that matches is left out");
+        link("../blobs/1", "snap/train-1.jsonl");
+        for pattern in ["snap/train-*.jsonl", "*/train-1.jsonl", "**/*.jsonl"] {
+            let problem = find(base, pattern, Span::default(), Counted::All).err().unwrap();
+            assert_eq!(problem.code, "file-unreadable", "{pattern}");
+            assert!(problem.message.contains("train-1.jsonl`: No such file"), "{}", problem.message);
+        }
+        fs::remove_file(base.join("snap/train-1.jsonl")).unwrap();
+        // Emacs locks a file by a link that leads nowhere.
+        link("me@here.1", "snap/.#train-0.jsonl");
+        let count = Counted::WithExtension(&["jsonl"]);
+        assert_eq!(find(base, "snap/*", Span::default(), count).unwrap().files.len(), 1);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Opened, ago, timestamp};
 use crate::render::Failure;
 use crate::table::Table;
-use crate::terminal::Look;
+use crate::terminal::{self, Look};
 use crate::{Format, words};
 
 /// The results, as a program reads them.
@@ -38,7 +38,7 @@ struct ResultView<'a> {
 
 impl<'a> ListingView<'a> {
     fn of(listing: &'a Listing, opened: Option<&'a Opened>) -> Self {
-        let Listing { results, objects, object_bytes, outside, outside_bytes, partials, partial_bytes } = listing;
+        let Listing { results, objects, object_bytes, outside, outside_bytes, partials, partial_bytes, .. } = listing;
         let result = |ListedResult { key, kind, outputs, bytes, last_use }: &'a ListedResult| ResultView {
             key,
             kind,
@@ -65,6 +65,13 @@ pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure
         Some(opened) => opened.store.list().map_err(Failure::machine)?,
         None => Listing::default(),
     };
+    if let Some((path, reason)) = listing.unreadable.first() {
+        let records = words::plural(listing.unreadable.len(), "record");
+        let first = path.display();
+        terminal::tell_line(format_args!(
+            "warning: {records} of results cannot be read and not listed: `{first}`: {reason}"
+        ));
+    }
     match format {
         Format::Json => crate::print_json(&ListingView::of(&listing, opened)),
         Format::Text => Ok(print(&listing, opened)?),

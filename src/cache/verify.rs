@@ -18,7 +18,7 @@ use crate::{Format, words};
 
 /// Read everything, compare it with its digest, and name damaged files and the results that use them.
 ///
-/// Exits with 1 if something is damaged and not repaired.
+/// Exits with 1 if something is damaged and not repaired, or cannot be read.
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// Remove what is damaged and the results that need it, so that the next run rebuilds them.
@@ -38,6 +38,7 @@ pub(super) fn run(
         None => VerifyReport::default(),
     };
     let damaged = report.faults.iter().any(Fault::is_damage);
+    let unreadable = report.faults.iter().any(Fault::is_unreadable);
     let repaired = damaged && args.repair;
     let repair = match opened {
         Some(opened) if repaired => opened.store.repair(&report.faults),
@@ -48,7 +49,8 @@ pub(super) fn run(
         Format::Text => print(&report, opened, repaired && repair.is_ok()).map_err(Failure::from),
     };
     repair.map_err(Failure::machine)?;
-    Failure::after(if damaged && !repaired { Exit::StageFailed } else { Exit::Done }, printed)
+    let failed = unreadable || damaged && !repaired;
+    Failure::after(if failed { Exit::StageFailed } else { Exit::Done }, printed)
 }
 
 fn check(opened: &Opened, verbosity: Verbosity) -> Result<VerifyReport, Failure> {
@@ -90,7 +92,13 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
         let (files, bytes) = (words::plural(report.outside as usize, "file"), words::bytes(report.outside_bytes));
         writeln!(out, "{files} ({bytes}) outside the store read, {changed} not as it was")?;
     }
+    let unreadable = report.faults.iter().filter(|fault| fault.is_unreadable()).count();
+    if unreadable > 0 {
+        let files = words::plural(unreadable, "file");
+        writeln!(out, "{files} of the store cannot be read; `--repair` leaves what it cannot read as it is")?;
+    }
     match report.faults.iter().filter(|fault| fault.is_damage()).count() {
+        0 if unreadable > 0 => writeln!(out, "nothing else is damaged"),
         0 if changed > 0 => {
             writeln!(out, "everything in the store is intact; the next run takes the files outside as they are now")
         }

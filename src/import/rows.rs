@@ -48,8 +48,8 @@ pub(super) fn put_source(reading: &mut Reading<'_>, key: &'static str, name: &st
     }
 }
 
-/// Carries over what `datasets` loads: `name`, which `key` says, or the files of `data_files`. Returns whether these are
-/// files of this machine.
+/// Carries over what `datasets` loads: `name`, which `key` says, or the files of `data_files`. Returns whether these
+/// are files of this machine.
 pub(super) fn put_loaded(below: &mut Reading<'_>, key: &'static str, name: &str, places: &Places) -> bool {
     let (files, is_local) = (below.texts("data_files"), places.is_path(name));
     if !files.is_empty() && (is_local || LOADERS.contains(&name)) {

@@ -453,7 +453,8 @@ impl Vocabulary {
         Some(models.remove(place))
     }
 
-    /// The tokens of a conversation up to the assistant's answer, by the model's own template, which has the local time.
+    /// The tokens of a conversation up to the assistant's answer, by the model's own template, which has the local
+    /// time.
     ///
     /// # Errors
     /// Fails where there is no chat template or it refuses.

@@ -22,8 +22,8 @@ use crate::{Format, Global, locate, words};
 /// versions.
 #[derive(Args)]
 pub(super) struct ProvenanceArgs {
-    /// A stage, or a child of a sweep by its values, in any order, with its output where it has several; a published or
-    /// exported folder, or a file of it; or the beginning of a key, of an identity or of another digest.
+    /// A stage, or a child of a sweep by its values, in any order, with its output where it has several; a published
+    /// or exported folder, or a file of it; or the beginning of a key, of an identity or of another digest.
     #[arg(value_name = "STAGE[.OUTPUT] | PATH | DIGEST")]
     target: String,
     /// The run whose result of the stage is meant [default: the newest that has one].

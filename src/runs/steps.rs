@@ -30,16 +30,23 @@ pub(crate) fn from_result(past: &Past, made: &Origin, add: &mut dyn FnMut(&Map<S
     Some(())
 }
 
-/// Gives the figures that a stage of a run told while it ran.
-pub(crate) fn each_figure(past: &Past, run: &str, stage: &str, add: &mut dyn FnMut(&Map<String, Value>)) {
+/// Gives the figures that the stages of a run told while they ran, each with its stage.
+pub(crate) fn each_figure(past: &Past, run: &str, add: &mut dyn FnMut(&str, &Map<String, Value>)) {
     let Ok(events) = Events::open(&past.home.run(run), Words::Read) else { return };
     for timed in events.map_while(Result::ok) {
-        if let RunEvent::Worker { stage: said_by, said: WorkerEvent::Metrics { values } } = &timed.event
-            && said_by == stage
-        {
-            add(values);
+        if let RunEvent::Worker { stage, said: WorkerEvent::Metrics { values } } = &timed.event {
+            add(stage, values);
         }
     }
+}
+
+/// Gives the figures that a stage of a run told while it ran.
+pub(crate) fn each_figure_of(past: &Past, run: &str, stage: &str, add: &mut dyn FnMut(&Map<String, Value>)) {
+    each_figure(past, run, &mut |said_by, values| {
+        if said_by == stage {
+            add(values);
+        }
+    });
 }
 
 /// Figures of steps of one kind (those of training, those of validation), as columns of one length.

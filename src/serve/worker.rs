@@ -76,6 +76,8 @@ pub(super) enum Failed {
     Request(String),
     /// It took longer than a request may.
     Timeout,
+    /// No token can follow: the same request ends there again.
+    Stuck(String),
     /// The server cannot go on.
     Server(String),
 }
@@ -98,7 +100,23 @@ struct Growing {
     text: CompletionText,
     began: Instant,
     last_token: Option<Instant>,
+    /// Whether a grammar says which tokens may follow.
+    is_constrained: bool,
     _place: OwnedSemaphorePermit,
+}
+
+impl Growing {
+    /// Why it ends where no token follows: the request was right as far as could be seen.
+    fn stuck(&self, error: &dyn std::fmt::Display) -> Failed {
+        let cause = match self.is_constrained {
+            true => {
+                ": its schema comes to where nothing may follow, has too many states, or needs what the model's vocabulary \
+                 cannot write"
+            }
+            false => "",
+        };
+        Failed::Stuck(format!("no next token can be chosen: {error}{cause}"))
+    }
 }
 
 impl Worker {
@@ -160,11 +178,13 @@ impl Worker {
     fn take(&mut self, job: Job, growing: &mut BTreeMap<RequestId, Growing>) {
         let Job { request, stops, text, reply, place } = job;
         let (tokens, adapter) = (request.prompt.len() as u64, request.adapter);
+        let is_constrained = request.constraint.is_some();
         match self.engine.push(request) {
             Ok(id) => {
                 self.metrics.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
                 let began = Instant::now();
-                let of_job = Growing { adapter, reply, stops, text, began, last_token: None, _place: place };
+                let of_job =
+                    Growing { adapter, reply, stops, text, began, last_token: None, is_constrained, _place: place };
                 growing.insert(id, of_job);
             }
             Err(error) => drop(reply.send(Update::Failed(refused(&error)))),
@@ -198,7 +218,7 @@ impl Worker {
         let mut finish = ended.map(|ended| match ended {
             Ok(Stop::Length) => Ok(Finish::Length),
             Ok(Stop::EndOfText | Stop::Listener) => Ok(Finish::Stop),
-            Err(error) => Err(Failed::Request(format!("no next token can be chosen: {error}"))),
+            Err(error) => Err(it.stuck(&error)),
         });
         if let Some(token) = token {
             self.metrics.completion_tokens.fetch_add(1, Ordering::Relaxed);
@@ -277,5 +297,30 @@ fn refused(error: &GenerateError) -> Failed {
         GenerateError::Room(_) | GenerateError::Listener(_) | GenerateError::Cancelled => {
             Failed::Server(error.to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::{Semaphore, mpsc};
+
+    use super::*;
+
+    #[test]
+    fn a_completion_without_a_next_token_is_the_servers_fault() {
+        let growing = |is_constrained| Growing {
+            adapter: 0,
+            reply: mpsc::unbounded_channel().0,
+            stops: StopStrings::default(),
+            text: CompletionText::default(),
+            began: Instant::now(),
+            last_token: None,
+            is_constrained,
+            _place: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+        };
+        let Failed::Stuck(said) = growing(true).stuck(&"none is left") else { panic!("the request is at fault") };
+        assert!(said.contains("none is left") && said.contains("schema") && said.contains("vocabulary"), "{said}");
+        let Failed::Stuck(said) = growing(false).stuck(&"none is left") else { panic!("the request is at fault") };
+        assert!(!said.contains("schema"), "{said}");
     }
 }

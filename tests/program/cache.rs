@@ -1,8 +1,14 @@
 //! What runs again, and what does not.
 
-use test_harness::test;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::support::Project;
+use test_harness::{Unmet, test};
+
+use crate::support::{Project, Ran, install, needs_root};
 
 /// The stages that a run ran, sorted; all others must have been cached.
 #[track_caller]
@@ -61,8 +67,8 @@ fn equal_tokens_rerun_nothing_behind_them() {
 fn names_and_places_are_in_no_key() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);
-    std::fs::create_dir(project.path("data")).unwrap();
-    std::fs::rename(project.path("text.jsonl"), project.path("data/renamed.jsonl")).unwrap();
+    fs::create_dir(project.path("data")).unwrap();
+    fs::rename(project.path("text.jsonl"), project.path("data/renamed.jsonl")).unwrap();
     project.edit("data.yaml", "./text.jsonl", "./data/renamed.jsonl");
     project.edit("data.yaml", "  text_packs:", "  packs_by_another_name:");
     project.edit("data.yaml", "name: data", "name: other");
@@ -73,7 +79,7 @@ fn names_and_places_are_in_no_key() {
 fn a_source_counts_by_its_content() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);
-    let rows = std::fs::read_to_string(project.path("questions.jsonl")).unwrap();
+    let rows = fs::read_to_string(project.path("questions.jsonl")).unwrap();
     project.write("questions.jsonl", &rows);
     assert_eq!(ran(&project, &[]), [""; 0]);
     project.write("questions.jsonl", &rows.replacen("Where", "Say where", 1));
@@ -84,7 +90,7 @@ fn a_source_counts_by_its_content() {
 fn plan_names_the_field_that_differs_and_its_place() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);
-    let line = 1 + std::fs::read_to_string(project.path("data.yaml"))
+    let line = 1 + fs::read_to_string(project.path("data.yaml"))
         .unwrap()
         .lines()
         .position(|line| line.contains("max_seq_len: 64"))
@@ -116,18 +122,18 @@ fn a_damaged_object_is_found_and_made_again() {
 /// Flips a byte in the middle of every stored object that is a Parquet file; how many those are.
 fn damage_parquet(project: &Project) -> usize {
     let mut damaged = 0;
-    for shard in std::fs::read_dir(project.path(".pipeline/store/objects")).unwrap() {
-        for object in std::fs::read_dir(shard.unwrap().path()).unwrap() {
+    for shard in fs::read_dir(project.path(".pipeline/store/objects")).unwrap() {
+        for object in fs::read_dir(shard.unwrap().path()).unwrap() {
             let path = object.unwrap().path();
-            let mut bytes = std::fs::read(&path).unwrap();
+            let mut bytes = fs::read(&path).unwrap();
             if !bytes.starts_with(b"PAR1") {
                 continue;
             }
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
             // Objects are read-only; a new file in its place is what a bad disk would look like.
-            std::fs::remove_file(&path).unwrap();
-            std::fs::write(&path, bytes).unwrap();
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, bytes).unwrap();
             damaged += 1;
         }
     }
@@ -160,6 +166,55 @@ fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_
     project.run(&export).ends_with(1).warns("rebuilds it");
     assert!(ran(&project, &[]).contains(&"question_packs".to_owned()));
     project.run(&export).ends_with(0);
+}
+
+/// The first file below a folder.
+fn first_file(folder: &Path) -> PathBuf {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let first = entries.min().unwrap();
+    if first.is_dir() { first_file(&first) } else { first }
+}
+
+/// Another user's store, who may not read some of it: root may read everything.
+#[test]
+fn what_cannot_be_read_is_told_and_not_removed() -> Result<(), Unmet> {
+    /// The id of a user without rights.
+    const NOBODY: u32 = 65534;
+    needs_root()?;
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    let program = project.path("program");
+    install(env!("CARGO_BIN_EXE_pipeline"), &program);
+    let owner = format!("{NOBODY}:{NOBODY}");
+    assert!(Command::new("chown").args(["-R", &owner]).arg(project.path("")).status().unwrap().success());
+    let files = ["objects", "trees", "results"].map(|folder| first_file(&project.path(".pipeline/store").join(folder)));
+    let allow = |mode| files.iter().for_each(|file| fs::set_permissions(file, Permissions::from_mode(mode)).unwrap());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).current_dir(project.path("")).env_remove("PIPELINE_HOME");
+        command.env("HOME", project.path("")).uid(NOBODY).gid(NOBODY);
+        Ran::of(command, arguments)
+    };
+    run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    allow(0o000);
+    for arguments in [&["cache", "verify"][..], &["cache", "verify", "--repair"]] {
+        let told =
+            run(arguments).ends_with(1).says("3 files of the store cannot be read").says("nothing else is damaged");
+        assert_eq!(told.stdout.matches(" cannot be read: Permission denied").count(), 3, "{told}");
+        assert!(files.iter().all(|file| file.exists()), "{told}");
+    }
+    run(&["cache", "ls"]).ends_with(0).warns("1 record of results cannot be read and not listed").says("6 results");
+    // What is damaged beside them is removed.
+    allow(0o400);
+    let [object, ..] = &files;
+    let mut bytes = fs::read(object).unwrap();
+    bytes.push(b'x');
+    fs::set_permissions(object, Permissions::from_mode(0o600)).unwrap();
+    fs::write(object, bytes).unwrap();
+    fs::set_permissions(&files[2], Permissions::from_mode(0o000)).unwrap();
+    run(&["cache", "verify", "--repair"]).ends_with(1).says("1 file of the store cannot be read").says(", removed;");
+    assert!(!object.exists() && files[2].exists());
+    Ok(())
 }
 
 #[test]
@@ -199,8 +254,8 @@ fn young_files_of_no_result_stay_and_that_is_told() {
     ran(&project, &[]);
     let gc = project.run(&["cache", "gc"]).ends_with(0);
     assert!(!gc.stdout.contains("younger"), "{gc}");
-    for record in std::fs::read_dir(project.path(".pipeline/store/results")).unwrap() {
-        std::fs::remove_file(record.unwrap().path()).unwrap();
+    for record in fs::read_dir(project.path(".pipeline/store/results")).unwrap() {
+        fs::remove_file(record.unwrap().path()).unwrap();
     }
     project.run(&["cache", "du"]).ends_with(0).says("files of no result that are older than an hour");
     for gc in [&["cache", "gc", "--dry-run"][..], &["cache", "gc"]] {
@@ -221,7 +276,7 @@ fn what_is_published_as_links_takes_no_room_and_is_kept() {
     let publish = |more: &[&str]| project.run(&[&["run", "data.yaml", "--until", "fresh", "-v"], more].concat());
     publish(&[]).ends_with(0).warns("published to");
     let weights = project.path("out/model.safetensors");
-    let object = std::fs::read_link(&weights).unwrap();
+    let object = fs::read_link(&weights).unwrap();
     assert!(object.starts_with(project.path(".pipeline/store/objects")), "{}", object.display());
     publish(&[]).ends_with(0).warns("is current in");
     project.run(&["runs", "provenance", "out"]).ends_with(0).says("is what was published");
@@ -229,20 +284,20 @@ fn what_is_published_as_links_takes_no_room_and_is_kept() {
     project.run(&["cache", "gc", "--max-size", "0B"]).ends_with(0);
     publish(&[]).ends_with(0).warns("1 ran, 1 cached");
     project.run(&["cache", "rm", "data/fresh"]).ends_with(0);
-    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    assert!(fs::read(&weights).unwrap().len() > 1000);
     // A store that lost it all the same makes it again, in the same place.
-    std::fs::remove_file(&object).unwrap();
+    fs::remove_file(&object).unwrap();
     publish(&[]).ends_with(0);
-    assert!(std::fs::read(&weights).unwrap().len() > 1000);
+    assert!(fs::read(&weights).unwrap().len() > 1000);
     // A file in the place of a link is the user's.
-    std::fs::remove_file(&weights).unwrap();
-    std::fs::write(&weights, "mine").unwrap();
+    fs::remove_file(&weights).unwrap();
+    fs::write(&weights, "mine").unwrap();
     publish(&[]).ends_with(2).warns("was changed since it was published").warns("model.safetensors");
     publish(&["--overwrite"]).ends_with(0);
-    assert_eq!(std::fs::read_link(&weights).unwrap(), object);
+    assert_eq!(fs::read_link(&weights).unwrap(), object);
     // Links and copies are two things.
     publish(&["publish.fresh.model=./out"]).ends_with(0).warns("published to");
-    assert!(std::fs::symlink_metadata(&weights).unwrap().is_file());
+    assert!(fs::symlink_metadata(&weights).unwrap().is_file());
     // Links hold nothing that are gone.
     let room = project.run(&["cache", "gc", "--max-size", "0B", "--format", "json"]).ends_with(0).json();
     assert_eq!(room["left_bytes"], 0, "{room:#}");

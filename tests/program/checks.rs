@@ -346,14 +346,46 @@ fn what_others_have_made_needs_no_variable() {
     third.run(&["plan", "p.yaml", &format!("--remote={remote}")]).ends_with(0).says("in the remote");
 }
 
+/// Runs the program where no Python is found.
+fn without_worker(project: &Project, arguments: &[&str]) -> Ran {
+    let mut command = project.command(arguments);
+    command.env("PATH", project.path("no-programs")).env("HOME", project.path("")).env_remove("PIPELINE_PYTHON");
+    Ran::of(command, arguments)
+}
+
+#[test]
+fn what_makes_a_model_not_native_is_named_where_the_worker_is_not_there() {
+    let project = Project::new();
+    fs::create_dir(project.path("mistral")).unwrap();
+    let config = r#"{"model_type": "mistral", "attention_bias": true, "vocab_size": 4096}"#;
+    project.write("mistral/config.json", config);
+    // No tensors, and a file all the same.
+    fs::write(project.path("mistral/model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/tokenizers/bytelevel/tokenizer.json");
+    fs::copy(tokenizer, project.path("mistral/tokenizer.json")).unwrap();
+    let stages = "base: { uses: download, with: { path: ./mistral } }
+  out: { uses: generate, with: { model: base, prompts: [hello], max_new_tokens: 1 } }";
+    project.write("p.yaml", &format!("version: 1\nstages:\n  {stages}\n"));
+    let reason = "`attention_bias: true` is not supported; supported: false";
+    let warning = format!("{reason}; its stages need the torch worker, which is not installed here");
+    let error = format!(
+        "`mistral` is not computed natively ({reason}), and needs the torch worker, which is not installed here"
+    );
+    for (command, code) in [("validate", 0), ("plan", 0), ("run", 3)] {
+        let ran = without_worker(&project, &[command, "p.yaml"]).ends_with(code);
+        // Lines are broken between words.
+        let words: Vec<&str> = ran.stderr.split_whitespace().filter(|word| *word != "│").collect();
+        let said = words.join(" ");
+        assert!(said.contains(&warning), "{ran}");
+        assert_eq!(said.contains(&error), command == "run", "{ran}");
+        assert!(!said.contains("device: cpu"), "{ran}");
+    }
+}
+
 #[test]
 fn f16_without_a_worker_is_refused_with_a_way_out_that_works() {
     let project = Project::with_pipeline("train.yaml");
-    let without = |arguments: &[&str]| {
-        let mut command = project.command(arguments);
-        command.env("PATH", project.path("no-programs")).env("HOME", project.path("")).env_remove("PIPELINE_PYTHON");
-        Ran::of(command, arguments)
-    };
+    let without = |arguments: &[&str]| without_worker(&project, arguments);
     for command in ["plan", "run"] {
         let ran = without(&[command, "train.yaml", "adapter.dtype=f16"]).ends_with(2);
         assert_eq!(codes(&ran), ["× no-device"], "{ran}");

@@ -94,8 +94,8 @@ fn problem(publish: &Publish, relation: Relation, thing: &Thing) -> Problem {
     }
 }
 
-/// The nearest folder around a target that was published, by whatever pipeline file. One that holds the pipeline file as
-/// well is no longer what was published.
+/// The nearest folder around a target that was published, by whatever pipeline file. One that holds the pipeline file
+/// as well is no longer what was published.
 fn published_around(target: &Places, project: &Places) -> Option<PathBuf> {
     [(&target.real, &project.real), (&target.written, &project.written)].into_iter().find_map(|(target, project)| {
         let mut around = target.ancestors().skip(1).take_while(|folder| !project.starts_with(folder));

@@ -1,6 +1,7 @@
 //! Gathers what is to be compared: of a run or a child of a sweep, its parameters, its figures, its curves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use cache::Digest;
 use engine::artifact::Facts;
@@ -8,7 +9,7 @@ use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::{Number, Value};
 use stages::data::artifact::{Metrics, OutputKind};
 
-use super::curves::{Curve, curves, curves_so_far, last_of_pairs, tokens_per_second};
+use super::curves::{Curve, curves, curves_so_far, last_of_pairs, speeds};
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::{figures, words};
@@ -36,7 +37,7 @@ pub(super) struct Candidate {
     /// Figures that a program of the user's found.
     pub own: BTreeSet<String>,
     /// Figures by name, in the order in which they are found.
-    pub figures: Vec<(String, Number)>,
+    pub figures: Figures,
     /// Of the figures that an evaluation of one task has twice, by the metric's name alone and behind the task's: the
     /// second name by the first.
     pub with_task: BTreeMap<String, String>,
@@ -44,19 +45,59 @@ pub(super) struct Candidate {
     pub curves: Vec<Curve>,
 }
 
+/// Figures by name, in the order in which they are found; thousands of a whole run of a large sweep.
+#[derive(Default)]
+pub(super) struct Figures {
+    in_order: Vec<(String, Number)>,
+    /// Where the first of each name is.
+    places: BTreeMap<String, usize>,
+}
+
+impl Figures {
+    pub(super) fn in_order(&self) -> impl Iterator<Item = &(String, Number)> {
+        self.in_order.iter()
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Number> {
+        self.places.get(name).map(|place| &self.in_order[*place].1)
+    }
+}
+
+impl Extend<(String, Number)> for Figures {
+    fn extend<I: IntoIterator<Item = (String, Number)>>(&mut self, figures: I) {
+        for (name, value) in figures {
+            self.places.entry(name.clone()).or_insert(self.in_order.len());
+            self.in_order.push((name, value));
+        }
+    }
+}
+
+impl FromIterator<(String, Number)> for Figures {
+    fn from_iter<I: IntoIterator<Item = (String, Number)>>(figures: I) -> Self {
+        let mut all = Self::default();
+        all.extend(figures);
+        all
+    }
+}
+
 /// Gathers candidates; what several of them share is looked up once.
 pub(super) struct Gatherer<'a> {
     past: &'a Past,
     /// Whether curves are wanted.
     curves: bool,
-    recorded: BTreeMap<String, Recorded>,
-    made: BTreeMap<Digest, Option<Origin>>,
+    runs: BTreeMap<String, Rc<Run>>,
+    /// The followers of the children of a stage, by run and the stage's id in the file.
+    followers: BTreeMap<(String, String), Rc<Followers>>,
+    made: BTreeMap<Digest, Option<Rc<Origin>>>,
+    /// The speeds of the trainings of a run.
+    speeds: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 impl<'a> Gatherer<'a> {
     /// One that has gathered nothing yet.
     pub(super) fn new(past: &'a Past, curves: bool) -> Self {
-        Self { past, curves, recorded: BTreeMap::new(), made: BTreeMap::new() }
+        let (runs, followers, made, speeds) = Default::default();
+        Self { past, curves, runs, followers, made, speeds }
     }
 
     /// A whole run.
@@ -64,7 +105,8 @@ impl<'a> Gatherer<'a> {
     /// # Errors
     /// Fails where its record or the store cannot be read.
     pub(super) fn run(&mut self, run: &str) -> Result<Candidate, Failure> {
-        let recorded = self.recorded(run)?;
+        let of_run = self.of_run(run)?;
+        let recorded = &of_run.recorded;
         let ids = self.past.history.ids().map_err(Failure::machine)?;
         let mut candidate = Candidate {
             name: crate::runs::ls::shortest(run, &ids).to_owned(),
@@ -76,7 +118,7 @@ impl<'a> Gatherer<'a> {
             asked: BTreeMap::new(),
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
-            figures: Vec::new(),
+            figures: Figures::default(),
             with_task: BTreeMap::new(),
             curves: Vec::new(),
         };
@@ -94,8 +136,13 @@ impl<'a> Gatherer<'a> {
     /// # Errors
     /// As [`Gatherer::run`].
     pub(super) fn child(&mut self, run: &str, id: &str, label: Option<&str>) -> Result<Candidate, Failure> {
-        let recorded = self.recorded(run)?;
-        let stage = crate::runs::stage_of(&recorded, id)?;
+        let of_run = self.of_run(run)?;
+        let stages = &of_run.recorded.stages;
+        let Some(place) = of_run.places.get(id).copied() else {
+            let ids: Vec<&str> = of_run.places.keys().map(String::as_str).collect();
+            return Err(crate::locate::unknown_stage(id, &ids));
+        };
+        let stage = &stages[place];
         let axes: Vec<String> =
             stage.summary.axes.iter().map(|(axis, value)| format!("{axis}={}", words::exact(value))).collect();
         let names: Vec<String> = label.map(str::to_owned).into_iter().chain(axes).collect();
@@ -109,42 +156,54 @@ impl<'a> Gatherer<'a> {
             asked: BTreeMap::new(),
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
-            figures: Vec::new(),
+            figures: Figures::default(),
             with_task: BTreeMap::new(),
             curves: Vec::new(),
         };
         // An axis that is in no key (threads, the split of a batch) is in no parameter of the key either.
         candidate.parameters.extend(stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), value.clone())));
-        let (before, after) = (ancestors(&recorded, id), followers(&recorded, stage));
+        let followers = self.followers(&of_run, &stage.summary.declared);
+        let prefix = |other: &RecordedStage| format!("{}.", other.summary.declared);
         self.add_parameters(&mut candidate, stage, "")?;
         self.add_figures(&mut candidate, stage, "", true)?;
-        for other in &recorded.stages {
-            let prefix = format!("{}.", other.summary.declared);
-            if before.contains(other.summary.stage.as_str()) {
-                self.add_parameters(&mut candidate, other, &prefix)?;
-            }
-            if after.contains(other.summary.stage.as_str()) {
-                self.add_figures(&mut candidate, other, &prefix, false)?;
-            }
+        for other in of_run.ancestors(place).into_iter().map(|other| &stages[other]) {
+            self.add_parameters(&mut candidate, other, &prefix(other))?;
+        }
+        for other in followers.get(&place).into_iter().flatten().map(|other| &stages[*other]) {
+            self.add_figures(&mut candidate, other, &prefix(other), false)?;
         }
         Ok(candidate)
     }
 
-    fn recorded(&mut self, run: &str) -> Result<Recorded, Failure> {
-        if let Some(known) = self.recorded.get(run) {
-            return Ok(known.clone());
+    fn of_run(&mut self, run: &str) -> Result<Rc<Run>, Failure> {
+        if let Some(known) = self.runs.get(run) {
+            return Ok(Rc::clone(known));
         }
-        let recorded = self.past.recorded(run, Words::Skip)?;
-        self.recorded.insert(run.to_owned(), recorded.clone());
-        Ok(recorded)
+        let read = Rc::new(Run::of(self.past.recorded(run, Words::Skip)?));
+        self.runs.insert(run.to_owned(), Rc::clone(&read));
+        Ok(read)
     }
 
-    fn made(&mut self, stage: &RecordedStage) -> Result<Option<&Origin>, Failure> {
+    fn followers(&mut self, run: &Run, declared: &str) -> Rc<Followers> {
+        let of = (run.recorded.summary.run.clone(), declared.to_owned());
+        Rc::clone(self.followers.entry(of).or_insert_with(|| Rc::new(run.followers(declared))))
+    }
+
+    fn made(&mut self, stage: &RecordedStage) -> Result<Option<Rc<Origin>>, Failure> {
         let Some(key) = stage.summary.key else { return Ok(None) };
-        if !self.made.contains_key(&key) {
-            self.made.insert(key, self.past.made(&key)?);
+        if let Some(known) = self.made.get(&key) {
+            return Ok(known.clone());
         }
-        Ok(self.made.get(&key).and_then(Option::as_ref))
+        let made = self.past.made(&key)?.map(Rc::new);
+        self.made.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// Tokens that the training of a result computed per second.
+    fn speed(&mut self, made: &Origin) -> Option<f64> {
+        let (past, (run, stage)) = (self.past, made.by.as_ref()?);
+        let of_run = self.speeds.entry(run.clone()).or_insert_with(|| speeds(past, run));
+        of_run.get(stage).copied()
     }
 
     /// The parameters of a stage, defaults filled in where its key is known.
@@ -208,15 +267,15 @@ impl<'a> Gatherer<'a> {
         }
         let trained = made.record.key.get("@kind") == Some("train");
         if trained && with_curves {
-            to.curves.extend(curves(past, made, label));
+            to.curves.extend(curves(past, &made, label));
         }
         if trained {
-            let last = last_of_pairs(past, made).into_iter();
+            let last = last_of_pairs(past, &made).into_iter();
             let last = last.filter_map(|(name, value)| Some((format!("{prefix}{name}"), Number::from_f64(value)?)));
             to.figures.extend(last);
         }
-        if trained && let Some(speed) = tokens_per_second(past, made).and_then(Number::from_f64) {
-            to.figures.push((format!("{prefix}tokens_per_second"), speed));
+        if trained && let Some(speed) = self.speed(&made).and_then(Number::from_f64) {
+            to.figures.extend([(format!("{prefix}tokens_per_second"), speed)]);
         }
         if trained || in_focus {
             let cost = COST.into_iter();
@@ -258,30 +317,78 @@ fn value_of(canonical: &str) -> Value {
     serde_json::from_str(canonical).unwrap_or_else(|_| canonical.into())
 }
 
-/// All stages that a stage depends on.
-fn ancestors<'a>(recorded: &'a Recorded, id: &str) -> BTreeSet<&'a str> {
-    let mut found = BTreeSet::new();
-    let mut open: Vec<&str> = vec![id];
-    while let Some(next) = open.pop() {
-        let Some(stage) = recorded.stage(next) else { continue };
-        let before = stage.plan.inputs.iter().map(|input| input.stage.as_str());
-        open.extend(before.filter(|before| found.insert(*before)).collect::<Vec<_>>());
-    }
-    let own = |stage: &&str| recorded.stages.iter().any(|known| known.summary.stage == **stage);
-    found.into_iter().filter(own).filter_map(|id| Some(recorded.stage(id)?.summary.stage.as_str())).collect()
+/// By the place of a stage, those of the stages that depend on it and on no other child of the same sweep.
+type Followers = BTreeMap<usize, Vec<usize>>;
+
+/// A run's record, and which of its stages read which; stages are known by their place in the record.
+struct Run {
+    recorded: Recorded,
+    places: BTreeMap<String, usize>,
+    /// What each stage reads itself.
+    inputs: Vec<Vec<usize>>,
 }
 
-/// The stages that depend on this one and on no other child of the same sweep.
-fn followers<'a>(recorded: &'a Recorded, stage: &RecordedStage) -> BTreeSet<&'a str> {
-    let (own, declared) = (&stage.summary.stage, &stage.summary.declared);
-    let is_sibling = |id: &&str| {
-        recorded.stage(id).is_some_and(|other| other.summary.declared == *declared && other.summary.stage != *own)
-    };
-    let follows = |other: &&RecordedStage| {
-        let before = ancestors(recorded, &other.summary.stage);
-        before.contains(own.as_str()) && !before.iter().any(is_sibling)
-    };
-    recorded.stages.iter().filter(follows).map(|stage| stage.summary.stage.as_str()).collect()
+impl Run {
+    fn of(recorded: Recorded) -> Self {
+        let stages = recorded.stages.iter().enumerate();
+        let places: BTreeMap<String, usize> =
+            stages.map(|(place, stage)| (stage.summary.stage.clone(), place)).collect();
+        let inputs = recorded.stages.iter().map(|stage| {
+            let inputs = stage.plan.inputs.iter();
+            inputs.filter_map(|input| places.get(&input.stage).copied()).collect::<Vec<_>>()
+        });
+        let inputs = inputs.collect();
+        Self { recorded, places, inputs }
+    }
+
+    /// All stages that a stage depends on.
+    fn ancestors(&self, place: usize) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![place];
+        while let Some(next) = open.pop() {
+            open.extend(self.inputs[next].iter().filter(|before| found.insert(**before)));
+        }
+        found
+    }
+
+    /// Of the children of the stage that the file declares by this id.
+    fn followers(&self, declared: &str) -> Followers {
+        followers(&self.inputs, |place| self.recorded.stages[place].summary.declared == declared)
+    }
+}
+
+/// `inputs` has what each stage reads, in an order in which each is behind those that it reads, as records have them.
+fn followers(inputs: &[Vec<usize>], is_child: impl Fn(usize) -> bool) -> Followers {
+    let mut followers = Followers::new();
+    let mut on: Vec<DependsOn> = Vec::new();
+    for (place, inputs) in inputs.iter().enumerate() {
+        let through = |input: usize| on.get(input).copied().unwrap_or(DependsOn::None);
+        let itself = |input: usize| if is_child(input) { DependsOn::One(input) } else { DependsOn::None };
+        let of = inputs.iter().fold(DependsOn::None, |of, input| of.and(through(*input)).and(itself(*input)));
+        if let DependsOn::One(child) = of {
+            followers.entry(child).or_default().push(place);
+        }
+        on.push(of);
+    }
+    followers
+}
+
+/// How many children of a sweep a stage depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DependsOn {
+    None,
+    One(usize),
+    Several,
+}
+
+impl DependsOn {
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::None, only) | (only, Self::None) => only,
+            (Self::One(one), Self::One(other)) if one == other => self,
+            (Self::One(_) | Self::Several, Self::One(_) | Self::Several) => Self::Several,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -289,6 +396,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_depends_on_one_child_alone_follows_it() {
+        // 0 is read by the children 1 and 2; 3 and 4 read a child each, 5 what follows the first child, 6 both.
+        let inputs = [vec![], vec![0], vec![0], vec![1], vec![0, 2], vec![3, 1], vec![3, 4]];
+        let of_sweep = followers(&inputs, |place| [1, 2].contains(&place));
+        assert_eq!(of_sweep, Followers::from([(1, vec![3, 5]), (2, vec![4])]));
+        let of_first = followers(&inputs, |place| place == 0);
+        assert_eq!(of_first, Followers::from([(0, vec![1, 2, 3, 4, 5, 6])]));
+    }
+
+    #[test]
+    fn the_first_figure_of_a_name_counts() {
+        let found = [("b", 1_u64), ("a", 2), ("b", 3)].map(|(name, value)| (name.to_owned(), Number::from(value)));
+        let figures: Figures = found.into_iter().collect();
+        assert_eq!(figures.get("b"), Some(&Number::from(1_u64)));
+        assert_eq!(figures.get("c"), None);
+        let names: Vec<&str> = figures.in_order().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["b", "a", "b"]);
+    }
 
     #[test]
     fn values_of_a_key_have_their_types() {

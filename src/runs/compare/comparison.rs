@@ -25,6 +25,10 @@ pub(crate) struct Comparison {
     parameters: Vec<String>,
     /// The figures of which more or less is better, in the order in which they are found.
     figures: Vec<String>,
+    /// The best value of each figure of which some candidate has a worse one.
+    best: BTreeMap<String, f64>,
+    /// Figures that a program of the user's found: their unit is not known.
+    own: BTreeSet<String>,
 }
 
 /// A comparison as a program reads it.
@@ -103,8 +107,10 @@ fn identity(value: &Value) -> String {
 }
 
 /// Whether a parameter is of a stage that only one of several whole runs has: nothing in the others differs from it.
-fn is_of_one_alone(runs: &[Candidate], parameter: &str) -> bool {
-    let has = |run: &&Candidate| run.stages.iter().any(|stage| parameter.starts_with(stage.as_str()));
+/// `runs` has the stages of each, with a dot behind.
+fn is_of_one_alone(runs: &[BTreeSet<&str>], parameter: &str) -> bool {
+    let has =
+        |stages: &&BTreeSet<&str>| parameter.match_indices('.').any(|(dot, _)| stages.contains(&parameter[..=dot]));
     runs.iter().filter(has).count() == 1
 }
 
@@ -120,13 +126,31 @@ fn with_task<'a>(candidates: &'a [Candidate], name: &str) -> Option<&'a String> 
     names.all(|other| other == Some(first)).then_some(first)
 }
 
+/// The figures of each candidate, named with their task, that a column of the metric's name alone has too.
+fn in_short_columns(candidates: &[Candidate]) -> Vec<BTreeSet<&str>> {
+    let shorts: BTreeSet<&str> = candidates.iter().flat_map(|it| it.with_task.keys().map(String::as_str)).collect();
+    let stay: BTreeSet<&str> = shorts.into_iter().filter(|short| with_task(candidates, short).is_none()).collect();
+    let names = candidates.iter().map(|it| {
+        let staying = it.with_task.iter().filter(|(short, _)| stay.contains(short.as_str()));
+        staying.map(|(_, full)| full.as_str()).collect()
+    });
+    names.collect()
+}
+
 /// Whether another column has all that is in a figure's. A figure of an evaluation of one task is there by the metric's
 /// name alone, and behind the task's. The first column is left out where the task is the same in all; the second one
 /// else, since tasks are compared in the first.
-fn is_in_another(candidates: &[Candidate], name: &str) -> bool {
-    let stays = |short: &str| with_task(candidates, short).is_none();
-    let has_both = |it: &Candidate| it.with_task.iter().any(|(short, full)| full == name && stays(short));
-    with_task(candidates, name).is_some() || with_figure(candidates, name).all(has_both)
+fn is_in_another(candidates: &[Candidate], in_short_columns: &[BTreeSet<&str>], name: &str) -> bool {
+    let mut with_figure = candidates.iter().zip(in_short_columns).filter(|(it, _)| it.figure(name).is_some());
+    with_task(candidates, name).is_some() || with_figure.all(|(_, in_short)| in_short.contains(name))
+}
+
+/// The best value of a figure; `None` where all are as good.
+fn best(candidates: &[Candidate], name: &str) -> Option<f64> {
+    let better = better(name)?;
+    let values = || candidates.iter().filter_map(|it| it.figure(name));
+    let best = values().min_by(|one, other| order(better, *one, *other))?;
+    values().any(|other| order(better, best, other) == Ordering::Less).then_some(best)
 }
 
 /// A column of the table.
@@ -141,18 +165,23 @@ impl Comparison {
     /// Compares.
     pub(super) fn of(mut candidates: Vec<Candidate>) -> Self {
         let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
-        let differs = |name: &&&String| are_different(&candidates, name) && !is_of_one_alone(&candidates, name);
+        let stages = candidates.iter().map(|candidate| candidate.stages.iter().map(String::as_str).collect());
+        let stages: Vec<BTreeSet<&str>> = stages.collect();
+        let differs = |name: &&&String| are_different(&candidates, name) && !is_of_one_alone(&stages, name);
         let parameters: Vec<String> = names.iter().filter(differs).map(|name| (*name).clone()).collect();
         scaling::add(&mut candidates, &parameters);
+        let own: BTreeSet<String> = candidates.iter().flat_map(|candidate| candidate.own.iter().cloned()).collect();
         let mut figures: Vec<String> = Vec::new();
-        for (name, _) in candidates.iter().flat_map(|candidate| &candidate.figures) {
-            let is_own = || candidates.iter().any(|candidate| candidate.own.contains(name));
-            if !figures.contains(name) && (better(name).is_some() || is_own()) {
+        let mut seen = BTreeSet::new();
+        for (name, _) in candidates.iter().flat_map(|candidate| candidate.figures.in_order()) {
+            if seen.insert(name) && (better(name).is_some() || own.contains(name)) {
                 figures.push(name.clone());
             }
         }
-        figures.retain(|name| !is_in_another(&candidates, name));
-        Self { candidates, parameters, figures }
+        let in_short_columns = in_short_columns(&candidates);
+        figures.retain(|name| !is_in_another(&candidates, &in_short_columns, name));
+        let best = figures.iter().filter_map(|name| Some((name.clone(), best(&candidates, name)?))).collect();
+        Self { candidates, parameters, figures, best, own }
     }
 
     /// The names of its columns.
@@ -241,7 +270,7 @@ impl Comparison {
             stage: stage.as_deref(),
             status,
             parameters: self.parameters.iter().map(|name| (name, parameters.get(name).map(in_form))).collect(),
-            metrics: figures.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect(),
+            metrics: figures.in_order().map(|(name, value)| (name.clone(), value.clone().into())).collect(),
             best: self.figures.iter().filter(|name| self.is_best(candidate, name)).collect(),
         }
     }
@@ -253,10 +282,12 @@ impl Comparison {
             false => text.to_owned(),
         };
         let mut header = ["name", "run", "status"].map(str::to_owned).to_vec();
+        let mut taken: BTreeSet<String> = header.iter().cloned().collect();
         for (names, group) in [(&self.parameters, "parameter"), (&self.figures, "metric")] {
             for name in names {
-                let is_taken = header.contains(name);
-                header.push(if is_taken { format!("{group}.{name}") } else { name.clone() });
+                let title = if taken.contains(name) { format!("{group}.{name}") } else { name.clone() };
+                taken.insert(title.clone());
+                header.push(title);
             }
         }
         let mut text = header.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\n";
@@ -290,13 +321,14 @@ impl Comparison {
     pub(crate) fn html_table(&self) -> String {
         let escaped = crate::plot::escaped;
         let head: String = self.titles().iter().map(|title| format!("<th>{}</th>", escaped(title))).collect();
+        let columns = self.columns();
         let mut text = format!("<table>\n<tr><th></th>{head}</tr>\n");
         for (row, candidate) in self.candidates.iter().enumerate() {
             let cell = |column: &Column<'_>| match self.best_at(row, *column) {
                 true => format!("<td><b>{}</b></td>", escaped(&self.cell(row, *column, Mark::None))),
                 false => format!("<td>{}</td>", escaped(&self.cell(row, *column, Mark::None))),
             };
-            let cells: String = self.columns().iter().map(cell).collect();
+            let cells: String = columns.iter().map(cell).collect();
             let _ = writeln!(text, "<tr><th>{}</th>{cells}</tr>", escaped(&candidate.name));
         }
         text + "</table>\n"
@@ -332,9 +364,10 @@ impl Comparison {
     /// The columns' names, as short as they can be without two being the same.
     fn titles(&self) -> Vec<String> {
         let names: Vec<&str> = self.columns().into_iter().map(Column::name).collect();
-        let short = |name: &&str| match self.is_own(name) {
-            true => shortened(name, &names),
-            false => in_short(&shortened(name, &names)),
+        let ends = ends(&names);
+        let short = |name: &&str| match self.own.contains(*name) {
+            true => shortened(name, &ends),
+            false => in_short(&shortened(name, &ends)),
         };
         names.iter().map(short).collect()
     }
@@ -350,15 +383,10 @@ impl Comparison {
             Column::Parameter(name) => on_one_line(&candidate.parameter(name)).into_owned(),
             Column::Figure(name) => {
                 let Some(value) = candidate.figure(name) else { return String::new() };
-                let text = if self.is_own(name) { words::float(value) } else { in_words(name, value) };
+                let text = if self.own.contains(name) { words::float(value) } else { in_words(name, value) };
                 mark.on(&text, self.best_at(row, column))
             }
         }
-    }
-
-    /// Whether a figure is one that a program of the user's found: its unit is not known.
-    fn is_own(&self, figure: &str) -> bool {
-        self.candidates.iter().any(|candidate| candidate.own.contains(figure))
     }
 
     fn best_at(&self, row: usize, column: Column<'_>) -> bool {
@@ -367,10 +395,8 @@ impl Comparison {
 
     /// Whether no other has a better value, and some have a worse one.
     fn is_best(&self, candidate: &Candidate, name: &str) -> bool {
-        let (Some(better), Some(own)) = (better(name), candidate.figure(name)) else { return false };
-        let others = || self.candidates.iter().filter_map(|other| other.figure(name));
-        let none_better = others().all(|other| order(better, own, other) != Ordering::Greater);
-        none_better && others().any(|other| order(better, own, other) == Ordering::Less)
+        let (Some(best), Some(own)) = (self.best.get(name), candidate.figure(name)) else { return false };
+        own.total_cmp(best) == Ordering::Equal
     }
 }
 
@@ -410,7 +436,7 @@ impl Candidate {
 
     /// A figure with all of its digits.
     fn number(&self, name: &str) -> Option<&Number> {
-        self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| value)
+        self.figures.get(name)
     }
 
     /// A parameter as text, which is empty where it has none.
@@ -453,14 +479,25 @@ fn dots(name: &str) -> impl Iterator<Item = usize> {
     })
 }
 
+/// How many of the names end in each text that is one of them, or what is behind a dot of one.
+fn ends<'a>(names: &[&'a str]) -> BTreeMap<&'a str, usize> {
+    let mut ends = BTreeMap::new();
+    for &name in names {
+        let behind_dots = name.match_indices('.').map(move |(dot, _)| &name[dot + 1..]);
+        for end in std::iter::once(name).chain(behind_dots) {
+            *ends.entry(end).or_default() += 1;
+        }
+    }
+    ends
+}
+
 /// The fewest last parts of a dotted name that no other name ends in.
-fn shortened(name: &str, names: &[&str]) -> String {
+fn shortened(name: &str, ends: &BTreeMap<&str, usize>) -> String {
     let starts: Vec<usize> = [0].into_iter().chain(dots(name).map(|at| at + 1)).collect();
     let starts = starts.into_iter().rev();
     for start in starts {
         let end = &name[start..];
-        let same = |other: &&&str| **other == end || other.ends_with(&format!(".{end}"));
-        if names.iter().filter(same).count() == 1 {
+        if ends.get(end) == Some(&1) {
             return end.to_owned();
         }
     }
@@ -507,11 +544,20 @@ mod tests {
     }
 
     #[test]
+    fn the_best_of_a_column_are_marked_where_others_are_worse() {
+        let of = |loss: f64| evaluation(&[("loss", loss), ("same_loss", 1.0)], &[]);
+        let all = Comparison::of(vec![of(2.0), of(1.0), evaluation(&[], &[]), of(1.0)]);
+        let best = |name: &str| all.candidates.iter().map(|it| all.is_best(it, name)).collect::<Vec<_>>();
+        assert_eq!(best("loss"), [false, true, false, true]);
+        assert_eq!(best("same_loss"), [false; 4]);
+    }
+
+    #[test]
     fn names_are_cut_at_dots_that_no_bracket_holds() {
         let names =
             ["adapter[lora.rank=4].last_loss", "adapter[lora.rank=8].last_loss", "after.rouge1", "after.seconds"];
-        let short = |at: usize| in_short(&shortened(names[at], &names));
+        let short = |at: usize| in_short(&shortened(names[at], &ends(&names)));
         assert_eq!([0, 2, 3].map(short), [names[0], "rouge1", "took"]);
-        assert_eq!(in_short(&shortened(names[0], &names[..1])), "last_loss");
+        assert_eq!(in_short(&shortened(names[0], &ends(&names[..1]))), "last_loss");
     }
 }

@@ -1,10 +1,12 @@
 //! Losses over the steps of a training, and its speed, from what it left behind.
 
+use std::collections::BTreeMap;
+
 use engine::history::Origin;
 use serde_json::{Map, Value};
 
 use crate::runs::Past;
-use crate::runs::steps::{each_figure, from_result};
+use crate::runs::steps::{each_figure, each_figure_of, from_result};
 
 /// A loss over steps.
 pub(super) struct Curve {
@@ -31,7 +33,7 @@ pub(super) fn curves(past: &Past, made: &Origin, label: &str) -> Vec<Curve> {
     let mut curves = Curves::default();
     let from_result = from_result(past, made, &mut |figures| curves.add(figures));
     if let (None, Some((run, stage))) = (from_result, &made.by) {
-        each_figure(past, run, stage, &mut |figures| curves.add(figures));
+        each_figure_of(past, run, stage, &mut |figures| curves.add(figures));
     }
     curves.of(label)
 }
@@ -39,7 +41,7 @@ pub(super) fn curves(past: &Past, made: &Origin, label: &str) -> Vec<Curve> {
 /// The curves of a training that has no result, or not yet.
 pub(super) fn curves_so_far(past: &Past, run: &str, stage: &str, label: &str) -> Vec<Curve> {
     let mut curves = Curves::default();
-    each_figure(past, run, stage, &mut |figures| curves.add(figures));
+    each_figure_of(past, run, stage, &mut |figures| curves.add(figures));
     curves.of(label)
 }
 
@@ -84,18 +86,19 @@ pub(super) fn last_of_pairs(past: &Past, made: &Origin) -> Vec<(String, f64)> {
     last
 }
 
-/// Tokens computed per second, over all steps of the run that made the result.
-pub(super) fn tokens_per_second(past: &Past, made: &Origin) -> Option<f64> {
-    let (run, stage) = made.by.as_ref()?;
-    let (mut tokens, mut seconds) = (0.0, 0.0);
-    each_figure(past, run, stage, &mut |values| {
+/// Tokens that each training of a run computed per second, over all of its steps there.
+pub(super) fn speeds(past: &Past, run: &str) -> BTreeMap<String, f64> {
+    let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    each_figure(past, run, &mut |stage, values| {
         let (Some(count), Some(rate)) = (number(values, "tokens"), number(values, "tokens_per_second")) else { return };
         if rate > 0.0 {
-            tokens += count;
-            seconds += count / rate;
+            let (tokens, seconds) = sums.entry(stage.to_owned()).or_default();
+            *tokens += count;
+            *seconds += count / rate;
         }
     });
-    (seconds > 0.0).then(|| tokens / seconds)
+    let measured = sums.into_iter().filter(|(_, (_, seconds))| *seconds > 0.0);
+    measured.map(|(stage, (tokens, seconds))| (stage, tokens / seconds)).collect()
 }
 
 fn number(values: &Map<String, Value>, name: &str) -> Option<f64> {

@@ -110,7 +110,7 @@ mod tests {
             asked: BTreeMap::new(),
             unkeyed: BTreeSet::new(),
             own: BTreeSet::new(),
-            figures: vec![(figure.0.to_owned(), Number::from_f64(figure.1).unwrap())],
+            figures: [(figure.0.to_owned(), Number::from_f64(figure.1).unwrap())].into_iter().collect(),
             with_task: BTreeMap::new(),
             curves: Vec::new(),
         }

@@ -86,6 +86,7 @@ impl From<Failed> for ApiError {
         match failed {
             Failed::Request(message) => Self::bad(message),
             Failed::Timeout => Self::timeout(),
+            Failed::Stuck(message) => Self::stuck(message),
             Failed::Server(message) => Self::unavailable(message),
         }
     }

@@ -71,6 +71,11 @@ impl ApiError {
         Self { code: Some("timeout"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
     }
 
+    /// A completion that no token can follow.
+    pub(super) fn stuck(message: String) -> Self {
+        Self { code: Some("no_next_token"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
+    }
+
     pub(super) fn refused(refusal: Refusal) -> Self {
         let (message, code) = match refusal {
             Refusal::Host => ("this server does not serve the host that the request names".to_owned(), "bad_host"),
@@ -101,8 +106,11 @@ impl ApiError {
         let response = Response::json(self.status, self.json().to_string());
         match self.status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => response.retry_after(1),
-            // It would take as long again: OpenAI's clients retry any status of a server's but for this header.
-            StatusCode::GATEWAY_TIMEOUT => response.with_header("x-should-retry", "false"),
+            // It would take as long, or end there, again: OpenAI's clients retry any status of a server's but for this
+            // header.
+            StatusCode::GATEWAY_TIMEOUT | StatusCode::INTERNAL_SERVER_ERROR => {
+                response.with_header("x-should-retry", "false")
+            }
             StatusCode::UNAUTHORIZED => response.wants_bearer(),
             _ => response,
         }
