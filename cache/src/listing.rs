@@ -17,7 +17,7 @@ use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 pub struct Listing {
     /// The results, sorted by kind and key.
     pub results: Vec<ListedResult>,
-    /// Records of results that cannot be read and are not among these, each with what the operating system said.
+    /// Records of results that cannot be read and are not among these, each with the operating system's error message.
     pub unreadable: Vec<(PathBuf, String)>,
     /// Objects, each counted once.
     pub objects: u64,

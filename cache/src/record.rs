@@ -107,7 +107,7 @@ pub(crate) enum Stored {
 pub(crate) struct Records {
     /// With their keys, sorted by these.
     pub sound: Vec<(Digest, ResultRecord)>,
-    /// Files that the operating system does not let read, each with what it said.
+    /// Files that the operating system does not let read, each with the system's error message.
     pub unreadable: Vec<(PathBuf, String)>,
 }
 

@@ -97,7 +97,7 @@ pub enum Fault {
     Unreadable {
         /// Where it is.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error message.
         reason: String,
         /// The files and outputs of results that it is.
         used_by: Vec<UsedBy>,
@@ -109,7 +109,7 @@ pub enum Fault {
         key: Digest,
         /// Where it is.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error message.
         reason: String,
     },
     /// Something that the store did not put there.

@@ -148,7 +148,14 @@ fn help(error: &PromptError) -> &'static str {
             "add `--chat-template chatml`, or `--tokenizer` with the folder of a chat model's tokenizer"
         }
         PromptError::Chat(_) => "`/reset` starts a new conversation, and `--chat-template` selects another template",
-        _ => "`/reset` starts a new conversation",
+        PromptError::NoTemplate
+        | PromptError::OtherShape
+        | PromptError::ChatTemplate(_)
+        | PromptError::Tokenizer(_)
+        | PromptError::Weight { .. }
+        | PromptError::WeightTooSmall { .. }
+        | PromptError::Reasoning
+        | PromptError::WeightOfUnknownTurn => "`/reset` starts a new conversation",
     }
 }
 

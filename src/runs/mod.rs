@@ -15,16 +15,10 @@ mod verify;
 pub(crate) use show::stage_of;
 pub(crate) use stage::StageStory;
 
-use std::path::Path;
-
-use cache::{Digest, OutputRecord, ResultRecord, Store, regular};
+use cache::{Digest, OutputRecord, Store};
 use clap::{Args, Subcommand};
-use engine::history::{
-    History, JOB_FILE, Origin, RESULT_FILE, Recorded, RunLookup, RunState, RunSummary, Words, stage_folder,
-};
+use engine::history::{History, Origin, Recorded, RunLookup, RunState, RunSummary, Words};
 use engine::home::Home;
-use engine::protocol::Job;
-use serde::de::DeserializeOwned;
 
 use crate::Global;
 use crate::render::Failure;
@@ -102,17 +96,7 @@ impl Past {
     /// # Errors
     /// Fails where the index or the store does.
     pub(crate) fn made(&self, key: &Digest) -> Result<Option<Origin>, Failure> {
-        let by = self.history.maker(key).map_err(Failure::machine)?;
-        // Two files of that stage, and not the record of its whole run, which `Origin::find` reads: commands ask for
-        // thousands of results that one run of a sweep has made.
-        let folder = by.as_ref().map(|(run, stage)| self.home.run(run).join(stage_folder(stage)));
-        let record: Option<ResultRecord> = folder.as_deref().and_then(|folder| read_json(&folder.join(RESULT_FILE)));
-        let record = match record.filter(|record| record.key.result_key() == *key) {
-            Some(record) => Some(record),
-            None => self.store.result(key).map_err(Failure::machine)?,
-        };
-        let job: Option<Job> = folder.as_deref().and_then(|folder| read_json(&folder.join(JOB_FILE)));
-        Ok(record.map(|record| Origin { key: *key, by, record, job }))
+        Origin::find(&self.home, &self.history, &self.store, key).map_err(Failure::machine)
     }
 
     /// An output of a stage of a run; `None` where there is none, or all trace of it is gone.
@@ -151,10 +135,6 @@ impl Past {
         Recorded::read(&self.home.run(run), words)
             .ok_or_else(|| Failure::wrong(format!("the record of run `{run}` cannot be read")))
     }
-}
-
-fn read_json<T: DeserializeOwned>(file: &Path) -> Option<T> {
-    serde_json::from_slice(&regular::read(file).ok()?).ok()
 }
 
 /// The name of the newest run.

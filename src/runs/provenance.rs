@@ -119,16 +119,16 @@ impl ProvenanceArgs {
     }
 }
 
-/// The key of the stage that a name means among results, the newest run first: of this very id, else of the child of a
-/// sweep in the newest run that has one.
+/// The key of the stage that a name means among results, the newest run first: in the newest run that has one, of this
+/// very id, else of the child of a sweep.
 fn newest_key(name: &str, output: Option<&str>, results: &[(String, StageSummary)]) -> Result<Option<Digest>, Failure> {
-    if let Some((_, stage)) = results.iter().find(|(_, stage)| stage.stage == name) {
-        return Ok(stage.key);
-    }
-    let meant = || results.iter().filter(|(_, stage)| locate::is_meant(stage, name));
+    let meant = || results.iter().filter(|(_, stage)| stage.stage == name || locate::is_meant(stage, name));
     let newest = meant().next().map(|(run, _)| run);
-    let children: Vec<&StageSummary> = meant().filter(|(run, _)| Some(run) == newest).map(|(_, stage)| stage).collect();
-    match children.as_slice() {
+    let stages: Vec<&StageSummary> = meant().filter(|(run, _)| Some(run) == newest).map(|(_, stage)| stage).collect();
+    if let Some(exact) = stages.iter().find(|stage| stage.stage == name) {
+        return Ok(exact.key);
+    }
+    match stages.as_slice() {
         [] => Ok(None),
         [one] => Ok(one.key),
         several => {
@@ -355,4 +355,44 @@ fn parameters(ancestor: &Ancestor) -> Vec<String> {
     let reads = |name: &str| ancestor.inputs.iter().any(|input| input.field == name);
     let given = flattened(&ancestor.parameters).into_iter().filter(|(name, _)| !reads(name));
     given.map(|(name, value)| format!("{name} {}", words::visible(&value).replace('\n', " "))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(run: &str, stage: &str, axes: &[(&str, i64)]) -> (String, StageSummary) {
+        let summary = StageSummary {
+            stage: stage.to_owned(),
+            kind: "train".to_owned(),
+            status: "done".to_owned(),
+            key: Some(key(run, stage)),
+            seconds: None,
+            peak_memory_bytes: None,
+            declared: "adapter".to_owned(),
+            axes: axes.iter().map(|(axis, value)| ((*axis).to_owned(), Value::from(*value))).collect(),
+        };
+        (run.to_owned(), summary)
+    }
+
+    fn key(run: &str, stage: &str) -> Digest {
+        Digest::of(format!("{run} {stage}").as_bytes())
+    }
+
+    #[test]
+    fn the_newest_run_comes_before_the_exact_id() {
+        let four = "adapter[rank=4]";
+        let two = "adapter[rank=2,seed=1]";
+        let swept = [result("b", four, &[("rank", 4)]), result("a", "adapter", &[])];
+        assert_eq!(newest_key("adapter", None, &swept).unwrap(), Some(key("b", four)), "the only child");
+        let [child, single] = swept;
+        let exact = [result("c", "adapter", &[]), child, single];
+        assert_eq!(newest_key("adapter", None, &exact).unwrap(), Some(key("c", "adapter")));
+        assert_eq!(newest_key(four, None, &exact).unwrap(), Some(key("b", four)));
+        let [_, child, single] = exact;
+        let several = [result("b", two, &[("rank", 2), ("seed", 1)]), child, single];
+        assert!(newest_key("adapter", None, &several).is_err());
+        assert_eq!(newest_key("adapter[seed=1]", None, &several).unwrap(), Some(key("b", two)));
+        assert_eq!(newest_key("other", None, &several).unwrap(), None);
+    }
 }

@@ -40,15 +40,6 @@ pub(crate) fn each_figure(past: &Past, run: &str, add: &mut dyn FnMut(&str, &Map
     }
 }
 
-/// Gives the figures that a stage of a run told while it ran.
-pub(crate) fn each_figure_of(past: &Past, run: &str, stage: &str, add: &mut dyn FnMut(&Map<String, Value>)) {
-    each_figure(past, run, &mut |said_by, values| {
-        if said_by == stage {
-            add(values);
-        }
-    });
-}
-
 /// Figures of steps of one kind (those of training, those of validation), as columns of one length.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {

@@ -97,7 +97,7 @@ pub(crate) struct ServeArgs {
 fn duration(text: &str) -> Result<Duration, String> {
     let Period(duration) = text.parse::<Period>()?;
     match duration.is_zero() {
-        true => Err("a time above 0 is expected: no completion would be in time".to_owned()),
+        true => Err("`--timeout` must be above 0".to_owned()),
         false => Ok(duration),
     }
 }

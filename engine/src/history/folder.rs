@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cache::{Digest, ResultRecord, regular};
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -124,6 +125,11 @@ pub(crate) fn new_run_id(runs: &Path, started: Moment) -> String {
     started.behind(recorded.filter_map(|run| Moment::of_run_id(run.file_name().to_str()?))).run_id()
 }
 
+/// What a file of a run's folder contains; `None` where it does not exist or cannot be read.
+pub(super) fn read_json<T: DeserializeOwned>(file: &Path) -> Option<T> {
+    serde_json::from_slice(&regular::read(file).ok()?).ok()
+}
+
 /// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not
 /// say another.
 pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<String, Value> {
@@ -143,7 +149,7 @@ pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<St
 impl RunPlan {
     /// That of the run in a folder, where it is readable.
     pub fn read(folder: &Path) -> Option<Self> {
-        serde_json::from_slice(&regular::read(&folder.join(PLAN_FILE)).ok()?).ok()
+        read_json(&folder.join(PLAN_FILE))
     }
 
     /// What is to be kept of a plan.

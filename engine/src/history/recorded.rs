@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cache::{Digest, OutputRecord, ResultRecord, regular};
+use cache::{Digest, OutputRecord, ResultRecord};
 use profile::Summary;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::events::{Events, TimedEvent, Words};
 use super::folder::{
-    JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
+    JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, read_json, stage_folder,
 };
 use super::host::Host;
 use crate::error::{Cause, Failure};
@@ -203,14 +203,13 @@ impl Recorded {
     /// The run's own copy of the record of a result that it made.
     pub fn result(&self, stage: &str) -> Option<ResultRecord> {
         let key = self.stage(stage)?.summary.key?;
-        let text = regular::read(&self.stage_folder(stage).join(RESULT_FILE)).ok()?;
-        let record: ResultRecord = serde_json::from_slice(&text).ok()?;
+        let record: ResultRecord = read_json(&self.stage_folder(stage).join(RESULT_FILE))?;
         (record.key.result_key() == key).then_some(record)
     }
 
     /// Where the time of a stage's process went, where it was recorded.
     pub fn profile(&self, stage: &str) -> Option<Summary> {
-        serde_json::from_slice(&regular::read(&self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
+        read_json(&self.stage_folder(stage).join(PROFILE_FILE))
     }
 
     /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one, and those that
@@ -224,7 +223,7 @@ impl Recorded {
 
     /// What the process of a stage was told, where one was started.
     pub fn job(&self, stage: &str) -> Option<Job> {
-        serde_json::from_slice(&regular::read(&self.stage_folder(stage).join(JOB_FILE)).ok()?).ok()
+        read_json(&self.stage_folder(stage).join(JOB_FILE))
     }
 
     fn begin(plan: RunPlan, state: RunState, folder: &Path) -> Self {

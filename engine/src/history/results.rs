@@ -1,13 +1,11 @@
 //! What the history knows of a stage's earlier results: the newest, those that a process made, and with what they were
 //! made.
 
-use cache::{Digest, ResultRecord, Store, StoreError, regular};
+use cache::{Digest, ResultRecord, Store, StoreError};
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::Words;
-use super::folder::{RESULT_FILE, RunPlan, stage_folder};
+use super::folder::{JOB_FILE, RESULT_FILE, RunPlan, read_json, stage_folder};
 use super::index::{History, HistoryError};
-use super::recorded::Recorded;
 use crate::home::Home;
 use crate::protocol::Job;
 
@@ -52,7 +50,7 @@ impl History {
 
     /// What a run was to do; `None` where its folder is gone.
     pub fn plan_of(&self, run: &str) -> Option<RunPlan> {
-        serde_json::from_slice(&regular::read(&self.runs.join(run).join("run.json")).ok()?).ok()
+        RunPlan::read(&self.runs.join(run))
     }
 
     /// The results that processes of a stage of a pipeline made, the newest first.
@@ -85,8 +83,7 @@ impl History {
     }
 
     fn record_of(&self, run: &str, stage: &str) -> Option<ResultRecord> {
-        let path = self.runs.join(run).join(stage_folder(stage)).join(RESULT_FILE);
-        serde_json::from_slice(&regular::read(&path).ok()?).ok()
+        read_json(&self.runs.join(run).join(stage_folder(stage)).join(RESULT_FILE))
     }
 }
 
@@ -124,13 +121,15 @@ impl Origin {
     /// Fails where the index or the store does.
     pub fn find(home: &Home, history: &History, store: &Store, key: &Digest) -> Result<Option<Self>, LookUpError> {
         let by = history.maker(key)?;
-        let maker = by.as_ref().and_then(|(run, _)| Recorded::read(&home.run(run), Words::Skip));
-        let of_maker = || Some((maker.as_ref()?, by.as_ref()?.1.as_str()));
-        let record = match of_maker().and_then(|(run, stage)| run.result(stage)) {
+        // Two files of that stage, and not the record of its whole run: commands look up thousands of results that one
+        // run of a sweep has made.
+        let folder = by.as_ref().map(|(run, stage)| home.run(run).join(stage_folder(stage)));
+        let record: Option<ResultRecord> = folder.as_ref().and_then(|folder| read_json(&folder.join(RESULT_FILE)));
+        let record = match record.filter(|record| record.key.result_key() == *key) {
             Some(record) => Some(record),
             None => store.result(key)?,
         };
-        let job = of_maker().and_then(|(run, stage)| run.job(stage));
+        let job: Option<Job> = folder.as_ref().and_then(|folder| read_json(&folder.join(JOB_FILE)));
         Ok(record.map(|record| Self { key: *key, by, record, job }))
     }
 }

@@ -179,7 +179,7 @@ fn taken(publish: &Publish, error: &PublishError, severity: Severity) -> Option<
 fn unwritable(publish: &Publish, target: &Path, severity: Severity) -> Option<Problem> {
     let folder = target.ancestors().skip(1).find(|folder| fs::symlink_metadata(folder).is_ok())?;
     let written = match severity {
-        Severity::Warning => access(&folder.join("."), AccessFlags::W_OK | AccessFlags::X_OK).map_err(io::Error::from),
+        Severity::Warning => ask_to_write(folder),
         Severity::Error => try_to_write(folder),
     };
     // A disk that is full now may have room by then.
@@ -201,10 +201,16 @@ fn try_to_write(folder: &Path) -> io::Result<()> {
     // What a process left that was killed in between.
     let _ = fs::remove_dir(&probe);
     match fs::create_dir(&probe) {
-        // Another run tries it at this moment.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        // Another run tries it at this moment, or it was left and cannot be removed: that it exists is reported before
+        // that nothing can be created.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => ask_to_write(folder),
         made => made.map(|()| drop(fs::remove_dir(&probe))),
     }
+}
+
+/// Asks the system whether a folder can be written to, and creates nothing.
+fn ask_to_write(folder: &Path) -> io::Result<()> {
+    access(&folder.join("."), AccessFlags::W_OK | AccessFlags::X_OK).map_err(io::Error::from)
 }
 
 /// How a target lies to something.
@@ -375,7 +381,7 @@ fn real(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -425,7 +431,30 @@ mod tests {
         let file = root.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(try_to_write(&file).unwrap_err().kind(), io::ErrorKind::NotADirectory);
-        assert!(try_to_write(Path::new("/proc")).is_err(), "no folder can be made there, by nobody");
+        if Path::new("/proc/self").exists() {
+            assert!(try_to_write(Path::new("/proc")).is_err(), "no folder can be made there, by nobody");
+        }
+    }
+
+    #[test]
+    fn a_left_over_attempt_does_not_hide_a_folder_without_permission() {
+        let root = tempfile::tempdir().unwrap();
+        // It cannot be removed, as of another run that tries it at this moment.
+        let busy = root.path().join("busy");
+        fs::create_dir_all(busy.join(PROBE).join("deep")).unwrap();
+        try_to_write(&busy).unwrap();
+        let locked = root.path().join("locked");
+        fs::create_dir_all(locked.join(PROBE)).unwrap();
+        let may = |mode: u32| fs::set_permissions(&locked, fs::Permissions::from_mode(mode)).unwrap();
+        may(0o555);
+        // Root may write all the same.
+        let is_locked = fs::create_dir(locked.join("tried")).is_err();
+        let tried = try_to_write(&locked);
+        may(0o755);
+        match is_locked {
+            true => assert_eq!(tried.unwrap_err().kind(), io::ErrorKind::PermissionDenied),
+            false => tried.unwrap(),
+        }
     }
 
     #[test]

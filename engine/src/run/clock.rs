@@ -11,6 +11,9 @@ const RFC3339: &str = "%Y-%m-%dT%H:%M:%S%.3fZ";
 /// The moment in a run's id.
 const RUN_ID: &str = "%Y%m%d-%H%M%S-%3f";
 
+/// The last millisecond of the year 9999: later years have more digits, and their ids are not sorted by time.
+const LAST_OF_RUN_IDS: Moment = Moment { milliseconds: 253_402_300_799_999 };
+
 /// A moment, to the millisecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
@@ -67,11 +70,17 @@ impl Moment {
         format!("{}-{random:04x}", self.utc().format(RUN_ID))
     }
 
-    /// The moment of a run's id; `None` of any other name.
+    /// The moment of a run's id; `None` of any other name, and where no later id can exist.
     pub fn of_run_id(id: &str) -> Option<Self> {
-        let (moment, _) = id.rsplit_once('-')?;
-        let time = NaiveDateTime::parse_from_str(moment, RUN_ID).ok()?.and_utc();
-        Some(Self { milliseconds: u64::try_from(time.timestamp_millis()).ok()? })
+        let (text, random) = id.rsplit_once('-')?;
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if random.len() != 4 || !random.bytes().all(is_digit) {
+            return None;
+        }
+        let time = NaiveDateTime::parse_from_str(text, RUN_ID).ok()?.and_utc();
+        let moment = Self { milliseconds: u64::try_from(time.timestamp_millis()).ok()? };
+        let is_exact = moment.utc().format(RUN_ID).to_string() == text;
+        (is_exact && moment < LAST_OF_RUN_IDS).then_some(moment)
     }
 
     fn utc(self) -> DateTime<Utc> {
@@ -127,8 +136,36 @@ mod tests {
     fn an_id_has_its_moment_and_no_other_name_has_one() {
         let moment = Moment { milliseconds: 1_772_355_907_042 };
         assert_eq!(Moment::of_run_id(&moment.run_id()), Some(moment));
-        for other in ["", "run", "20260301-090507", "20261301-090507-042-5f3a", ".removed-20260301-090507-042-5f3a"] {
+        for other in [
+            "",
+            "run",
+            "20260301-090507",
+            "20261301-090507-042-5f3a",
+            ".removed-20260301-090507-042-5f3a",
+            "20260301-090507-042",
+            "20260301-090507-042-",
+            "20260301-090507-042-bak",
+            "20260301-090507-042-back",
+            "20260301-090507-042-5F3A",
+            "20260301-090507-042-5f3a1",
+            "20260301-090507-042-5f3a-bak",
+            "+20260301-090507-042-5f3a",
+            " 20260301-090507-042-5f3a",
+        ] {
             assert_eq!(Moment::of_run_id(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn no_id_puts_others_behind_the_year_9999() {
+        let known = "99991231-235959-998-5f3a";
+        let last = Moment::of_run_id(known).unwrap();
+        let behind = Moment { milliseconds: 0 }.behind([last].into_iter());
+        assert_eq!(behind, LAST_OF_RUN_IDS);
+        assert!(behind.run_id().starts_with("99991231-235959-999-"));
+        assert!(known < behind.run_id().as_str());
+        for beyond in ["99991231-235959-999-5f3a", "+100000101-000000-000-5f3a", "100000101-000000-000-5f3a"] {
+            assert_eq!(Moment::of_run_id(beyond), None, "{beyond}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::artifact::Description;
 use engine::file::problem::Severity;
@@ -282,7 +282,9 @@ fn a_target_that_cannot_be_written_is_found_before_anything_runs() {
         is_unwritable(&project, "./file/number", &file);
         is_unwritable(&project, "./file/deep/number", &file);
         is_unwritable(&project, "./nowhere/number", &project.path("nowhere"));
-        is_unwritable(&project, "/proc/out/number", Path::new("/proc"));
+        if Path::new("/proc/self").exists() {
+            is_unwritable(&project, "/proc/out/number", Path::new("/proc"));
+        }
     }
     project.write(&PUBLISHED.replace("./out/number", "./file/number"));
     let ahead = check_targets(&project.plan(), &project.home(), Moment::Ahead);
@@ -298,12 +300,28 @@ fn a_target_that_cannot_be_written_is_found_before_anything_runs() {
     assert_eq!(fs::read_dir(project.home().runs()).unwrap().count(), 0);
 }
 
+/// A folder that nobody but root may write to, until this is dropped.
+struct Locked(PathBuf);
+
+impl Locked {
+    fn new(folder: PathBuf) -> Self {
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // What fails here may not hide why a test failed.
+        let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o755));
+    }
+}
+
 #[test]
 fn a_folder_without_permission_is_found_before_anything_runs_unless_what_it_holds_may_be_current() {
     let project = Project::new(&PUBLISHED.replace("./out/number", "./kept/number"));
     project.run().succeeded();
-    let may = |mode: u32| fs::set_permissions(project.path("kept"), fs::Permissions::from_mode(mode)).unwrap();
-    may(0o555);
+    let _locked = Locked::new(project.path("kept"));
     // Root may write all the same.
     let tried = project.path("kept/tried");
     let is_locked = fs::create_dir(&tried).and_then(|()| fs::remove_dir(&tried)).is_err();
@@ -318,7 +336,6 @@ fn a_folder_without_permission_is_found_before_anything_runs_unless_what_it_hold
     if is_locked {
         is_unwritable(&project, "./kept/other", &project.path("kept"));
     }
-    may(0o755);
 }
 
 #[test]

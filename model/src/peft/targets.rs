@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_vocabulary_is_told() {
+    fn a_larger_vocabulary_is_reported() {
         let hint = vocabulary_hint("lm_head.weight", &[324, 64], &[320, 64]);
         assert!(hint.contains("324 tokens and the model has 320"), "{hint}");
         assert!(hint.contains("`add_tokens`"), "{hint}");

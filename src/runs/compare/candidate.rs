@@ -9,7 +9,7 @@ use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::{Number, Value};
 use stages::data::artifact::{Metrics, OutputKind};
 
-use super::curves::{Curve, curves, curves_so_far, last_of_pairs, speeds};
+use super::curves::{Curve, Curves, last_of_pairs, recorded, speeds, told};
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::{figures, words};
@@ -91,13 +91,22 @@ pub(super) struct Gatherer<'a> {
     made: BTreeMap<Digest, Option<Rc<Origin>>>,
     /// The speeds of the trainings of a run.
     speeds: BTreeMap<String, BTreeMap<String, f64>>,
+    /// The curves of the stages of a run from its events, by run and stage.
+    told: BTreeMap<String, BTreeMap<String, Curves>>,
 }
 
 impl<'a> Gatherer<'a> {
     /// One that has gathered nothing yet.
     pub(super) fn new(past: &'a Past, curves: bool) -> Self {
-        let (runs, followers, made, speeds) = Default::default();
-        Self { past, curves, runs, followers, made, speeds }
+        Self {
+            past,
+            curves,
+            runs: BTreeMap::new(),
+            followers: BTreeMap::new(),
+            made: BTreeMap::new(),
+            speeds: BTreeMap::new(),
+            told: BTreeMap::new(),
+        }
     }
 
     /// A whole run.
@@ -206,6 +215,22 @@ impl<'a> Gatherer<'a> {
         of_run.get(stage).copied()
     }
 
+    /// The curves of a training: from its result, else from the events of the run that made it.
+    fn curves_of(&mut self, made: &Origin, label: &str) -> Vec<Curve> {
+        match (recorded(self.past, made), &made.by) {
+            (Some(curves), _) => curves.of(label),
+            (None, Some((run, stage))) => self.curves_so_far(run, stage, label),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// The curves of a training from the events of a run, which is all that there is without a result.
+    fn curves_so_far(&mut self, run: &str, stage: &str, label: &str) -> Vec<Curve> {
+        let past = self.past;
+        let of_run = self.told.entry(run.to_owned()).or_insert_with(|| told(past, run));
+        of_run.get(stage).map(|curves| curves.of(label)).unwrap_or_default()
+    }
+
     /// The parameters of a stage, defaults filled in where its key is known.
     fn add_parameters(&mut self, to: &mut Candidate, stage: &RecordedStage, prefix: &str) -> Result<(), Failure> {
         let mut given = Vec::new();
@@ -237,7 +262,7 @@ impl<'a> Gatherer<'a> {
         let label = prefix.trim_end_matches('.');
         let Some(made) = self.made(stage)? else {
             if with_curves && stage.summary.kind == "train" {
-                to.curves.extend(curves_so_far(past, &to.run, &stage.summary.stage, label));
+                to.curves.extend(self.curves_so_far(&to.run, &stage.summary.stage, label));
             }
             return Ok(());
         };
@@ -267,7 +292,7 @@ impl<'a> Gatherer<'a> {
         }
         let trained = made.record.key.get("@kind") == Some("train");
         if trained && with_curves {
-            to.curves.extend(curves(past, &made, label));
+            to.curves.extend(self.curves_of(&made, label));
         }
         if trained {
             let last = last_of_pairs(past, &made).into_iter();

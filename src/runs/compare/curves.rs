@@ -6,7 +6,7 @@ use engine::history::Origin;
 use serde_json::{Map, Value};
 
 use crate::runs::Past;
-use crate::runs::steps::{each_figure, each_figure_of, from_result};
+use crate::runs::steps::{each_figure, from_result};
 
 /// A loss over steps.
 pub(super) struct Curve {
@@ -27,27 +27,23 @@ pub(super) enum Kind {
     Validation,
 }
 
-/// The curves of a training: from its result, else from the events of the run that made it, which lack what was done
-/// before a resume.
-pub(super) fn curves(past: &Past, made: &Origin, label: &str) -> Vec<Curve> {
+/// The curves of a training from its result; `None` where the store does not have the record of its steps.
+pub(super) fn recorded(past: &Past, made: &Origin) -> Option<Curves> {
     let mut curves = Curves::default();
-    let from_result = from_result(past, made, &mut |figures| curves.add(figures));
-    if let (None, Some((run, stage))) = (from_result, &made.by) {
-        each_figure_of(past, run, stage, &mut |figures| curves.add(figures));
-    }
-    curves.of(label)
+    from_result(past, made, &mut |figures| curves.add(figures))?;
+    Some(curves)
 }
 
-/// The curves of a training that has no result, or not yet.
-pub(super) fn curves_so_far(past: &Past, run: &str, stage: &str, label: &str) -> Vec<Curve> {
-    let mut curves = Curves::default();
-    each_figure_of(past, run, stage, &mut |figures| curves.add(figures));
-    curves.of(label)
+/// The curves of each stage of a run, by its id, from the run's events, which lack what was done before a resume.
+pub(super) fn told(past: &Past, run: &str) -> BTreeMap<String, Curves> {
+    let mut told: BTreeMap<String, Curves> = BTreeMap::new();
+    each_figure(past, run, &mut |stage, figures| told.entry(stage.to_owned()).or_default().add(figures));
+    told
 }
 
-/// Points of curves as they are read.
+/// Points of the curves of a training as they are read.
 #[derive(Default)]
-struct Curves {
+pub(super) struct Curves {
     train: Vec<(f64, f64)>,
     validation: Vec<(f64, f64)>,
 }
@@ -62,10 +58,11 @@ impl Curves {
         }
     }
 
-    fn of(self, label: &str) -> Vec<Curve> {
-        let of_kinds = [(Kind::Train, self.train), (Kind::Validation, self.validation)];
+    /// The curves that have points.
+    pub(super) fn of(&self, label: &str) -> Vec<Curve> {
+        let of_kinds = [(Kind::Train, &self.train), (Kind::Validation, &self.validation)];
         let told = of_kinds.into_iter().filter(|(_, points)| !points.is_empty());
-        told.map(|(kind, points)| Curve { stage: label.to_owned(), kind, points }).collect()
+        told.map(|(kind, points)| Curve { stage: label.to_owned(), kind, points: points.clone() }).collect()
     }
 }
 

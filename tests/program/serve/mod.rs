@@ -308,7 +308,7 @@ fn who_finds_no_place_is_told_to_come_back_and_who_takes_too_long_is_told_so() {
     let late = head_of(&mut server.send(&head("/v1/chat/completions"), &long_whole().to_string())).to_lowercase();
     assert!(late.contains("x-should-retry: false") && !late.contains("retry-after"), "{late}");
     let never = server.project.run(&["serve", "serve.yaml", "fresh", "--timeout", "0s"]).ends_with(2);
-    assert!(never.stderr.contains("above 0"), "{never}");
+    assert!(never.stderr.contains("`--timeout` must be above 0"), "{never}");
     server.signal(Signal::SIGTERM);
     assert_eq!(server.ended().0, Some(0));
 }

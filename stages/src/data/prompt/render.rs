@@ -43,17 +43,17 @@ pub enum PromptError {
     /// A weight is none.
     #[error("its weight `{name}` is {found}, and a number of at least 0 is expected")]
     Weight {
-        /// Where it stands: the column, or the field of a message.
+        /// Where it is: the column, or the field of a message.
         name: String,
-        /// What stands there.
+        /// What is there.
         found: String,
     },
     /// A weight has no full precision in f32: gradients times it would be nothing, and divided by it no numbers.
     #[error("its weight `{name}` is {found}, below {:e}, the smallest normal number of f32", f32::MIN_POSITIVE)]
     WeightTooSmall {
-        /// Where it stands: the column, or the field of a message.
+        /// Where it is: the column, or the field of a message.
         name: String,
-        /// What stands there.
+        /// What is there.
         found: String,
     },
     /// Where a template writes reasoning cannot be told.

@@ -176,10 +176,11 @@ impl Spelling {
         if let Some(index) = messages.iter().position(calls_tools).filter(|_| !self.writes_calls) {
             return Err(ChatError::Calls { turn: index + 1 });
         }
-        // What has both is written as the newer of them.
+        // What has both is written as the newer of them. In a table a turn that does not call has the fields of a call,
+        // too.
         let in_older_format = |message: &Message| {
             let call = message.other.get(FUNCTION_CALL).and_then(Value::as_object);
-            call.is_some_and(|call| !call.is_empty()) && !calls_tools(message)
+            call.is_some_and(|call| call.values().any(|value| !value.is_null())) && !calls_tools(message)
         };
         let older = messages.iter().position(in_older_format).filter(|_| !self.writes_function_calls);
         older.map_or(Ok(()), |index| Err(ChatError::FunctionCall { turn: index + 1 }))
@@ -425,9 +426,11 @@ mod tests {
         }
         let writes = "{% for m in messages %}{{ m.content or m.function_call.name }}{% endfor %}";
         assert!(template(writes).check(&messages).is_ok());
-        messages[1].other.insert(FUNCTION_CALL.to_owned(), Value::Null);
         messages[1].content = "y".into();
-        assert!(template("{{ messages[1].content }}").check(&messages).is_ok());
+        for none in [Value::Null, json!({}), json!({ "name": null, ARGUMENTS: null })] {
+            messages[1].other.insert(FUNCTION_CALL.to_owned(), none);
+            assert!(template("{{ messages[1].content }}").check(&messages).is_ok());
+        }
     }
 
     #[test]

@@ -66,10 +66,17 @@ thread_local! {
 /// Does some work in which `strftime_now` has the local time, as in transformers. It is the same in all of it, since
 /// the turns of a conversation are found by rendering it several times.
 pub(super) fn at_local_time<T>(work: impl FnOnce() -> T) -> T {
-    let before = NOW.replace(Some(Moment::now()));
-    let result = work();
-    NOW.set(before);
-    result
+    let _restores = Restores(NOW.replace(Some(Moment::now())));
+    work()
+}
+
+/// Sets [`NOW`] back, also if the work panics.
+struct Restores(Option<Moment>);
+
+impl Drop for Restores {
+    fn drop(&mut self) {
+        NOW.set(self.0);
+    }
 }
 
 /// What `strftime_now` gives.
@@ -80,7 +87,7 @@ pub(super) fn strftime(pattern: &str) -> String {
 impl Moment {
     fn now() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let seconds = since.as_secs().cast_signed();
+        let seconds = libc::time_t::try_from(since.as_secs()).unwrap_or_default();
         // SAFETY: it has numbers and a pointer, which may all be zero.
         let mut time: libc::tm = unsafe { std::mem::zeroed() };
         // SAFETY: both values live, and nobody else writes to them.
@@ -292,6 +299,8 @@ mod tests {
         assert_eq!(begin, end);
         let seconds: u64 = begin.split(' ').next().unwrap().parse().unwrap();
         assert!((before..=now()).contains(&seconds), "{begin}");
+        assert_eq!(strftime("%F"), "2024-07-26");
+        assert!(std::panic::catch_unwind(|| at_local_time::<()>(|| panic!("a template"))).is_err());
         assert_eq!(strftime("%F"), "2024-07-26");
         // No zone is a day ahead of another or behind it by more than its hours.
         let day = at_local_time(|| strftime("%Y %j"));

@@ -87,7 +87,12 @@ impl From<TokenizerError> for StageError {
             ),
             _ => None,
         };
-        let help = help.map(str::to_owned);
+        let help = help.map(|help| match &error {
+            TokenizerError::NotInVocabulary { place, .. } if *place == OLDER_ADDED => {
+                format!("{help}; or leave the file out of the `download`: `exclude: [added_tokens.json]`")
+            }
+            _ => help.to_owned(),
+        });
         StageError { help, ..StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error) }
     }
 }
@@ -372,6 +377,9 @@ const ADDITIONAL: &str = "additional_special_tokens";
 /// transformers reads neither `special_tokens_map.json` nor `added_tokens.json` then.
 const ADDED: &str = "added_tokens_decoder";
 
+/// The file in which older tokenizers have them.
+const OLDER_ADDED: &str = "`added_tokens.json`";
+
 /// What `tokenizer_config.json` says of a tokenizer, and where that has no [`ADDED`] tokens, over it what
 /// `special_tokens_map.json` says, a null as well: as transformers reads them.
 fn read_config(folder: &Path) -> Result<Map<String, Value>, TokenizerError> {
@@ -432,7 +440,8 @@ fn special_id(
 
 /// Checks that the vocabulary has the tokens that the files beside `tokenizer.json` declare. transformers appends those
 /// that it lacks as it reads them; here they would be encoded in pieces, and whoever else reads `tokenizer.json` (the
-/// fast encoder, a GGUF file) would have other ids.
+/// fast encoder, a GGUF file) would have other ids. Tokens of ids that the model beside them has no rows for are passed
+/// over: it can be given none of them.
 fn check_declared(
     inner: &tokenizers::Tokenizer,
     folder: &Path,
@@ -441,22 +450,53 @@ fn check_declared(
     // Beside a list under its newer name transformers does not read that of the older one.
     let has_extra = config.get(EXTRA).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
     let places = [
-        (ADDED, "`added_tokens_decoder` of `tokenizer_config.json`"),
         (EXTRA, "`extra_special_tokens` of `tokenizer_config.json` or `special_tokens_map.json`"),
         (ADDITIONAL, "`additional_special_tokens` of `tokenizer_config.json` or `special_tokens_map.json`"),
     ];
     let places = places.into_iter().filter(|(name, _)| *name != ADDITIONAL || !has_extra);
-    let mut declared: Vec<(&str, &'static str)> = Vec::new();
+    let rows = vocabulary_of_model(folder);
+    let has_row = |id: Option<u64>| rows.zip(id).is_none_or(|(rows, id)| id < rows);
+    let added = config.get(ADDED).and_then(Value::as_object).into_iter().flatten();
+    let added = added.filter(|(id, _)| has_row(id.parse().ok())).filter_map(|(_, token)| token_text(token));
+    let mut declared: Vec<(&str, &'static str)> =
+        added.map(|token| (token, "`added_tokens_decoder` of `tokenizer_config.json`")).collect();
     for (name, place) in places {
         declared.extend(config.get(name).into_iter().flat_map(token_texts).map(|token| (token, place)));
     }
     let older = if config.contains_key(ADDED) { Map::new() } else { read_object(&folder.join("added_tokens.json"))? };
-    declared.extend(older.keys().map(|token| (token.as_str(), "`added_tokens.json`")));
+    let older = older.iter().filter(|(_, id)| has_row(id.as_u64()));
+    declared.extend(older.map(|(token, _)| (token.as_str(), OLDER_ADDED)));
     let missing = declared.into_iter().find(|(token, _)| !token.is_empty() && inner.token_to_id(token).is_none());
     match missing {
         Some((token, place)) => Err(TokenizerError::NotInVocabulary { token: token.to_owned(), place }),
         None => Ok(()),
     }
+}
+
+/// Opens a copy of the tokenizer in a model's folder, which has no `config.json` beside it. From the copy
+/// `added_tokens.json` is removed where that alone makes it unusable: of the tokens that the vocabulary lacks the model
+/// has no rows.
+///
+/// # Errors
+/// As for [`Tokenizer::open`]; and where the file cannot be removed.
+pub(crate) fn open_copy(copy: &Path, model: &Path) -> Result<Tokenizer, TokenizerError> {
+    match Tokenizer::from_folder(copy) {
+        Err(TokenizerError::NotInVocabulary { place, .. })
+            if place == OLDER_ADDED && Tokenizer::from_folder(model).is_ok() =>
+        {
+            let path = copy.join("added_tokens.json");
+            std::fs::remove_file(&path).map_err(|source| TokenizerError::Read { path, source })?;
+            Tokenizer::from_folder(copy)
+        }
+        opened => opened,
+    }
+}
+
+/// How many tokens the model in a folder has rows for, if there is one that says so.
+fn vocabulary_of_model(folder: &Path) -> Option<u64> {
+    let config = read_object(&folder.join("config.json")).ok()?;
+    let of_text = config.get("text_config").and_then(|text| text.get("vocab_size"));
+    config.get("vocab_size").or(of_text)?.as_u64()
 }
 
 /// The special tokens that a template has by name, as transformers gives it them: those of the configuration's keys
@@ -623,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_tokenizer_json_lacks_are_told_with_their_file() {
+    fn tokens_that_tokenizer_json_lacks_are_reported_with_their_file() {
         let config = |name: &str, tokens: Value| ("tokenizer_config.json", json!({ name: tokens }));
         let (known, new) = (json!({ "content": "</s>" }), json!({ "content": "<|im_start|>" }));
         for (files, place) in [
@@ -640,7 +680,9 @@ mod tests {
             assert!(text.starts_with(place) && text.contains("the token `<|im_start|>`"), "{text}");
             let error = StageError::from(error);
             assert_eq!(error.cause, Cause::BadData);
-            assert!(error.help.unwrap().contains("save_pretrained"));
+            let help = error.help.unwrap();
+            assert!(help.contains("save_pretrained"), "{help}");
+            assert_eq!(help.contains("`exclude: [added_tokens.json]`"), place == "`added_tokens.json`", "{help}");
         }
         for files in [
             vec![config(ADDED, json!({ "7": known })), ("added_tokens.json", json!({ "<|im_start|>": 300 }))],
@@ -648,6 +690,30 @@ mod tests {
             vec![("tokenizer_config.json", json!({ EXTRA: ["</s>"], ADDITIONAL: ["<|im_start|>"] }))],
         ] {
             assert!(Tokenizer::from_folder(metaspace(&files).path()).is_ok(), "{files:?}");
+        }
+    }
+
+    /// As in published folders of Llama 2, whose `<pad>` has no row in the model.
+    #[test]
+    fn tokens_that_the_model_has_no_rows_for_are_passed_over() {
+        let new = json!({ "content": "<|im_start|>" });
+        for declared in [
+            ("added_tokens.json", json!({ "<|im_start|>": 300 })),
+            ("tokenizer_config.json", json!({ ADDED: { "300": new } })),
+        ] {
+            for (config, is_fine) in [
+                (json!({ "vocab_size": 300 }), true),
+                (json!({ "text_config": { "vocab_size": 300 } }), true),
+                (json!({ "vocab_size": 301 }), false),
+                (json!({}), false),
+            ] {
+                let folder = metaspace(&[("config.json", config.clone()), declared.clone()]);
+                assert_eq!(Tokenizer::from_folder(folder.path()).is_ok(), is_fine, "{declared:?} {config}");
+                let copy = metaspace(std::slice::from_ref(&declared));
+                let is_older = declared.0 == "added_tokens.json";
+                assert_eq!(open_copy(copy.path(), folder.path()).is_ok(), is_fine && is_older, "{declared:?} {config}");
+                assert_eq!(copy.path().join(declared.0).exists(), !(is_fine && is_older));
+            }
         }
     }
 

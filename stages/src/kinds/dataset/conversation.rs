@@ -95,7 +95,8 @@ fn says_otherwise(fields: &Map<String, Value>) -> bool {
     NAMES.iter().filter_map(|name| fields.get(*name)).any(|value| match value {
         Value::String(text) => !text.trim().is_empty(),
         Value::Array(items) => !items.is_empty(),
-        Value::Object(map) => !map.is_empty(),
+        // In a table a turn that does not call has the fields of a call, too.
+        Value::Object(map) => map.values().any(|value| !value.is_null()),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     })
 }
@@ -279,6 +280,7 @@ mod tests {
             (json!([{"role": "user"}]), "no `content`"),
             (json!([{"role": "user", "content": null, "id": 1}]), "no `content`"),
             (json!([{"role": "assistant", "tool_calls": []}]), "no `content`"),
+            (json!([{"role": "assistant", "function_call": {"name": null, "arguments": null}}]), "no `content`"),
             (json!([{"role": "user", "content": 7}]), "a number"),
         ] {
             let flaw = conversation(turns.clone(), TurnOrder::Any).unwrap_err();

@@ -17,7 +17,7 @@ use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason, TO_UTF8};
 use super::form::{Compression, Form, Format, SourceFile};
 use super::hub_metadata::{self, FIRST_BYTES, README};
-use super::parameters::{Dataset, WeightedRows};
+use super::parameters::{Dataset, Mix, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
@@ -41,7 +41,7 @@ pub(super) fn forecast(params: &Dataset, ahead: &Ahead<'_>) -> Forecast {
             [] => mapping::facts_asked_for(params).map(Seen::from),
             listed => of_repository(params, listed, span, &mut forecast.problems),
         },
-        (None, Some(datasets)) => of_mix(datasets, ahead.certain),
+        (None, Some(datasets)) => of_mix(params, datasets, ahead.certain),
         _ => None,
     };
     if let Some(facts) = facts.map(Seen::into_facts) {
@@ -107,7 +107,7 @@ struct Seen {
     facts: RowsFacts,
     /// Whether one with judged responses has turns of a conversation.
     has_turns: bool,
-    /// An image, a video or sound in one of them.
+    /// An image, a video or sound in one of them, where that is sure to be among the rows that are made.
     medium: Option<Medium>,
 }
 
@@ -135,11 +135,20 @@ impl Seen {
 }
 
 /// A mix has the rows of its parts.
-fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<Seen> {
+fn of_mix(params: &Dataset, datasets: &[WeightedRows], inputs: &InputFacts) -> Option<Seen> {
     let parts = || datasets.iter().filter_map(|dataset| dataset.rows.reference.facts_in(inputs));
     let facts = parts().find_map(RowsFacts::from_facts)?;
     let medium = parts().find_map(|facts| serde_json::from_value(facts.get(MEDIUM)?.clone()).ok());
+    let medium = medium.filter(|_| !may_lose_rows(params));
     Some(Seen { facts, has_turns: parts().any(|facts| facts.contains_key(HAS_TURNS)), medium })
+}
+
+/// Whether a row that was seen ahead, and made, may not be among the rows of an output.
+fn may_lose_rows(params: &Dataset) -> bool {
+    let is_mixed = params.datasets.is_some();
+    let is_chosen = is_mixed && (params.filter.is_some() || params.mix == Mix::Interleave);
+    let is_limited = params.limit.is_some() && (is_mixed || params.shuffle);
+    is_chosen || is_limited || params.train_test_split.is_some() || params.held_out.0.decontaminate.is_some()
 }
 
 /// The files that can be read; one that was named and cannot be is reported.
@@ -285,6 +294,7 @@ fn try_rows(
     seen: &mut Seen,
 ) -> Option<Problem> {
     let mut tried = Tried::default();
+    let loses_rows = may_lose_rows(params);
     let read = file.read(rows, &recipe.wanted(), reading, &mut |record| {
         let (number, made) = match record {
             Ok(record) => (record.number, recipe.row(record)),
@@ -295,7 +305,7 @@ fn try_rows(
                 tried.usable += 1;
                 if let ControlFlow::Continue(made) = made {
                     tried.kept += 1;
-                    let medium = made.row.medium().map(|(turn, role, kind)| Medium {
+                    let medium = made.row.medium().filter(|_| !loses_rows).map(|(turn, role, kind)| Medium {
                         place: file.place(number),
                         turn,
                         role: role.to_owned(),

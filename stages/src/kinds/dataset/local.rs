@@ -84,6 +84,7 @@ fn without_descriptions(found: Vec<SourceFile>) -> Result<Vec<SourceFile>, Stage
     }
     let describes =
         |file: &SourceFile| (is_called(file, STATE) || is_called(file, INFO)) && of_arrow.contains(folder(&file.path));
+    let by_path: BTreeMap<&Path, &SourceFile> = found.iter().map(|file| (file.path.as_path(), file)).collect();
     let mut files = Vec::new();
     for file in &found {
         let place = folder(&file.path);
@@ -93,7 +94,7 @@ fn without_descriptions(found: Vec<SourceFile>) -> Result<Vec<SourceFile>, Stage
                 for name in std::mem::take(listed) {
                     let path = place.join(&name);
                     let missing = || StageError::bad_data(format!("`{state}` lists `{name}`, which is not there"));
-                    files.push(found.iter().find(|file| file.path == path).ok_or_else(missing)?.clone());
+                    files.push((*by_path.get(path.as_path()).ok_or_else(missing)?).clone());
                 }
             }
             None if describes(file) => {}

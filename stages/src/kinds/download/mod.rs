@@ -35,7 +35,7 @@ use crate::compute::adapter::{self, record};
 use crate::compute::checkpoint;
 use crate::compute::quantize::WeightFormat;
 use crate::data::artifact::{Adapter, Files, Model, OutputKind, Tokenizer};
-use crate::data::tokenizer::Tokenizer as OpenTokenizer;
+use crate::data::tokenizer::open_copy;
 use crate::hub::{
     BadRepositoryName, Hub, HubError, Progress, RemoteFile, Repository, RepositoryKind, forget_working_files,
 };
@@ -490,7 +490,7 @@ fn seal_checkpoint(mut draft: Draft, found_at: Facts, context: &mut StageContext
     facts.extend(found_at);
     let tokenizer_draft = context.create("tokenizer")?;
     checkpoint::copy_tokenizer(&draft.folder, &tokenizer_draft.folder)?;
-    let tokenizer = OpenTokenizer::from_folder(&tokenizer_draft.folder)?;
+    let tokenizer = open_copy(&tokenizer_draft.folder, &draft.folder)?;
     let mut tokenizer_facts = Facts::new();
     tokenizer_facts.insert("vocab_size".to_owned(), tokenizer.vocab_size().into());
     tokenizer_facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), tokenizer.chat_templates().is_some().into());

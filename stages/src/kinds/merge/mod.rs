@@ -43,7 +43,7 @@ const REPORT_FILE: &str = "merge_report.json";
 
 impl StageKind for Merge {
     const NAME: &'static str = "merge";
-    const VERSION: u32 = 4; // 4: `generation_config.json` has the end of turn of the chat template.
+    const VERSION: u32 = 5; // 5: as `tokenize` 10.
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;

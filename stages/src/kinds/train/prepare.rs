@@ -11,7 +11,7 @@ use model::checkpoint::Checkpoint;
 use model::config::Architecture;
 use model::decoder::Decoder;
 use model::parameter::Trainability;
-use model::peft::{Adapter, AdapterConfig, Modules};
+use model::peft::{Adapter, AdapterConfig, CONFIG_FILE, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
 
 use super::parameters::{LEAVE_IT_OUT, Method, Train, contradicts};
@@ -47,7 +47,7 @@ pub(super) fn trainer<B: Blocks>(
     let settings = match (params.method, &params.adapter) {
         (Method::Full, _) => None,
         (Method::Lora, None) => Some(fresh(params, &mut decoder, base, context)?),
-        (Method::Lora, Some(input)) => Some(warm(params, &mut decoder, base, &context.open(input)?)?),
+        (Method::Lora, Some(input)) => Some(warm(params, &mut decoder, base, &context.open(input)?, context)?),
     };
     let options = TrainOptions {
         max_grad_norm: params.clip_grad_norm,
@@ -101,8 +101,9 @@ fn warm<B: Blocks>(
     decoder: &mut Decoder<B>,
     base: &Artifact,
     existing: &Artifact,
+    context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
-    let existing = trained_before(params, &Modules::from(decoder.config()), base, existing)?;
+    let existing = trained_before(params, &Modules::from(decoder.config()), base, existing, context)?;
     decoder.attach(&existing).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
     Ok(existing.config)
 }
@@ -141,7 +142,7 @@ pub(super) fn first_values(
             (adapter, settings)
         }
         Some(input) => {
-            let adapter = trained_before(params, model, base, &context.open(input)?)?;
+            let adapter = trained_before(params, model, base, &context.open(input)?, context)?;
             let settings = adapter.config.clone();
             (adapter, settings)
         }
@@ -171,7 +172,9 @@ fn trained_before(
     model: &Modules,
     base: &Artifact,
     existing: &Artifact,
+    context: &mut StageContext,
 ) -> Result<Adapter, StageError> {
+    let folder = &existing.folder;
     let mut existing = adapter::open(existing, base)?;
     let contradiction = params.lora.contradiction(&existing.config, model);
     let unusable = || "cannot start from the adapter".to_owned();
@@ -182,9 +185,48 @@ fn trained_before(
     if params.lora.has("dropout") {
         existing.config.dropout = params.lora.value.dropout;
     }
+    let written = AdapterConfig::read(&folder.join(CONFIG_FILE)).or_fail(Cause::BadData, unusable)?;
+    if let Some(warning) = beside_settings(&existing, &written) {
+        context.warn(warning);
+    }
     Ok(existing)
+}
+
+/// What is trained although an adapter's settings, as written, do not say so: what PEFT saved with it
+/// (`save_embedding_layers`) and is not the model's.
+fn beside_settings(existing: &Adapter, written: &AdapterConfig) -> Option<String> {
+    let names = existing.saved_tensors.keys().filter(|tensor| !written.is_saved(tensor));
+    let names: Vec<String> = names.map(|tensor| format!("`{tensor}`")).collect();
+    let message = "of the adapter differ from the model's and are trained as a whole, as `modules_to_save`; PEFT would \
+                   keep them frozen";
+    (!names.is_empty()).then(|| format!("{} {message}", names.join(", ")))
 }
 
 fn cannot_make() -> String {
     "cannot make the adapter".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use model::peft::SavedTensor;
+
+    use super::*;
+
+    #[test]
+    fn tables_that_the_settings_do_not_name_are_reported() {
+        let mut written = AdapterConfig::new(1, 1.0, vec!["q_proj".to_owned()]);
+        written.modules_to_save = vec!["lm_head".to_owned()];
+        let mut config = written.clone();
+        config.modules_to_save.push("model.embed_tokens".to_owned());
+        let tensor = SavedTensor { shape: vec![1, 1], values: vec![0.5] };
+        let tables = ["lm_head.weight", "model.embed_tokens.weight"].map(|name| (name.to_owned(), tensor.clone()));
+        let saved_tensors = BTreeMap::from(tables);
+        let mut adapter = Adapter { config, modules: BTreeMap::new(), saved_tensors, token_rows: BTreeMap::new() };
+        let warning = beside_settings(&adapter, &written).unwrap();
+        assert!(warning.starts_with("`model.embed_tokens.weight` of the adapter differ from"), "{warning}");
+        adapter.saved_tensors.remove("model.embed_tokens.weight");
+        assert_eq!(beside_settings(&adapter, &written), None);
+    }
 }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_skipped_steps_are_said_and_a_few_are_not() {
+    fn many_skipped_steps_are_reported_and_a_few_are_not() {
         let said = |skipped_steps, step| {
             many_skipped(&Progress { step, skipped_steps, ..Progress::fresh(step, String::new()) })
         };

@@ -20,7 +20,7 @@ use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::artifact::{Row, RowsReader, Said, TOOLS};
+use crate::data::artifact::{MEDIUM, Row, RowsReader, Said, TOOLS};
 
 mod numbers;
 mod order;

@@ -163,3 +163,31 @@ fn rows_are_foretold_where_no_filter_takes_some_away() {
     assert_eq!(foretold(with(halves)), (Some(100), Some("prompt".to_owned())));
     assert_eq!(foretold(with(json!({"column_map": {"text": "body"}}))), (Some(200), Some("text".to_owned())));
 }
+
+#[test]
+fn an_image_in_a_part_of_a_mix_is_certain_only_where_no_row_is_left_out() {
+    let mut facts = RowsFacts::messages().to_facts();
+    let medium = json!({"place": "`a.jsonl`, line 3", "turn": 1, "role": "user", "kind": "image_url"});
+    facts.insert(MEDIUM.to_owned(), medium.clone());
+    let inputs = InputFacts::from_iter([("images.rows".to_owned(), facts)]);
+    let foreseen = |more: Value| {
+        let mut with = json!({"datasets": [{"rows": "images"}]});
+        with.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let params = Dataset::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+        let outputs = params.forecast(&Ahead::of_results(&inputs, Span::default())).outputs;
+        let found = outputs.get("rows").or_else(|| outputs.get("train")).unwrap();
+        assert_eq!(found.certain.get("shape"), Some(&json!("messages")), "{more}");
+        found.certain.get(MEDIUM).cloned()
+    };
+    assert_eq!(foreseen(json!({})), Some(medium.clone()));
+    assert_eq!(foreseen(json!({"shuffle": true})), Some(medium));
+    for loses in [
+        json!({"filter": "messages|length > 2"}),
+        json!({"limit": 10}),
+        json!({"mix": "interleave"}),
+        json!({"train_test_split": {"test_size": 0.5}}),
+        json!({"decontaminate": "evaluation"}),
+    ] {
+        assert_eq!(foreseen(loses.clone()), None, "{loses}");
+    }
+}

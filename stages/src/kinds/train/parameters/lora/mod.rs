@@ -275,10 +275,12 @@ fn idle_patterns(settings: &AdapterConfig, adapted: &[String]) -> Vec<String> {
     named.map(note).collect()
 }
 
-/// Layers of which no module is adapted: PEFT passes them over without a word.
+/// Layers that have no module to adapt: PEFT passes them over without a word. One whose modules are trained as a whole
+/// has some.
 fn idle_layers(settings: &AdapterConfig, model: &Modules, layers: &[u64]) -> Vec<String> {
     let is_idle = |layer: &&u64| {
         let mut alone = settings.clone();
+        alone.modules_to_save.clear();
         alone.other.insert("layers_to_transform".to_owned(), json!([layer]));
         targets::resolve(model, &alone).is_err()
     };

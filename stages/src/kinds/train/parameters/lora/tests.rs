@@ -162,11 +162,14 @@ fn a_pattern_that_fits_no_adapted_module_is_said() {
 }
 
 #[test]
-fn a_layer_that_the_model_does_not_have_is_said() {
+fn a_layer_that_the_model_does_not_have_is_reported() {
     let notes = |layers: Json| read(json!({ "layers_to_transform": layers })).value.settings(&model(LLAMA)).unwrap().1;
     assert_eq!(notes(json!([0, 1])), [""; 0]);
     let expected = "`lora.layers_to_transform` has 7, and the model has no such layer to adapt";
     assert_eq!(notes(json!([0, 7])), [expected]);
+    let whole = ["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj"];
+    let lora = read(json!({ "layers_to_transform": [0, 1], "modules_to_save": whole }));
+    assert_eq!(lora.value.settings(&model(LLAMA)).unwrap().1, [""; 0]);
 }
 
 #[test]

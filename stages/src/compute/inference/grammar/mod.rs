@@ -2,16 +2,22 @@
 //!
 //! The one place that knows llguidance.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+mod dead_end;
+mod formats;
+mod subschemas;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::earley::{CGrammar, CSymIdx};
+use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use model::sampling::{Constraint, Next};
 use serde_json::{Map, Value, json};
 
+use self::dead_end::has_dead_end;
+use self::formats::narrow_formats;
+use self::subschemas::{each_schema, find_in};
 use crate::data::tokenizer::Tokenizer;
 
 /// The byte that no text has, before the names of special tokens: no grammar's text is written with one.
@@ -20,7 +26,7 @@ const SPECIAL: u8 = 0xff;
 /// The field of a schema in which llguidance has its options.
 const OPTIONS: &str = "x-guidance";
 
-/// The white space that may stand between two parts of a document. Without a bound a model can go on with it for ever.
+/// The white space that may be between two parts of a document. Without a bound a model can go on with it for ever.
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,32}";
 
 /// What may follow a backslash. With `u` a name that a schema does not declare could be one that it does, written anew:
@@ -30,7 +36,7 @@ const ESCAPES: &str = "nrbtf\\\"";
 /// The option that has these.
 const ALLOWED_ESCAPES: &str = "json_allowed_escapes";
 
-/// What stands before a schema in a grammar of Lark's form.
+/// What comes before a schema in a grammar of Lark's form.
 const SCHEMA: &str = "%json ";
 
 /// States of the automaton of a grammar's expressions, of 1 to 2 kB each.
@@ -95,15 +101,15 @@ impl Grammars {
     /// Fails where the schema is none, or has what is not supported.
     pub fn json(&self, schema: &Value) -> Result<Box<dyn Constraint>, GrammarError> {
         check(schema)?;
-        let mut schema = schema.clone();
-        narrow_formats(&mut schema);
-        if let Value::Object(fields) = &mut schema {
+        let mut narrowed = schema.clone();
+        narrow_formats(&mut narrowed);
+        if let Value::Object(fields) = &mut narrowed {
             let options = json!({ "whitespace_pattern": WHITE_SPACE, ALLOWED_ESCAPES: ESCAPES });
             if fields.insert(OPTIONS.to_owned(), options).is_some() {
                 return Err(GrammarError::Grammar(format!("`{OPTIONS}` is not supported")));
             }
         }
-        self.constraint(TopLevelGrammar::from_json_schema(schema))
+        self.constraint(TopLevelGrammar::from_json_schema(narrowed), &[schema])
     }
 
     /// A text of a grammar in llguidance's form of Lark, and the schemas in it.
@@ -115,12 +121,14 @@ impl Grammars {
         grammar: String,
         schemas: impl IntoIterator<Item = &'s Value>,
     ) -> Result<Box<dyn Constraint>, GrammarError> {
-        schemas.into_iter().try_for_each(check)?;
+        let schemas: Vec<&Value> = schemas.into_iter().collect();
+        schemas.iter().copied().try_for_each(check)?;
         let lines: Vec<String> = grammar.lines().map(with_narrow_schema).collect();
-        self.constraint(TopLevelGrammar::from_lark(lines.join("\n")))
+        self.constraint(TopLevelGrammar::from_lark(lines.join("\n")), &schemas)
     }
 
-    fn constraint(&self, grammar: TopLevelGrammar) -> Result<Box<dyn Constraint>, GrammarError> {
+    /// Of a grammar with these schemas.
+    fn constraint(&self, grammar: TopLevelGrammar, schemas: &[&Value]) -> Result<Box<dyn Constraint>, GrammarError> {
         let parser = self.factory.create_parser(grammar);
         if parser.as_ref().is_ok_and(|parser| has_dead_end(parser.parser.grammar(), self.factory.limits())) {
             return Err(GrammarError::Grammar(DEAD_END.to_owned()));
@@ -131,7 +139,10 @@ impl Grammars {
             Some(error) if error.contains("oneOf constraints are not supported") => {
                 Err(GrammarError::Grammar(ONE_OF.to_owned()))
             }
-            Some(error) => Err(GrammarError::Grammar(shortened(&error))),
+            Some(error) => {
+                let reference = |schema: &&Value| find_in(schema, |fields| outer_reference(fields, &error));
+                Err(GrammarError::Grammar(shortened(&schemas.iter().find_map(reference).unwrap_or(error))))
+            }
             None => Ok(Box::new(Matching { matcher })),
         }
     }
@@ -148,10 +159,7 @@ const ONE_OF: &str = "a `oneOf` is supported where its schemas exclude each othe
 
 /// Refuses what llguidance would compute wrongly, or without end.
 fn check(schema: &Value) -> Result<(), GrammarError> {
-    let unsupported = |fields: &Map<String, Value>| {
-        narrow_bounds(fields).or_else(|| uncounted_names(fields)).or_else(|| outer_reference(fields))
-    };
-    if let Some(problem) = find_in(schema, &unsupported) {
+    if let Some(problem) = find_in(schema, |fields| narrow_bounds(fields).or_else(|| uncounted_names(fields))) {
         return Err(GrammarError::Grammar(shortened(&problem)));
     }
     let found = Expressions::of(schema);
@@ -181,38 +189,20 @@ struct Expressions {
 impl Expressions {
     fn of(schema: &Value) -> Self {
         let mut found = Self::default();
-        found.add(schema);
-        found
-    }
-
-    fn add(&mut self, schema: &Value) {
-        match schema {
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    match (name.as_str(), value) {
-                        ("pattern" | "format", Value::String(_)) => self.count += 1,
-                        ("patternProperties", Value::Object(patterns)) => {
-                            self.count += patterns.len();
-                            self.meet = true;
-                        }
-                        ("allOf" | "$ref", _) => self.meet = true,
-                        _ => {}
+        each_schema(schema, &mut |fields: &Map<String, Value>| {
+            for (keyword, value) in fields {
+                match (keyword.as_str(), value) {
+                    ("pattern" | "format", Value::String(_)) => found.count += 1,
+                    ("patternProperties", Value::Object(patterns)) => {
+                        found.count += patterns.len();
+                        found.meet = true;
                     }
-                    self.add(value);
+                    ("allOf" | "$ref", _) => found.meet = true,
+                    _ => {}
                 }
             }
-            Value::Array(items) => items.iter().for_each(|item| self.add(item)),
-            _ => {}
-        }
-    }
-}
-
-/// The first thing that is found in the objects of a schema, those that are values in it among them.
-fn find_in<T>(schema: &Value, find: &impl Fn(&Map<String, Value>) -> Option<T>) -> Option<T> {
-    match schema {
-        Value::Object(fields) => find(fields).or_else(|| fields.values().find_map(|value| find_in(value, find))),
-        Value::Array(items) => items.iter().find_map(|item| find_in(item, find)),
-        _ => None,
+        });
+        found
     }
 }
 
@@ -245,65 +235,15 @@ fn uncounted_names(fields: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// A reference to what is outside of the schema.
-fn outer_reference(fields: &Map<String, Value>) -> Option<String> {
+/// A reference that llguidance says it does not follow: it looks nothing up, and knows no `$id` and no `$anchor`.
+fn outer_reference(fields: &Map<String, Value>, said: &str) -> Option<String> {
     let reference = fields.get("$ref")?.as_str()?;
-    (reference != "#" && !reference.starts_with("#/")).then(|| {
+    said.contains(&format!("ref '{reference}'")).then(|| {
         format!(
             "`$ref` is `{reference}`, and only references into the schema itself are supported: copy what it names into \
              `$defs`, and write `#/$defs/NAME`"
         )
     })
-}
-
-/// A day of the Gregorian calendar from year 1 on, where llguidance has 29 days of each February, and year 0.
-const DAY: &str = "^(?:(?:[^0]...|0[^0]..|00[^0].|000[^0])-(?:0[^2]|1|02-(?:[01]|2[0-8]))\
-    |(?:..(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02)";
-
-/// The lengths of RFC 5321, of the part before the `@` and of the labels behind it.
-const EMAIL: &str = r"^[^@]{1,64}@(?:\[|[^.]{1,63}(?:\.[^.]{1,63})*$)";
-
-/// What a format asks for that llguidance's expression of it does not, as schemas. Seconds end at 59: few readers take
-/// a leap second, and few midnights have one.
-fn beyond_expression(format: &str) -> Vec<Value> {
-    match format {
-        "date" => vec![json!({ "pattern": DAY })],
-        "time" => vec![json!({ "pattern": "^.{6}[0-5]" })],
-        "date-time" => vec![json!({ "pattern": DAY }), json!({ "pattern": "^.{17}[0-5]" })],
-        "hostname" => vec![json!({ "maxLength": 253 })],
-        "email" => vec![json!({ "pattern": EMAIL })],
-        _ => Vec::new(),
-    }
-}
-
-/// Adds to the formats in a schema what their expressions lack.
-fn narrow_formats(schema: &mut Value) {
-    match schema {
-        Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                match (name.as_str(), value) {
-                    ("const" | "enum" | "default" | "examples", _) => {}
-                    ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                        schemas.values_mut().for_each(narrow_formats);
-                    }
-                    (_, value) => narrow_formats(value),
-                }
-            }
-            let format = fields.get("format").and_then(Value::as_str).unwrap_or_default();
-            // Whether a text is left by the lengths and by a pattern, too, is more than llguidance finds out.
-            if format == "email" && fields.contains_key("pattern") {
-                return;
-            }
-            let more = beyond_expression(format);
-            if !more.is_empty()
-                && let Value::Array(all) = fields.entry("allOf").or_insert_with(|| json!([]))
-            {
-                all.extend(more);
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(narrow_formats),
-        _ => {}
-    }
 }
 
 /// A line of a grammar in Lark's form; a schema in it as [`Grammars::json`] takes one.
@@ -317,48 +257,6 @@ fn with_narrow_schema(line: &str) -> String {
     let mut schema = Value::Object(fields);
     narrow_formats(&mut schema);
     format!("{rule}{SCHEMA}{schema}")
-}
-
-/// Whether a text by a grammar can come to where no token may follow: where a rule goes on, behind what can be written,
-/// with what cannot. llguidance sees this of most values, and not of the names that `patternProperties` leaves, nor of
-/// numbers by `multipleOf`.
-fn has_dead_end(grammar: &CGrammar, limits: &ParserLimits) -> bool {
-    let lexemes = grammar.lexer_spec();
-    // The parser has been made of them, within these limits.
-    let Ok(mut lexer) = lexemes.to_regex_vec(&mut limits.clone()) else { return false };
-    let start = lexer.initial_state(&lexemes.all_lexemes());
-    let with_text = &lexer.state_desc(start).possible;
-    let (mut symbols, mut seen) = (vec![grammar.start()], HashSet::from([grammar.start()]));
-    let mut rules: Vec<(CSymIdx, &[CSymIdx])> = Vec::new();
-    while let Some(symbol) = symbols.pop() {
-        for rule in grammar.rules_of(symbol) {
-            let (parts, ..) = grammar.rule_rhs(*rule);
-            symbols.extend(parts.iter().filter(|part| seen.insert(**part)));
-            rules.push((symbol, parts));
-        }
-    }
-    let mut users: HashMap<CSymIdx, Vec<usize>> = HashMap::new();
-    for (rule, (_, parts)) in rules.iter().enumerate() {
-        parts.iter().for_each(|part| users.entry(*part).or_default().push(rule));
-    }
-    let is_written = |symbol: &CSymIdx| {
-        let symbol = grammar.sym_data(*symbol);
-        symbol.is_nullable || symbol.lexeme.is_some_and(|lexeme| with_text.contains(lexeme))
-    };
-    let mut written: HashSet<CSymIdx> = seen.into_iter().filter(is_written).collect();
-    let mut fresh: Vec<CSymIdx> = written.iter().copied().collect();
-    let mut missing: Vec<usize> = rules.iter().map(|(_, parts)| parts.len()).collect();
-    while let Some(part) = fresh.pop() {
-        for rule in users.get(&part).into_iter().flatten() {
-            missing[*rule] -= 1;
-            let (symbol, _) = rules[*rule];
-            if missing[*rule] == 0 && written.insert(symbol) {
-                fresh.push(symbol);
-            }
-        }
-    }
-    let goes_wrong = |parts: &[CSymIdx]| parts.iter().position(|part| !written.contains(part)).is_some_and(|at| at > 0);
-    !written.contains(&grammar.start()) || rules.iter().any(|(_, parts)| goes_wrong(parts))
 }
 
 fn shortened(error: &dyn std::fmt::Display) -> String {
@@ -481,10 +379,30 @@ mod tests {
         assert_eq!(grammars.json(&one_of).unwrap_err().to_string(), ONE_OF);
         let lark = format!("start: %json {one_of}");
         assert_eq!(grammars.lark(lark, [&one_of]).unwrap_err().to_string(), ONE_OF);
-        for reference in ["https://site.example/schema.json", "other.json#/a", "#name"] {
+        for reference in ["https://site.example/schema.json", "other.json#/a", "#name", "T0"] {
             let said = grammars.json(&json!({ "items": { "$ref": reference } })).unwrap_err().to_string();
             assert!(said.contains(reference) && said.contains("`#/$defs/NAME`"), "{said}");
+            let property = json!({ "type": "object", "properties": { "default": { "$ref": reference } } });
+            let said = grammars.lark(format!("start: %json {property}"), [&property]).unwrap_err().to_string();
+            assert!(said.contains(reference) && said.contains("`#/$defs/NAME`"), "{said}");
         }
+    }
+
+    /// What looks like a schema in a value, and what no text comes to.
+    #[test]
+    fn only_schemas_are_checked() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        let data = json!({ "$ref": "other.json", "minProperties": 3 });
+        for (schema, text) in [
+            (json!({ "const": data }), data.to_string()),
+            (json!({ "enum": [data, 1] }), "1".to_owned()),
+            (json!({ "type": "integer", "default": data, "examples": [data] }), "1".to_owned()),
+            (json!({ "type": "integer", "$defs": { "a": { "$ref": "other.json" } } }), "1".to_owned()),
+        ] {
+            assert_eq!(follows(grammars.json(&schema).unwrap(), &text), Some(true), "{schema}");
+        }
+        let named = json!({ "type": "object", "properties": { "default": { "type": "object", "minProperties": 2 } } });
+        assert!(grammars.json(&named).unwrap_err().to_string().contains("`minProperties: 2`"));
     }
 
     #[test]
@@ -516,17 +434,25 @@ mod tests {
         };
         let closed = |pattern: &str, schema: Value| json!({ "patternProperties": { pattern: schema }, "additionalProperties": false });
         let least = json!({ "minimum": 0 });
+        // There are multiples and integers, and none is both.
+        let no_integer = json!({ "type": "integer", "multipleOf": 0.75, "minimum": 0.75, "maximum": 2.25 });
         let no_multiple = json!({ "type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 6 });
         for schema in [
             object(closed("^a$", least.clone())),
             json!({ "allOf": [object(json!({})), closed("^a$", least.clone())] }),
-            object(json!({ "properties": { "a": no_multiple } })),
-            json!({ "type": "object", "properties": { "a": no_multiple } }),
+            object(json!({ "properties": { "a": no_integer } })),
+            json!({ "type": "object", "properties": { "a": no_integer } }),
             json!({ "const": "\u{1b}" }),
             json!({ "$ref": "#/$defs/a", "$defs": { "a": object(json!({ "properties": { "a": { "$ref": "#/$defs/a" } } })) } }),
         ] {
             assert_eq!(grammars.json(&schema).unwrap_err().to_string(), DEAD_END, "{schema}");
         }
+        // These llguidance sees: what is required is an error, and else it is not written.
+        let of_no_multiple = object(json!({ "properties": { "a": no_multiple } }));
+        assert!(grammars.json(&of_no_multiple).unwrap_err().to_string().contains("'a' is unsatisfiable"));
+        let optional = json!({ "type": "object", "properties": { "a": no_multiple } });
+        assert_eq!(follows(grammars.json(&optional).unwrap(), r#"{"b": 1}"#), Some(true));
+        assert_eq!(follows(grammars.json(&optional).unwrap(), r#"{"a""#), None);
         for (schema, text) in [
             (object(closed("^a", least.clone())), r#"{"a": 1, "ab": true}"#),
             (object(json!({ "patternProperties": { "^a$": least } })), r#"{"a": 1, "b": true}"#),
@@ -588,6 +514,35 @@ mod tests {
         let both = json!({ "type": "string", "format": "email", "pattern": r"@example\.com$" });
         assert_eq!(follows(grammars.json(&both).unwrap(), r#""a@example.com""#), Some(true));
         assert_eq!(follows(grammars.json(&both).unwrap(), r#""a@other.com""#), None);
+    }
+
+    #[test]
+    fn a_format_can_have_a_pattern_and_lengths() {
+        let grammars = Grammars::new(&tokenizer(), tokenizer().vocab_size()).unwrap();
+        for (schema, good, bad) in [
+            (json!({ "type": "string", "format": "email", "maxLength": 254 }), "a@b.c", "a@b..c"),
+            (json!({ "type": "string", "format": "email", "minLength": 6 }), "aa@b.c", "a@b.c"),
+            (
+                json!({ "type": "string", "format": "email", "minLength": 64 }),
+                &*format!("{}@b.c", "a".repeat(60)),
+                "a@b.c",
+            ),
+            (json!({ "format": "hostname", "pattern": r"\.example\.com$" }), "a.example.com", "a.other.com"),
+            (json!({ "type": "string", "format": "hostname", "maxLength": 5 }), "a.com", "aa.com"),
+            (json!({ "format": "date-time", "minLength": 20 }), "2024-02-29T00:00:00Z", "2023-02-29T00:00:00Z"),
+            (
+                json!({ "format": "date-time", "pattern": r"\.\d{3}", "maxLength": 24 }),
+                "2024-02-29T00:00:00.125Z",
+                "2024",
+            ),
+            (json!({ "type": ["string", "null"], "format": "date" }), "2024-02-29", "2023-02-29"),
+        ] {
+            let follows = |text: &str| follows(grammars.json(&schema).unwrap(), &json!(text).to_string());
+            assert_eq!(follows(good), Some(true), "{schema}");
+            assert_eq!(follows(bad), None, "{schema}");
+        }
+        let nothing = json!({ "type": ["string", "null"], "format": "date" });
+        assert_eq!(follows(grammars.json(&nothing).unwrap(), "null"), Some(true));
     }
 
     /// Expressions whose automaton has a state for each set of places: it would take all memory, and hours.
