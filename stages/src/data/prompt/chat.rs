@@ -961,7 +961,7 @@ mod tests {
                 .and_then(|template| template.render(&conversation(), false))
                 .map(|text| text.len())
                 .expect_err(source);
-            assert!(begin.elapsed() < std::time::Duration::from_secs(10), "{source}: {:?}", begin.elapsed());
+            assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{source}: {:?}", begin.elapsed());
             let told = ["256 MiB", "10000000 steps", "nested deeper", "constants"];
             let refused = refused.to_string();
             assert!(told.iter().any(|told| refused.contains(told)) && refused.len() < 300, "{source}: {refused}");
