@@ -29,7 +29,7 @@ impl Checkpoint {
     }
 }
 
-/// Whether the configuration says that the head is the embedding. One that cannot be read is told by who needs it.
+/// Whether the configuration says that the head is the embedding. One that cannot be read is reported by who needs it.
 fn is_tied(folder: &Path) -> bool {
     let text = std::fs::read(folder.join("config.json")).unwrap_or_default();
     let config: Value = serde_json::from_slice(&text).unwrap_or_default();

@@ -9,7 +9,7 @@ use engine::history::{Origin, Recorded, RecordedStage, Words};
 use serde_json::{Number, Value};
 use stages::data::artifact::{Metrics, OutputKind};
 
-use super::curves::{Curve, Curves, last_of_pairs, recorded, speeds, told};
+use super::curves::{Curve, Curves, last_of_pairs, recorded, reported, speeds};
 use crate::render::Failure;
 use crate::runs::Past;
 use crate::{figures, words};
@@ -92,7 +92,7 @@ pub(super) struct Gatherer<'a> {
     /// The speeds of the trainings of a run.
     speeds: BTreeMap<String, BTreeMap<String, f64>>,
     /// The curves of the stages of a run from its events, by run and stage.
-    told: BTreeMap<String, BTreeMap<String, Curves>>,
+    reported: BTreeMap<String, BTreeMap<String, Curves>>,
 }
 
 impl<'a> Gatherer<'a> {
@@ -105,7 +105,7 @@ impl<'a> Gatherer<'a> {
             followers: BTreeMap::new(),
             made: BTreeMap::new(),
             speeds: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
         }
     }
 
@@ -227,7 +227,7 @@ impl<'a> Gatherer<'a> {
     /// The curves of a training from the events of a run, which is all that there is without a result.
     fn curves_so_far(&mut self, run: &str, stage: &str, label: &str) -> Vec<Curve> {
         let past = self.past;
-        let of_run = self.told.entry(run.to_owned()).or_insert_with(|| told(past, run));
+        let of_run = self.reported.entry(run.to_owned()).or_insert_with(|| reported(past, run));
         of_run.get(stage).map(|curves| curves.of(label)).unwrap_or_default()
     }
 

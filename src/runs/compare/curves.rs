@@ -35,10 +35,10 @@ pub(super) fn recorded(past: &Past, made: &Origin) -> Option<Curves> {
 }
 
 /// The curves of each stage of a run, by its id, from the run's events, which lack what was done before a resume.
-pub(super) fn told(past: &Past, run: &str) -> BTreeMap<String, Curves> {
-    let mut told: BTreeMap<String, Curves> = BTreeMap::new();
-    each_figure(past, run, &mut |stage, figures| told.entry(stage.to_owned()).or_default().add(figures));
-    told
+pub(super) fn reported(past: &Past, run: &str) -> BTreeMap<String, Curves> {
+    let mut reported: BTreeMap<String, Curves> = BTreeMap::new();
+    each_figure(past, run, &mut |stage, figures| reported.entry(stage.to_owned()).or_default().add(figures));
+    reported
 }
 
 /// Points of the curves of a training as they are read.
@@ -61,8 +61,8 @@ impl Curves {
     /// The curves that have points.
     pub(super) fn of(&self, label: &str) -> Vec<Curve> {
         let of_kinds = [(Kind::Train, &self.train), (Kind::Validation, &self.validation)];
-        let told = of_kinds.into_iter().filter(|(_, points)| !points.is_empty());
-        told.map(|(kind, points)| Curve { stage: label.to_owned(), kind, points: points.clone() }).collect()
+        let reported = of_kinds.into_iter().filter(|(_, points)| !points.is_empty());
+        reported.map(|(kind, points)| Curve { stage: label.to_owned(), kind, points: points.clone() }).collect()
     }
 }
 

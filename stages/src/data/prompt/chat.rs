@@ -422,7 +422,7 @@ impl ChatTemplate {
         if !has_reasoning(message) {
             return false;
         }
-        let told = || {
+        let probed = || {
             let speaks = [Message::new("user", "x"), Message::new("assistant", "x")];
             let mut calls = conversation_with_a_call("f", json!({ "n": 1 }));
             calls[0].other.insert(TOOLS.to_owned(), json!([tool("f")]));
@@ -432,7 +432,7 @@ impl ChatTemplate {
                 self.render(&probe, false).is_ok_and(|written| !written.contains(PLACE))
             })
         };
-        let [speaks, calls] = *self.leaves_out_reasoning.get_or_init(told);
+        let [speaks, calls] = *self.leaves_out_reasoning.get_or_init(probed);
         if calls_tools(message) { calls } else { speaks }
     }
 

@@ -32,7 +32,7 @@ pub(super) fn files_of_rows(found: Vec<SourceFile>) -> Result<Vec<SourceFile>, S
     refuse_splits(&found)?;
     let files = without_descriptions(found)?;
     for file in &files {
-        // What cannot be read is told by who reads it.
+        // What cannot be read is reported by who reads it.
         checkpoint::check_file(&file.path, &file.name)
             .or_else(|error| if error.cause == Cause::BadData { Err(error) } else { Ok(()) })?;
     }

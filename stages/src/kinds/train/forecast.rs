@@ -35,7 +35,7 @@ const MARGIN: f64 = 0.15;
 /// the file itself tells.
 pub(super) const ADAPTER_CONFIG: &str = "adapter_config";
 
-/// Everything that can be foretold.
+/// Everything that can be estimated.
 pub(super) fn forecast(params: &Train, ahead: &Ahead<'_>) -> Forecast {
     let (mut forecast, inputs, model) = (Forecast::default(), ahead.expected, &params.model.reference);
     steps(params, ahead, &mut forecast);
@@ -371,8 +371,8 @@ mod tests {
         let facts = checkpoint::facts_of_config(serde_json::from_str(LLAMA).unwrap());
         let mut inputs = InputFacts::from([("base.model".to_owned(), facts)]);
         let adapter = |more: Value, inputs: &InputFacts| {
-            let foretold = forecast(&read(more), &Ahead::of_results(inputs, Span::default()));
-            foretold.outputs["adapter"].certain.clone()
+            let estimate = forecast(&read(more), &Ahead::of_results(inputs, Span::default()));
+            estimate.outputs["adapter"].certain.clone()
         };
         let lora = json!({"rank": 4, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": 1});
         let first = adapter(json!({ "lora": lora }), &inputs);
@@ -412,8 +412,8 @@ mod tests {
         let rows = Facts::from_iter([("rows".to_owned(), 43.into())]);
         let (counted, none) = (InputFacts::from([("rows.tokens".to_owned(), rows)]), InputFacts::new());
         for (certain, severity) in [(&counted, Severity::Error), (&none, Severity::Warning)] {
-            let foretold = forecast(&params, &Ahead { certain, ..Ahead::of_results(&counted, Span::default()) });
-            let [problem] = &foretold.problems[..] else { panic!("{:?}", foretold.problems) };
+            let estimate = forecast(&params, &Ahead { certain, ..Ahead::of_results(&counted, Span::default()) });
+            let [problem] = &estimate.problems[..] else { panic!("{:?}", estimate.problems) };
             assert_eq!((problem.code, problem.severity), ("no-steps", severity));
             assert_eq!(problem.help.as_deref(), Some(WITHOUT_A_STEP));
         }
